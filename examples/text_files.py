@@ -24,18 +24,21 @@ parser.add_argument("files", nargs="*", type=Path)
 parser.add_argument("--samples", type=int, default=400_000, help="stop when the whole swarm has trained on so many")
 parser.add_argument("--batch-size", type=int, default=128)
 args = parser.parse_args()
-CONTEXT, VALID = 8, 8  # Bytes that the model sees; every eighth file is for validation.
+CONTEXT = 8  # Bytes that the model sees.
+VALIDATION_STRIDE = 8  # Every eighth file is for validation.
+NATS_PER_BIT = 0.6931  # The natural logarithm of 2.
 
 names = sorted(map(str, args.files or Path(os.__file__).parent.glob("*.py")))
-train_files, valid_files = [name for n, name in enumerate(names) if n % VALID], names[::VALID]
+validation_files = names[::VALIDATION_STRIDE]
+train_files = [name for number, name in enumerate(names) if number % VALIDATION_STRIDE]
 
 
 def windows(name):
     """Yield the file's windows of CONTEXT + 1 bytes, in random order."""
     text = torch.frombuffer(bytearray(Path(name).read_bytes()), dtype=torch.uint8).long()
-    places = range(0, len(text) - CONTEXT, CONTEXT)
-    for at in random.sample(places, len(places)):
-        yield text[at : at + CONTEXT + 1]
+    starts = range(0, len(text) - CONTEXT, CONTEXT)
+    for start in random.sample(starts, len(starts)):
+        yield text[start : start + CONTEXT + 1]
 
 
 class Stream(IterableDataset):
@@ -68,8 +71,8 @@ with Node(model, optimizer) as node:  # gossip 2: joins the swarm with its weigh
     node.settle(3.0, wait_s=60)
     node.finish()
     with torch.no_grad():
-        held_out = torch.stack([window for name in valid_files for window in windows(name)])
-        bits = F.cross_entropy(model(held_out[:, :-1]), held_out[:, -1]).item() / 0.6931
-    done = node.metrics()
-    result = {"node": node.id, "bits_per_byte": round(bits, 3), "steps": done.steps, "samples": done.samples}
+        held_out = torch.stack([window for name in validation_files for window in windows(name)])
+        bits = F.cross_entropy(model(held_out[:, :-1]), held_out[:, -1]).item() / NATS_PER_BIT
+    metrics = node.metrics()
+    result = {"node": node.id, "bits_per_byte": round(bits, 3), "steps": metrics.steps, "samples": metrics.samples}
 print(json.dumps(result), flush=True)

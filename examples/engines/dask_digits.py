@@ -19,7 +19,7 @@ from distributed import Client, LocalCluster, get_client, get_worker
 
 
 def train(number, args):
-    """In a process of a worker that has one thread."""
+    """Train one node, in a worker process that has one thread."""
     import torch
     from sklearn.datasets import load_digits
     from sklearn.model_selection import train_test_split
@@ -30,7 +30,7 @@ def train(number, args):
 
     torch.set_num_threads(1)
     client = get_client()  # the scheduler keeps where the nodes are, for as long as it lives
-    # Dask knows under which address the other machines reach this one; its default route may lead elsewhere.
+    # Dask knows the address at which other machines reach this one; that of the default route may be another.
     listen = args.listen.replace("0.0.0.0", urlsplit(get_worker().address).hostname)
     own = os.path.join(args.states, f"node-{number}")
     os.makedirs(own, exist_ok=True)
@@ -71,7 +71,7 @@ def train(number, args):
 parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
 parser.add_argument("--nodes", type=int, default=4)
 parser.add_argument("--scheduler", help="of a Dask that runs; none starts one on this machine")
-# A worker's working directory is another one than this process', hence absolute paths.
+# Paths are absolute because a worker has another working directory than this process.
 parser.add_argument(
     "--states", type=os.path.abspath, required=True,
     help="each node keeps its identity in a directory here, on all machines",
@@ -83,12 +83,12 @@ parser.add_argument("--step-delay", type=float, default=0.0, help="seconds to sl
 
 if __name__ == "__main__":
     args = parser.parse_args()
-    # A task is given up when so many workers have died under it; of a scheduler elsewhere its own configuration counts.
+    # Dask gives a task up once so many workers have died under it; a scheduler elsewhere has its own configuration.
     dask.config.set({"distributed.scheduler.allowed-failures": 100})
-    where = args.scheduler or LocalCluster(
+    cluster = args.scheduler or LocalCluster(
         n_workers=args.nodes, threads_per_worker=1, memory_limit=None, dashboard_address=None, host="127.0.0.1"
     )
-    with Client(where) as client:
+    with Client(cluster) as client:
         tasks = [client.submit(train, number, args, pure=False) for number in range(args.nodes)]
         for result in client.gather(tasks):
             print(json.dumps(result), flush=True)

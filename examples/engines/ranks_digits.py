@@ -43,20 +43,20 @@ if launched:
 
 @functools.cache
 def store():
-    """torchrun's agent of the first host holds it, and where there is none rank 0 does."""
+    """Return torch's store; torchrun's agent on the first host serves it, and without an agent rank 0 does."""
     return TCPStore(
         environment["MASTER_ADDR"], int(environment["MASTER_PORT"]), timeout=timedelta(seconds=60),
         wait_for_workers=False, is_master=rank == 0 and environment.get("TORCHELASTIC_USE_AGENT_STORE") != "True",
     )  # fmt: skip
 
 
-def say_where(event):
+def publish_address(event):
     """Called when this node listens, before it looks for others."""
     store().set(f"gossip/{rank}", node.address)
 
 
-def where_others_are():
-    """Called while nobody is there, again and again. When the store is gone it raises, and what it said last holds."""
+def addresses_of_others():
+    """Called again and again while no other node is known. If the store is gone it raises: the last answer holds."""
     keys = [f"gossip/{other}" for other in range(world) if other != rank]
     return [store().get(key).decode() for key in keys if store().check([key])]
 
@@ -69,11 +69,11 @@ y_train, y_test = (torch.from_numpy(part).long() for part in parts[2:])  # (1437
 
 model = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10))  # 4,810 parameters
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=1e-3)
-options = {"seeds": where_others_are, "wait_for": world} if launched else {}  # else its directory knows the others
+options = {"seeds": addresses_of_others, "wait_for": world} if launched else {}  # else its directory knows the others
 node = Node(model, optimizer, state_dir=args.states / f"rank-{rank}", **options)
 if launched:
     store()
-    node.on("listening", say_where)
+    node.on("listening", publish_address)
 
 with node:
     while not node.finished and node.swarm_samples < args.samples:

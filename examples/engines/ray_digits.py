@@ -19,7 +19,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 @ray.remote(num_cpus=0, max_restarts=-1)
 class Addresses:
-    """Where nodes are. It may die: members tell each other, and who returns has their addresses in its directory."""
+    """The nodes' addresses. It may die: members tell each other, and a node that returns has them in its directory."""
 
     def __init__(self):
         self.known = set()
@@ -31,8 +31,8 @@ class Addresses:
         return sorted(self.known)
 
 
-# Ray starts it again when it dies, and calls `train` again. Nothing here knows of Ray but where the addresses are.
-# Without SPREAD Ray fills half of one machine before it takes the next: several nodes would be lost with that machine.
+# Ray restarts an actor that dies, and calls `train` again. The node uses Ray only to find the others' addresses.
+# Without SPREAD Ray fills half of one machine before the next, and the machine's end would take several nodes.
 @ray.remote(num_cpus=1, max_restarts=-1, max_task_retries=-1, scheduling_strategy="SPREAD")
 class Trainer:
     def __init__(self, number, args, addresses):
@@ -48,7 +48,7 @@ class Trainer:
         from gossip import Node
 
         torch.set_num_threads(1)
-        # Ray knows under which address the other machines reach this one; its default route may lead elsewhere.
+        # Ray knows the address at which other machines reach this one; that of the default route may be another.
         listen = self.args.listen.replace("0.0.0.0", ray.util.get_node_ip_address())
         own = os.path.join(self.args.states, f"node-{self.number}")
         os.makedirs(own, exist_ok=True)
@@ -89,7 +89,7 @@ class Trainer:
 parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
 parser.add_argument("--nodes", type=int, default=4)
 parser.add_argument("--address", help="of a Ray cluster that runs, or auto; none starts one on this machine")
-# An actor's working directory is another one than the driver's, hence absolute paths.
+# Paths are absolute because an actor has another working directory than the driver.
 parser.add_argument(
     "--states", type=os.path.abspath, required=True,
     help="each node keeps its identity in a directory here, on its machine",
@@ -102,7 +102,7 @@ parser.add_argument("--step-delay", type=float, default=0.0, help="seconds to sl
 if __name__ == "__main__":
     args = parser.parse_args()
     ray.init(args.address, namespace="swarm", log_to_driver=False)
-    # On the driver's machine: lost with another one it would be started again and know nobody for a while.
+    # On the driver's machine: lost with another one, it would start again without addresses for a while.
     here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
     addresses = Addresses.options(scheduling_strategy=here).remote()
     trainers = [

@@ -1,4 +1,4 @@
-"""Handwritten digits in turns: whoever is asked to leave saves before it goes, and goes on from there the next time.
+"""Handwritten digits in turns: a node that is asked to leave saves a checkpoint, and goes on from there the next time.
 
 With Slurm:     sbatch deploy/slurm/swarm.sbatch examples/engines/slurm_digits.py
 Anywhere else:  gossip run [--seed HOST:PORT] --state-dir here examples/engines/slurm_digits.py --folder here
@@ -35,7 +35,7 @@ optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_dec
 
 with Node(model, optimizer) as node:
     if checkpoint.exists() and not node.finished:
-        node.load(checkpoint)  # where the swarm is alive it is ahead, and its weights stay
+        node.load(checkpoint)  # a swarm that is alive is ahead of any file, and keeps its weights
     try:
         while not node.finished and node.swarm_samples < args.samples:
             for x, y in node.shard((x_train, y_train), batch_size=16):

@@ -18,7 +18,7 @@ from pyspark.sql import SparkSession
 
 
 def train(number, args):
-    """In a Python process of an executor."""
+    """Train one node, in a Python process of an executor."""
     import torch
     from sklearn.datasets import load_digits
     from sklearn.model_selection import train_test_split
@@ -40,10 +40,10 @@ def train(number, args):
     model = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10))  # 4,810 parameters
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=1e-3)
 
-    # Spark knows under which address the other machines reach this one; its default route may lead elsewhere.
+    # Spark knows the address at which other machines reach this one; that of the default route may be another.
     context, addresses = BarrierTaskContext.get(), []
     this_host = context.getTaskInfos()[context.partitionId()].address.partition(":")[0]
-    context.barrier()  # everybody has imported what it needs: a node waits for others, but not for minutes
+    context.barrier()  # all have imported their packages: a node waits for others, but not for minutes
     node = Node(
         model, optimizer, state_dir=own, seeds=lambda: addresses, secret=args.secret, wait_for=2,
         listen=f"{args.host.replace('0.0.0.0', this_host)}:0",
@@ -63,7 +63,7 @@ def train(number, args):
                 node.step(loss=loss, samples=len(x))
                 optimizer.param_groups[0]["lr"] = 0.1 * max(0.0, 1 - node.swarm_samples / samples)
                 time.sleep(args.step_delay)
-                if time.monotonic() - saved_s > 5:  # a barrier stage ends without a word, so save often
+                if time.monotonic() - saved_s > 5:  # a barrier stage is ended without notice, so save often
                     node.save(checkpoint)
                     saved_s = time.monotonic()
                 if node.finished or node.swarm_samples >= samples:
@@ -78,7 +78,7 @@ def train(number, args):
 parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
 parser.add_argument("--nodes", type=int, default=4)
 parser.add_argument("--master", help="as spark-submit takes it; local[N,F] allows F failures")
-# An executor's working directory is another one than this process', hence absolute paths.
+# Paths are absolute because an executor has another working directory than this process.
 parser.add_argument(
     "--states", type=os.path.abspath, required=True,
     help="each node keeps its identity in a directory here, on all machines",
@@ -93,7 +93,7 @@ if __name__ == "__main__":
     builder = SparkSession.builder.appName("swarm")
     spark = (builder.master(args.master) if args.master else builder).getOrCreate()
     parts = spark.sparkContext.parallelize(range(args.nodes), args.nodes).barrier()
-    # Of barrier stages Spark starts only those again that a shuffle follows, which repartition is.
+    # Spark restarts a barrier stage only if a shuffle follows it, and repartition is one.
     results = parts.mapPartitions(lambda numbers: [train(next(iter(numbers)), args)]).repartition(1)
     for result in results.collect():
         print(json.dumps(result), flush=True)

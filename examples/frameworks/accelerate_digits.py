@@ -44,20 +44,20 @@ node = None
 if not args.alone:
     node = Node(model, optimizer)  # gossip 2
     accelerator.register_for_checkpointing(node)  # gossip 3: Accelerate's checkpoints hold the run
-last = args.folder / "last" if args.folder else None
-if last and last.exists():
-    accelerator.load_state(last)
+last_checkpoint = args.folder / "last" if args.folder else None
+if last_checkpoint and last_checkpoint.exists():
+    accelerator.load_state(last_checkpoint)
 
 
-def keep(folder: Path) -> None:
-    """The last checkpoint, as a whole."""
+def save_checkpoint(folder: Path) -> None:
+    """Save the last checkpoint; it is replaced as a whole."""
     accelerator.save_state(folder / "next")
     shutil.rmtree(folder / "last", ignore_errors=True)
     (folder / "next").rename(folder / "last")
 
 
 def batches():
-    """Batches of 8, again and again."""
+    """Yield batches of 8 without end."""
     order = node.sampler(len(train)) if node else torch.utils.data.RandomSampler(train)  # gossip 4: this node's share
     loader = accelerator.prepare(DataLoader(train, batch_size=8, sampler=order))
     while True:
@@ -65,11 +65,11 @@ def batches():
 
 
 def done() -> bool:
-    """Whether all the samples that were asked for are trained on."""
+    """Return True once the requested samples are trained on."""
     return node.finished or node.swarm_samples >= args.samples if node else seen >= args.samples
 
 
-seen = steps = counted = 0
+seen = steps = reported = 0  # samples, optimizer steps, samples that node.step() was told of
 if node:
     node.start()  # gossip 5: joins the swarm and takes its weights, or starts one; `with node:` does the same
 for x, y in batches():
@@ -84,14 +84,14 @@ for x, y in batches():
     if accelerator.sync_gradients and not accelerator.optimizer_step_was_skipped:
         steps += 1
         if node:
-            node.step(loss=loss, samples=seen - counted)  # gossip 6: weights that were averaged land here
-            counted = seen
+            node.step(loss=loss, samples=seen - reported)  # gossip 6: weights that were averaged land here
+            reported = seen
         if args.folder and steps % 50 == 0:
-            keep(args.folder)
+            save_checkpoint(args.folder)
     time.sleep(args.step_delay)
 if node:
     node.settle(3.0)  # mix without training until the nodes agree
-    node.finish()  # whoever comes now gets these weights, and trains nothing
+    node.finish()  # a node that joins now gets these weights and trains nothing
 with torch.no_grad():
     accuracy = (model(x_test).argmax(1) == y_test).float().mean().item()
 result = {"accuracy": accuracy, "steps": steps}

@@ -51,7 +51,7 @@ def logits(params, x):
 
 @functools.partial(jax.jit, donate_argnums=(0, 1))
 def train_step(params, moments, x, y):
-    """The buffers of what is given are used again for what is returned."""
+    """Take one step; the buffers of the arguments are reused for the results."""
     loss, gradients = jax.value_and_grad(
         lambda params: optax.softmax_cross_entropy_with_integer_labels(logits(params, x), y).mean()
     )(params)
@@ -66,10 +66,10 @@ with contextlib.nullcontext() if args.alone else Node(tree) as node:  # gossip 2
     path = args.folder / "run.safetensors" if args.folder else None
     if node and path and path.exists():
         node.load(path)  # gossip 3: goes on with the run
-    params = tree.value  # the swarm's weights where there was one
+    params = tree.value  # the swarm's weights, if there is one
 
     def done() -> bool:
-        """Whether all the samples that were asked for are trained on."""
+        """Return True once the requested samples are trained on."""
         return node.finished or node.swarm_samples >= args.samples if node else seen >= args.samples
 
     while not done():
@@ -89,7 +89,7 @@ with contextlib.nullcontext() if args.alone else Node(tree) as node:  # gossip 2
                 break
     if node:
         node.settle(3.0)  # mix without training until the nodes agree
-        node.finish()  # whoever comes now gets these weights, and trains nothing
+        node.finish()  # a node that joins now gets these weights and trains nothing
         params = tree.value
     accuracy = float((logits(params, x_test).argmax(1) == y_test).mean())
     result = {"accuracy": accuracy, "steps": steps}

