@@ -1,4 +1,8 @@
-"""The filters of all peers, which refuse or clip what an exchange brings, as on a node."""
+"""The filters of all peers, which refuse or clip what an exchange brings, as on a node.
+
+A row is a peer. What an exchange brings is the difference, the partner's snapshot less the row's own. To *clip* it is
+to lower its weight. A pair whose difference has too large a norm is refused whatever the filter.
+"""
 
 from __future__ import annotations
 
@@ -43,12 +47,12 @@ class Acceptance:
             self.filters[row].on_moved(distance)
 
     def check_norms(self, rows: I64, apart_sq: F64, own_sq: F64) -> Flags:
-        """Check the norms of pairs, and note both sides' refusals of the others.
+        """Check the norms of pairs, and note both sides' refusals of the pairs that fail.
 
         Args:
             rows: Rows of the two sides, shape (2, pairs).
-            apart_sq: ``|theirs - ours|^2``, shape (pairs,).
-            own_sq: Squared norm of each side's own values, shape (2, pairs).
+            apart_sq: Squared norm of the difference, shape (pairs,).
+            own_sq: Squared norm of each side's own snapshot, shape (2, pairs).
 
         Returns:
             True for the pairs that pass, shape (pairs,).

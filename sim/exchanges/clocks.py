@@ -19,7 +19,7 @@ class Clocks(Protocol):
     """The step times of all peers. A peer's steps, like its batches, are counted over all its lives."""
 
     def add(self, peer: int, draw_durations: DurationSource) -> None:
-        """Set the source of a peer's step durations."""
+        """Set the source of a peer's step durations; ``draw_durations(n)`` draws the next n of them."""
 
     def begin(self, peer: int, steps: int, now: float, phase: float) -> None:
         """Start a peer's loop with ``steps`` counted and the fraction ``phase`` of its next step done."""
@@ -52,9 +52,9 @@ class ConstantClocks:
     def next_boundary(self, peer: int, when: float) -> int:
         origin, step_s = self.origins[peer], self.step_s[peer]
         steps = int((when - origin) / step_s) + 1
-        if origin + steps * step_s <= when:  # Correct a quotient that was rounded down.
+        if origin + steps * step_s <= when:  # The quotient was rounded down.
             return steps + 1
-        return steps - 1 if origin + (steps - 1) * step_s > when else steps
+        return steps - 1 if origin + (steps - 1) * step_s > when else steps  # Correct one that was rounded up.
 
     def steps_done(self, peers: I64, when: float) -> I64:
         origin, step_s = np.array(self.origins)[peers], np.array(self.step_s)[peers]

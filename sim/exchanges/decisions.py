@@ -5,7 +5,9 @@ the weight of a pair, and when to background a slow exchange (:mod:`sim.exchange
 not simulated. An offer and its answer take their transfer times. Everything that follows an answer is computed at once,
 and is revised only if a peer dies.
 
-The way of an exchange: on_due, send_offer, on_offer, accept (or on_busy and the next offer), on_end for each side.
+The way of an exchange: on_due, send_offer, on_offer, accept (or on_busy and the next offer), on_end for each side. The
+arithmetic follows later: decisions only log it on the tape (:mod:`sim.exchanges.tape`), for the *boundary*, the end of
+a training step, at which a peer copies or changes its model. Where answers take long, a peer's mixes *overlap*.
 """
 
 from __future__ import annotations
@@ -38,7 +40,7 @@ __all__ = ["Decisions"]
 class Decisions:
     """The decisions of all peers, which are numbered from 0. Each list holds one entry per peer.
 
-    ``intervals``: None if no peer chooses its own interval.
+    ``intervals``: None if no peer chooses the number of steps between its mixes.
     """
 
     def __init__(
@@ -57,13 +59,14 @@ class Decisions:
         self.waits_for_slot = [False] * peers  # A due mix waits for the end of an exchange that another peer initiated.
         self.retry_at = [0.0] * peers  # The peer initiates no exchange before this time.
         self.due_at = [math.inf] * peers  # Time of the valid event for the next mix; other events are void.
-        self.counted_steps = [0] * peers  # Step count at its last update.
+        self.counted_steps = [0] * peers  # The count that it decides by; like a node, it looks only now and then.
         # Step count at the last mix, by recent partner.
         self.mixed_with = [Recent[int, int](MAX_MIXED) for _ in range(peers)]
         self.last_partner = [-1] * peers  # -1 before the first mix of a life.
         self.strangers = Strangers(self.slots.exchanges, self.mixed_with)
-        self.waits = UsualWaits()
+        self.usual_waits = UsualWaits()
         self.selecting = -1  # The peer for which is_candidate() answers at the moment; -1 before the first.
+        # Plain: without an outer step, so that a peer may take part in several exchanges at once.
         self.is_plain, self.can_overlap, self.max_incoming = config.plain, config.overlaps, config.incoming_limit
         self.max_overlapping = config.incoming_limit + 1  # Limit of exchanges in progress where mixes overlap.
         self.max_backgrounded = config.incoming_limit + config.partners
@@ -74,8 +77,8 @@ class Decisions:
         """Let a peer that has received the run's weights take part from now on."""
         self.ready[peer] = True
         self.retry_at[peer], self.waits_for_slot[peer], self.due_at[peer] = 0.0, False, math.inf
-        schedule, steps = self.schedules[peer], self.counted_steps[peer]  # A node's new life counts from 0 instead.
-        schedule.due_steps = schedule.fair_steps = steps
+        schedule, steps = self.schedules[peer], self.counted_steps[peer]
+        schedule.due_steps = schedule.fair_steps = steps  # Steps are counted over all lives; a node counts from 0.
         schedule.begin(steps, self.events.now)
         self.schedule_check(peer)
 
@@ -85,7 +88,7 @@ class Decisions:
 
     def is_overlapping(self, peer: int) -> bool:
         """Return True if mixes may overlap now, as :attr:`gossip.exchange.exchanges.Exchanges.is_overlapping` does."""
-        return self.can_overlap and self.waits.are_answers_long(peer)
+        return self.can_overlap and self.usual_waits.are_answers_long(peer)
 
     def interval_steps(self, peer: int) -> int:
         """Return the local steps between two mixes of a peer at present."""
@@ -123,30 +126,30 @@ class Decisions:
         if self.slots.used[peer] >= (self.max_overlapping if is_overlapping else 1):
             self.waits_for_slot[peer], self.retry_at[peer] = True, when + RETRY_S
             return
-        partners = {exchange.partner_of(peer) for exchange in self.slots.exchanges[peer]}
-        partner = self.choose_partner(peer, partners, is_retry=False)
+        engaged = {exchange.partner_of(peer) for exchange in self.slots.exchanges[peer]}
+        partner = self.choose_partner(peer, engaged, is_retry=False)
         if partner is None:
             self.waits_for_slot[peer], self.retry_at[peer] = self.slots.used[peer] > 0, when + RETRY_S
             if not self.waits_for_slot[peer]:
                 self.schedule_check(peer)
             return
-        exchange = PairExchange(peer, self.tape.new_exchange(peer), steps, when, partners)
+        exchange = PairExchange(peer, self.tape.new_exchange(peer), steps, when, engaged)
         self.tape.append(peer, steps, SNAPSHOT, exchange.number, INITIATOR)
         self.slots.add(exchange, INITIATOR)
         self.send_offer(exchange, partner)
         if is_overlapping:
             self.schedule_check(peer)
 
-    def choose_partner(self, peer: int, asked: set[int], is_retry: bool) -> int | None:
+    def choose_partner(self, peer: int, excluded: set[int], is_retry: bool) -> int | None:
         """Select a partner as :meth:`gossip.selection.partners.Partners.choose` does, or None."""
         self.selecting, rng = peer, self.rngs[peer]
         is_wary = self.strangers.is_wary(peer, self.events.now)
         if is_retry or is_wary:
-            known = list(self.mixed_with[peer])
-            partner = uniform(known, rng, self.is_candidate, asked)
-            if partner is not None or (is_wary and known):
+            recent = list(self.mixed_with[peer])
+            partner = uniform(recent, rng, self.is_candidate, excluded)
+            if partner is not None or (is_wary and recent):
                 return partner
-        return uniform(self.alive, rng, self.is_candidate, asked)
+        return uniform(self.alive, rng, self.is_candidate, excluded)
 
     def send_offer(self, exchange: PairExchange, partner: int) -> None:
         peer, now = exchange.initiator, self.events.now
@@ -165,7 +168,7 @@ class Decisions:
         """Ask another partner, preferably a recent one; after too many refusals, back off for a while."""
         if attempt != exchange.attempt or exchange.ended:
             return
-        peer, is_backgrounded, partner = exchange.initiator, exchange.backgrounded & 1, None
+        peer, is_backgrounded, partner = exchange.initiator, exchange.is_backgrounded_by(INITIATOR), None
         if not is_backgrounded and len(exchange.asked) < exchange.max_asked:
             excluded = exchange.asked | self.overlapping_partners(peer, exchange)
             partner = self.choose_partner(peer, excluded, is_retry=True)
@@ -214,7 +217,7 @@ class Decisions:
             self.on_busy(exchange, attempt)
         else:
             answered_at = now + self.streams.message_s(responder, initiator, now)
-            self.limit_wait(exchange, INITIATOR, exchange.offered_at, answered_at, self.waits.answers)
+            self.limit_wait(exchange, INITIATOR, exchange.offered_at, answered_at, self.usual_waits.answers)
             self.events.push(answered_at, self.on_busy, exchange, attempt)
 
     def on_unreached(self, exchange: PairExchange, attempt: int) -> None:
@@ -235,31 +238,27 @@ class Decisions:
 
         If necessary, it first abandons its own offer to the sender, or backgrounds one that waits for long.
         """
-        used_slots, own, now = self.slots.used[peer], self.slots.own[peer], self.events.now
-        offers = [exchange for exchange in own if now < exchange.accept_arrives_at]  # Still without an answer.
+        used_slots, now = self.slots.used[peer], self.events.now
+        unanswered = [exchange for exchange in self.slots.own[peer] if now < exchange.accept_arrives_at]
         # The peer's own offer to the sender, which crossed the sender's offer on the way.
-        crossed = next((exchange for exchange in offers if exchange.responder == sender), None)
+        crossed = next((exchange for exchange in unanswered if exchange.responder == sender), None)
         if crossed is not None:
             if peer < sender:  # The smaller index wins if two offers cross.
                 return False
-            offers.remove(crossed)
+            unanswered.remove(crossed)
             used_slots -= 1
         if self.streams.can_be_slow and (
             self.is_streaming_with(peer, sender) or self.strangers.is_declined(peer, sender, now)
         ):
             return False
-        limit, is_overlapping = 1, self.is_overlapping(peer)
-        if self.is_plain or is_overlapping:
-            # The last partner may not take the last slot, which is kept for others. Own exchanges come on top.
-            limit = self.max_incoming - (sender == self.last_partner[peer] and self.max_incoming > 1)
-            limit += len(own) - (crossed is not None)
-        if is_overlapping:
-            limit = min(limit, self.max_overlapping)
-        overdue = next((offer for offer in offers if used_slots >= limit and self.is_overdue(peer, offer)), None)
-        if used_slots - (overdue is not None) >= limit:
+        max_slots = self.max_slots(peer, sender, len(self.slots.own[peer]) - (crossed is not None))
+        overdue = None  # An own offer that waits for long, and is backgrounded if its slot is needed.
+        if used_slots >= max_slots:
+            overdue = next((offer for offer in unanswered if self.is_overdue(peer, offer)), None)
+        if used_slots - (overdue is not None) >= max_slots:
             return False
-        mixed_at = self.mixed_with[peer].get(sender)
-        if mixed_at is not None and self.counted_steps[peer] - mixed_at < MIN_GAP * self.interval_steps(peer):
+        steps_at_mix = self.mixed_with[peer].get(sender)
+        if steps_at_mix is not None and self.counted_steps[peer] - steps_at_mix < MIN_GAP * self.interval_steps(peer):
             self.selecting = peer
             if uniform(self.alive, self.rngs[peer], self.is_candidate, (sender,)) is not None:
                 return False
@@ -268,6 +267,16 @@ class Decisions:
         elif overdue is not None:
             self.background(overdue, INITIATOR)
         return True
+
+    def max_slots(self, peer: int, sender: int, own_exchanges: int) -> int:
+        """Return the number of used slots at which the peer refuses an offer; ``own_exchanges`` it has initiated."""
+        is_overlapping = self.is_overlapping(peer)
+        if not (self.is_plain or is_overlapping):
+            return 1
+        # The last partner may not take the last slot, which is kept for others. Own exchanges come on top.
+        is_last_kept = sender == self.last_partner[peer] and self.max_incoming > 1
+        limit = self.max_incoming - is_last_kept + own_exchanges
+        return min(limit, self.max_overlapping) if is_overlapping else limit
 
     def accept(self, exchange: PairExchange, steps: int, now: float) -> None:
         """Accept an offer, and compute when the exchange ends on either side.
@@ -302,10 +311,10 @@ class Decisions:
             max(commits_at[0], commits_at[1] + streams.message_s(responder, initiator, commits_at[1])),
             max(commits_at[1], commits_at[0] + streams.message_s(initiator, responder, commits_at[0])),
         )
-        self.limit_wait(exchange, INITIATOR, exchange.offered_at, accepted_at, self.waits.answers)
+        self.limit_wait(exchange, INITIATOR, exchange.offered_at, accepted_at, self.usual_waits.answers)
         sides = (INITIATOR, accepted_at, exchange.requested_at), (RESPONDER, snapshot_at, now)
         for side, streams_at, requested_at in sides:
-            self.limit_wait(exchange, side, streams_at, ends_at[side], self.waits.streams)
+            self.limit_wait(exchange, side, streams_at, ends_at[side], self.usual_waits.streams)
             self.events.push(ends_at[side], self.on_end, exchange, side, requested_at)
 
     # -- the end of an exchange ----------------------------------------------------------------------------------
@@ -318,7 +327,7 @@ class Decisions:
 
         ``requested_at`` is when this side's snapshot was requested.
         """
-        if exchange.ended >> side & 1:
+        if exchange.has_ended_for(side):
             return
         exchange.ended |= 1 << side
         peer, partner = exchange.peer_and_partner(side)
@@ -331,7 +340,7 @@ class Decisions:
         self.mixes += 1
         self.streams.note_duration(now - requested_at)
         if self.streams.can_be_slow or self.can_overlap:
-            self.waits.add(exchange, side, now)
+            self.usual_waits.add(exchange, side, now)
         self.slots.remove(exchange, side)
         if side == RESPONDER:
             self.counted_steps[peer] = max(self.counted_steps[peer], exchange.responder_steps)
@@ -366,7 +375,7 @@ class Decisions:
         self.mixed_with[peer].clear()
         self.due_at[peer], self.counted_steps[peer], self.last_partner[peer] = math.inf, steps, -1
         self.strangers.forget(peer)
-        self.waits.forget(peer)
+        self.usual_waits.forget(peer)
         if self.intervals is not None:
             self.intervals.forget(peer)
         self.schedules[peer] = Schedule(self.config, self.rngs[peer])
@@ -381,17 +390,17 @@ class Decisions:
             exchange.ended = BOTH
             tape.append(peer, exchange.initiator_steps, DROP, exchange.number, side)
             return
-        other, partner = 1 - side, exchange.partner_of(peer)
+        other_side, partner = 1 - side, exchange.partner_of(peer)
         latency = self.streams.latency(peer, partner)
-        if exchange.ended >> other & 1:  # The other side has mixed.
+        if exchange.has_ended_for(other_side):  # The other side has mixed.
             exchange.ended = BOTH
-            tape.append(partner, self.clocks.next_boundary(partner, now), DROP, exchange.number, other)
-        elif exchange.commits_at[side] <= now and exchange.commits_at[other] - latency <= now:
+            tape.append(partner, self.clocks.next_boundary(partner, now), DROP, exchange.number, other_side)
+        elif exchange.commits_at[side] <= now and exchange.commits_at[other_side] - latency <= now:
             exchange.ended, exchange.has_dead_side = 1 << side, True
         else:
             exchange.ended = BOTH
             learns_at = now + latency + self.streams.draw_closing_s(self.draws[peer])
-            self.events.push(learns_at, self.on_broken, exchange, other)
+            self.events.push(learns_at, self.on_broken, exchange, other_side)
 
     def on_broken(self, exchange: PairExchange, side: int) -> None:
         """Fail the exchange on one side, which learns that its partner is gone."""
@@ -399,11 +408,11 @@ class Decisions:
         if exchange not in self.slots.exchanges[peer]:
             return  # This peer is gone as well.
         self.note_failure(peer, partner, is_own=side == INITIATOR)
-        snapshot_steps = exchange.responder_steps if side else exchange.initiator_steps
+        snapshot_steps = exchange.responder_steps if side == RESPONDER else exchange.initiator_steps
         steps = max(snapshot_steps, self.clocks.next_boundary(peer, self.events.now))
         self.tape.append(peer, steps, DROP, exchange.number, side)
         self.slots.remove(exchange, side)
-        if side == INITIATOR and not exchange.backgrounded & 1:
+        if side == INITIATOR and not exchange.is_backgrounded_by(INITIATOR):
             self.back_off(peer)
         self.on_slot_freed(peer)
 
@@ -419,8 +428,8 @@ class Decisions:
 
     def on_long_wait(self, exchange: PairExchange, side: int, attempt: int) -> None:
         peer, _ = exchange.peer_and_partner(side)
-        is_over = (exchange.ended | exchange.backgrounded) >> side & 1
-        if attempt == exchange.attempt and not is_over and exchange in self.slots.exchanges[peer]:
+        is_void = exchange.has_ended_for(side) or exchange.is_backgrounded_by(side) or attempt != exchange.attempt
+        if not is_void and exchange in self.slots.exchanges[peer]:
             self.background(exchange, side)
             self.on_slot_freed(peer)
 
@@ -433,10 +442,10 @@ class Decisions:
         self.slots.free(exchange, side)
         self.strangers.note_slow(peer, partner, self.events.now)
 
-    def is_overdue(self, peer: int, own: PairExchange) -> bool:
+    def is_overdue(self, peer: int, offer: PairExchange) -> bool:
         """Return True if the peer's own offer waits unusually long and can be backgrounded for another peer's offer."""
-        waits = self.waits.answers.get(peer)
-        is_late = waits is not None and self.events.now - own.offered_at >= waits.learned_limit_s
+        waits = self.usual_waits.answers.get(peer)
+        is_late = waits is not None and self.events.now - offer.offered_at >= waits.learned_limit_s
         return is_late and self.slots.backgrounded(peer) < self.max_backgrounded
 
     def is_streaming_with(self, peer: int, partner: int) -> bool:

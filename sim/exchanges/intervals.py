@@ -1,4 +1,7 @@
-"""How long the peers' exchanges take at the fast level: their choice of intervals, and the waits that are usual."""
+"""How long the peers' exchanges take at the fast level: their choice of intervals, and the waits that are usual.
+
+An *interval* is the local steps from one mix to the next. A peer that pays much for an exchange chooses a longer one.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The fast level as a whole: decisions, models, and the interface through which reports measure the swarm."""
+"""The fast level as a whole: decisions, models, and the interface through which reports measure the swarm.
+
+Decisions run ahead and log the arithmetic on a tape, which the models replay (:mod:`sim.exchanges.tape`).
+"""
 
 from __future__ import annotations
 
@@ -28,15 +31,16 @@ from sim.world.step_times import StepTimes
 
 __all__ = ["ExchangeLevel"]
 
-# The tape is replayed when it is longer than this, so that each replay finds few exchanges in progress, which stay on
-# it. A tape entry takes 100 bytes.
+# The tape is replayed once it is longer than both. The longer it is, the smaller is the share of exchanges in progress,
+# which stay on it. An entry takes 100 bytes.
 ENTRIES_PER_PEER, MIN_ENTRIES = 32, 1 << 17
 
 
 class ExchangeLevel:
     """A swarm simulated exchange by exchange.
 
-    ``sessions`` has the times at which each of the peers ``names`` is up, and ``machine`` the costs on each machine.
+    ``sessions`` has the times at which each of the peers ``names`` is up, and ``machine`` the costs of an exchange to
+    each peer's machine.
     """
 
     def __init__(

@@ -1,6 +1,11 @@
 """The arithmetic of the fast level: entries of the tape are replayed in waves over the rows of one matrix.
 
-A *wave* is a batch of entries of which no two concern the same row (:mod:`sim.exchanges.waves`).
+A *wave* is a batch of entries of which no two concern the same row (:mod:`sim.exchanges.waves`). In a *whole* exchange
+no other entry lies between a side's snapshot and its addition; it is replayed in one go, and other entries singly.
+
+The sides of an exchange agree on a *weight*, the share of the difference between the snapshots that each side adds.
+Filters may lower it. With an outer step the row adds more than the weighted difference, its *shift*. A *lesson* is what
+an exchange teaches the drift correction (:mod:`sim.learning.corrections`).
 """
 
 from __future__ import annotations
@@ -22,6 +27,7 @@ from sim.exchanges.acceptance import Acceptance
 from sim.exchanges.tape import ADD, ADOPT, DROP, GIVE, SNAPSHOT, Entries, Tape
 from sim.exchanges.waves import Units
 from sim.learning.learners import Learners
+from sim.seeds import GOLDEN
 
 __all__ = ["Models"]
 
@@ -66,10 +72,10 @@ class Models:
         self.snapshots: dict[int, dict[int, F32]] = {}
         self.trained: dict[int, dict[int, tuple[int, int]]] = {}  # Steps at the snapshot, and since the mix before.
         self.filtered: dict[int, F64] = {}  # Both sides' weights after filtering, shape (2,).
-        self.dropped_early = set[int]()  # Exchanges dropped before a snapshot, which must then not be kept.
+        self.dropped_early = set[int]()  # Exchanges dropped before one of their snapshots, which is then not kept.
         self.half_done = set[int]()  # Exchanges that are over for one side.
-        # Bookkeeping of overlapping outer steps: by row, the step count of the newest snapshot whose local progress has
-        # entered the outer step; -1 if there is none.
+        # Bookkeeping of overlapping outer steps, each of which counts a row's local progress since the one before:
+        # the step count of the newest snapshot whose progress was counted, by row; -1 if there is none.
         self.progress_at = np.full(len(self.matrix), -1)
         self.open_snapshots: dict[int, dict[int, int]] = {}  # By row and exchange: the snapshot's step count.
         self.shift_since: dict[tuple[int, int], F32] = {}  # By row and exchange: the sum of shifts since the snapshot.
@@ -101,15 +107,15 @@ class Models:
 
     # -- whole exchanges -----------------------------------------------------------------------------------------
     def replay_exchanges(self, entries: Entries, first: I64, second: I64) -> None:
-        """Replay whole exchanges, whose rows have no other entries in between.
+        """Replay whole exchanges.
 
-        A few at a time are copied, trained to their snapshots, mixed, trained to the boundary and written back while
-        they are in cache.
+        A few at a time are copied, trained to their snapshots, mixed, trained to the boundary of the addition and
+        written back while they are in cache.
 
         Args:
             entries: The entries of the tape.
-            first: Entries of the initiators' snapshots, shape (exchanges,).
-            second: Entries of the responders' snapshots, shape (exchanges,).
+            first: Entries of the initiators' snapshots, shape (exchanges,); the entry after each is the addition.
+            second: Entries of the responders' snapshots, shape (exchanges,), likewise.
         """
         learners, uses_copies = self.learners, self.learners.copied_at_once > 0
         # The two rows of each exchange, their steps up to the snapshot, and from there to the addition: all of shape
@@ -117,30 +123,31 @@ class Models:
         pairs = entries.row[[first, second]]
         taken = learners.steps_taken[pairs]
         steps = np.maximum(entries.steps[[first, second]], taken)
-        before, after = steps - taken, entries.steps[[first + 1, second + 1]] - steps
+        steps_before, steps_after = steps - taken, entries.steps[[first + 1, second + 1]] - steps
         # Sort exchanges with equal step counts together. Within each block, put all first sides before all second ones.
-        alike = np.lexsort((*after, *before))
-        order = np.argsort(np.tile(np.arange(len(first)) // self.pairs_at_once, 2), kind="stable")
+        by_steps = np.lexsort((*steps_after, *steps_before))
+        by_block = np.argsort(np.tile(np.arange(len(first)) // self.pairs_at_once, 2), kind="stable")
 
         def flat(values: NDArray[Any]) -> NDArray[Any]:
-            """Bring values (2, exchanges) into the order of sides, shape (2 exchanges,)."""
-            return values[:, alike].reshape(-1)[order]
+            """Bring values (2, exchanges) into the order of replay, shape (2 exchanges,)."""
+            return values[:, by_steps].reshape(-1)[by_block]
 
         exchanges = entries.exchange[first]
-        trained = self.take_intervals(pairs, steps, interval_steps(self.tape.intervals, exchanges))
-        end_intervals = flat(interval_steps(self.tape.end_intervals, exchanges))
-        rows, before, after, age = flat(pairs), flat(before), flat(after), flat(steps / self.interval_steps)
+        trained = self.take_intervals(pairs, steps, intervals_of(exchanges, self.tape.intervals))
+        end_intervals = flat(intervals_of(exchanges, self.tape.end_intervals))
+        rows, age = flat(pairs), flat(steps / self.interval_steps)
+        steps_before, steps_after = flat(steps_before), flat(steps_after)
         own_trained, partner_trained = flat(trained), flat(trained[::-1])
         numbers = flat(entries.exchange[[first, second]])
         agreed = np.frombuffer(self.tape.weights)[numbers]
         self.progress_at[pairs] = steps
         if uses_copies:
-            to_snapshot, to_boundary = learners.draw_steps(rows, before), learners.draw_steps(rows, after)
+            to_snapshot, to_boundary = learners.draw_steps(rows, steps_before), learners.draw_steps(rows, steps_after)
         for start in range(0, len(rows), 2 * self.pairs_at_once):
             part = slice(start, start + 2 * self.pairs_at_once)
             block = rows[part]
             if not uses_copies:
-                self.train_until(block, learners.steps_taken[block] + before[part])
+                self.train_until(block, learners.steps_taken[block] + steps_before[part])
             models, difference = (work[: len(block)] for work in self.work)
             self.matrix.take(block, axis=0, out=models, mode="clip")
             if uses_copies:
@@ -151,7 +158,7 @@ class Models:
                 models += difference
                 self.matrix[block] = models
             else:
-                self.train_until(block, learners.steps_taken[block] + after[part])
+                self.train_until(block, learners.steps_taken[block] + steps_after[part])
                 self.matrix[block] += difference
             if lesson is not None:
                 shifts, own_sq = lesson
@@ -178,7 +185,7 @@ class Models:
             rows: All first sides, then all second sides, shape (rows,).
             ours: Snapshots, shape (rows, elements).
             numbers: The exchange of each row, shape (rows,).
-            agreed: Weights that the sides agreed on, shape (rows,).
+            agreed: Agreed weights, shape (rows,).
             age: Intervals that each row has trained in all, shape (rows,).
             difference: Output, shape (rows, elements).
 
@@ -225,9 +232,9 @@ class Models:
     def add_results(self, entries: Entries, adds: I64) -> None:
         """Add the results of exchanges to rows, no row twice; ``adds`` are entries."""
         numbers, sides, rows = entries.exchange[adds].tolist(), entries.side[adds].tolist(), entries.row[adds]
-        new = [number for number in dict.fromkeys(numbers) if number not in self.filtered]
-        if new:
-            self.filter_exchanges(new)
+        unfiltered = [number for number in dict.fromkeys(numbers) if number not in self.filtered]
+        if unfiltered:
+            self.filter_exchanges(unfiltered)
         pairs = list(zip(numbers, sides, strict=True))
         ours = np.stack([self.snapshots[number][side] for number, side in pairs])
         theirs = np.stack([self.snapshots[number][1 - side] for number, side in pairs])
@@ -242,9 +249,9 @@ class Models:
             partners = [self.trained[number][1 - side] for number, side in pairs]
             self.mixed_at[rows] = np.maximum(self.mixed_at[rows], [at_steps for at_steps, _ in own])
             # Both arrays have a row for each side of the exchanges, initiators first, shape (2, rows).
-            intervals = interval_steps(self.tape.intervals, numbers)
-            end_intervals = interval_steps(self.tape.end_intervals, numbers)
-            steps = np.array([[since_mix for _, since_mix in each] for each in (own, partners)])
+            intervals = intervals_of(numbers, self.tape.intervals)
+            end_intervals = intervals_of(numbers, self.tape.end_intervals)
+            steps = np.array([[since_mix for _, since_mix in trained] for trained in (own, partners)])
             own_trained, partner_trained = steps / np.where(sides, intervals[::-1], intervals)
             agreed = np.frombuffer(self.tape.weights)[numbers]
             credits = credit(own_trained, partner_trained, weights / agreed)
@@ -282,9 +289,10 @@ class Models:
             self.expected[row] = model
         # Compare each donor with the next one on its own piece. The lower quartile tells the newcomer's filter how far
         # apart honest members are, even if some donors are not honest.
+        next_donated = [*donated[1:], donated[0]]
         apart_sq = [
-            float(np.mean(np.square(one[start:stop] - other[start:stop], dtype=np.float64)))
-            for (start, stop), one, other in zip(ranges, donated, [*donated[1:], donated[0]], strict=True)
+            float(np.mean(np.square(values[start:stop] - next_values[start:stop], dtype=np.float64)))
+            for (start, stop), values, next_values in zip(ranges, donated, next_donated, strict=True)
         ]
         donors_sq = sorted(apart_sq)[len(apart_sq) // 4] if len(apart_sq) >= MIN_DONORS else 0.0
         self.acceptance.on_joined(row, donors_sq)
@@ -343,10 +351,10 @@ class Models:
             ours: Their snapshots, shape (rows, elements).
             difference: The weighted ``theirs - ours``, then the shift, shape (rows, elements).
             weights: The weights after filtering, shape (rows,).
-            numbers: The exchanges, if other mixes may have happened during them.
+            numbers: The exchanges if other mixes may have overlapped with them; None for whole exchanges.
 
         Returns:
-            If drift corrections are in use, their lesson: the original differences and the squared norms of ``ours``.
+            The lesson: the original differences and the squared norms of ``ours``; None without drift corrections.
         """
         mixed = weights > 0
         if not mixed.all():
@@ -361,9 +369,9 @@ class Models:
             if alone.all():
                 self.take_outer_steps(rows, ours, difference)
             elif alone.any():
-                mean = difference[alone]
-                self.take_outer_steps(rows[alone], ours[alone], mean)
-                difference[alone] = mean
+                shifts = difference[alone]
+                self.take_outer_steps(rows[alone], ours[alone], shifts)
+                difference[alone] = shifts
             for place, number in enumerate(numbers or ()):
                 self.note_shift(int(rows[place]), number, difference[place])
         elif self.watches_movement:
@@ -427,14 +435,14 @@ class Models:
         return out
 
 
-def interval_steps(steps: tuple[array[int], array[int]], exchanges: I64 | list[int]) -> I64:
+def intervals_of(exchanges: I64 | list[int], intervals: tuple[array[int], array[int]]) -> I64:
     """Return the local steps in an interval of both sides of these exchanges, shape (2, exchanges)."""
-    return np.stack([np.frombuffer(side, "l")[exchanges] for side in steps])
+    return np.stack([np.frombuffer(side, "l")[exchanges] for side in intervals])
 
 
 def seed_of(number: int) -> int:
     """Return the seed of an exchange's dither. Sessions of real exchanges have random numbers of 63 bits."""
-    return number * 0x9E3779B97F4A7C15 & (1 << 63) - 1  # Fibonacci hashing spreads successive numbers.
+    return number * GOLDEN & (1 << 63) - 1  # Fibonacci hashing spreads successive numbers.
 
 
 def squares(rows: F32) -> F64:

@@ -1,7 +1,9 @@
 """The pair exchanges in progress: the state of each one, for both of its sides, and the slots that they take.
 
-A peer has few slots, and each exchange in progress takes one of them on either side. A peer *backgrounds* an exchange
-that lasts too long: it goes on, but frees the slot.
+In an exchange two peers, the *initiator* with side 0 and the *responder* with side 1, each copy their model (the
+*snapshot*), stream it to the other, and send a Commit once they have the other's. A peer has few slots, and each
+exchange in progress takes one of them on either side. A peer *backgrounds* an exchange that lasts too long: it goes on,
+but frees the slot.
 """
 
 from __future__ import annotations
@@ -13,15 +15,14 @@ from gossip.exchange.beginning import OFFERS_PER_PARTNER
 __all__ = ["BOTH", "INITIATOR", "RESPONDER", "PairExchange", "Slots"]
 
 INITIATOR, RESPONDER = 0, 1  # The sides.
-BOTH = 0b11  # A bit mask of both sides.
+BOTH = 0b11  # Both sides in a bit mask, which has the bit ``1 << side`` for a side.
 
 
 class PairExchange:
     """A pair exchange in progress.
 
-    ``ended`` and ``backgrounded`` are bit masks with a bit for each side, ``1 << side``. ``ended``: the exchange is
-    over for this side. ``backgrounded``: it takes none of this side's slots. A time is ``math.inf`` while no accepted
-    offer determines it.
+    ``ended`` and ``backgrounded`` are bit masks of sides. ``ended``: the exchange is over for this side.
+    ``backgrounded``: it takes none of this side's slots. A time is ``math.inf`` while no accepted offer determines it.
     """
 
     __slots__ = (
@@ -44,11 +45,17 @@ class PairExchange:
         self.accept_arrives_at = math.inf  # When the initiator receives the Accept.
         self.commits_at = (math.inf, math.inf)  # By side: when it has the partner's stream and sends its Commit.
         self.ended = self.backgrounded = 0
-        self.has_dead_side = False  # One side has died, and the other one still mixes.
+        self.has_dead_side = False  # True if one side has died, and the other one still mixes.
 
     def peer_and_partner(self, side: int) -> tuple[int, int]:
         """Return the peer of a side, and the other one."""
-        return (self.responder, self.initiator) if side else (self.initiator, self.responder)
+        return (self.responder, self.initiator) if side == RESPONDER else (self.initiator, self.responder)
+
+    def has_ended_for(self, side: int) -> bool:
+        return bool(self.ended >> side & 1)
+
+    def is_backgrounded_by(self, side: int) -> bool:
+        return bool(self.backgrounded >> side & 1)
 
     def partner_of(self, peer: int) -> int:
         return self.initiator if peer == self.responder else self.responder
@@ -57,9 +64,8 @@ class PairExchange:
         """Return when this peer starts to stream."""
         return self.snapshot_at if peer == self.responder else self.accept_arrives_at
 
-    def is_backgrounded_at(self, peer: int) -> int:
-        """Return 1 if this peer has backgrounded the exchange, else 0."""
-        return self.backgrounded >> (peer == self.responder) & 1
+    def is_backgrounded_at(self, peer: int) -> bool:
+        return self.is_backgrounded_by(RESPONDER if peer == self.responder else INITIATOR)
 
 
 class Slots:
@@ -82,7 +88,7 @@ class Slots:
         """Remove an exchange from one side, and free the slot that it takes there."""
         peer, _ = exchange.peer_and_partner(side)
         self.exchanges[peer].remove(exchange)
-        if not exchange.backgrounded >> side & 1:
+        if not exchange.is_backgrounded_by(side):
             self.free(exchange, side)
 
     def free(self, exchange: PairExchange, side: int) -> None:

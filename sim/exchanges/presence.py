@@ -50,7 +50,10 @@ class Presence:
         self.is_stranded = False  # A newcomer found no ready peer at all; real peers would begin a new run.
 
     def populate(self, sessions: Sequence[Iterator[Uptime]]) -> None:
-        """Start the peers that are up at time 0 as founders with one model, and schedule the starts of the others."""
+        """Start the peers that are up at time 0 as founders with one model, and schedule the starts of the others.
+
+        ``sessions`` yields the times from start to stop of each peer's lives.
+        """
         for peer, uptimes in enumerate(sessions):
             uptime = next(uptimes, None)
             if uptime is None:
@@ -76,7 +79,7 @@ class Presence:
             self.events.push(max(uptime.until_s, now), self.on_stop, peer, later)
 
     def on_stop(self, peer: int, later: Iterator[Uptime]) -> None:
-        """Stop a peer, in order or not. The step in progress is still computed, because its batch is used up."""
+        """Stop a peer, with or without a farewell. The step in progress is still computed: its batch is used up."""
         now, decisions = self.events.now, self.decisions
         if decisions.ready[peer]:
             self.steps[peer] = self.clocks.next_boundary(peer, now)
@@ -84,7 +87,7 @@ class Presence:
         self.lives[peer] += 1
         self.life_ends[peer].append(now)
         last, place = decisions.alive.pop(), self.place.pop(peer)
-        if last != peer:
+        if last != peer:  # The last peer of the list takes the freed place, which moves no other.
             decisions.alive[place], self.place[last] = last, place
         uptime = next(later, None)
         if uptime is not None:
@@ -101,7 +104,8 @@ class Presence:
             self.is_stranded = self.is_stranded or not any(self.decisions.ready)
             self.events.push(now + RETRY_S, self.join, peer, life)
             return
-        surveyed_at = now + max(  # The newcomer first asks all donors which weights they have: a round trip.
+        # The newcomer first asks all donors which weights they have: a round trip.
+        surveyed_at = now + max(
             streams.message_s(peer, donor, now) + streams.message_s(donor, peer, now) for donor in donors
         )
         ranges = self.divide(len(donors))
@@ -126,7 +130,7 @@ class Presence:
     def choose_donors(self, peer: int) -> list[int]:
         """Draw the donors of a newcomer from the ready peers."""
         decisions = self.decisions
-        decisions.selecting = peer  # is_candidate() answers for this peer: uniform() passes it only the candidate.
+        decisions.selecting = peer  # So that is_candidate(), which gets only the candidate, answers for this peer.
         donors: list[int] = []
         for _ in range(min(self.config.internal.donors, MAX_SIDES)):
             donor = uniform(decisions.alive, decisions.rngs[peer], decisions.is_candidate, donors)

@@ -45,9 +45,9 @@ class Strangers:
         """Return True if the peer avoids all new partners now."""
         if self.failures[peer] < WARY_FAILURES:
             return False
-        known = self.mixed_with[peer]
+        recent = self.mixed_with[peer]  # It tries one new partner at a time, so one in an exchange is enough.
         return now < self.wary_until[peer] or any(
-            exchange.partner_of(peer) not in known for exchange in self.exchanges[peer]
+            exchange.partner_of(peer) not in recent for exchange in self.exchanges[peer]
         )
 
     def is_declined(self, peer: int, sender: int, now: float) -> bool:

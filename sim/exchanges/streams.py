@@ -1,4 +1,7 @@
-"""The sizes and transfer times of the messages and streams of an exchange, and a count of the bytes sent."""
+"""The sizes and transfer times of the messages and streams of an exchange, and a count of the bytes sent.
+
+A *stream* carries a vector; a *line* is one direction of a TCP connection (:class:`sim.world.line.Line`).
+"""
 
 from __future__ import annotations
 
@@ -71,7 +74,8 @@ class StreamTimes:
         if transport is None or not self.network.loss_of(sender, receiver):
             return latency
         line = self.line(sender, receiver, now)
-        line.free_at = max(line.free_at, now + latency + transport.late_s(line, 2 * latency))
+        late_s = transport.late_s(line, 2 * latency)  # Beyond the latency, by a loss.
+        line.free_at = max(line.free_at, now + latency + late_s)
         return line.free_at - now
 
     def stream_s(self, sender: int, receiver: int, now: float, piece_bytes: int | None = None) -> float:
@@ -80,8 +84,10 @@ class StreamTimes:
         The stream shares bandwidth with the exchanges in progress. It carries a whole vector, and as much flows back;
         with ``piece_bytes`` it carries a piece, in one direction only.
         """
-        size_bytes = self.vector_bytes if piece_bytes is None else piece_bytes
-        if piece_bytes is not None:
+        if piece_bytes is None:
+            size_bytes = self.vector_bytes
+        else:
+            size_bytes = piece_bytes
             self._counted_bytes += piece_bytes
         transport = self.transport
         rate, latency = self.rate(sender, receiver), self.latency(sender, receiver)

@@ -1,7 +1,8 @@
 """The tape: a log of the peers' decisions, which the models replay later.
 
 No decision depends on the models' values. Decisions can therefore run ahead and log the arithmetic in order. An
-exchange is two snapshots and two additions, one of each per side. A *row* is a peer: its model is a row of a matrix.
+exchange is two snapshots (copies of the models) and two additions of the result, one of each per side. All happen at a
+*boundary*, the end of a training step. A *row* is a peer: its model is a row of a matrix.
 """
 
 from __future__ import annotations
@@ -26,11 +27,25 @@ ADOPT = 4  # Adopt the weights that the donors gave.
 MAX_SIDES = 16  # Limit of an exchange's sides and a newcomer's donors: a code has 4 bits for their number.
 
 
+# A code packs an entry's exchange, side and kind: exchange << 8 | side << 4 | kind.
+def kinds_of(codes: I64) -> I64:
+    return codes & 15
+
+
+def sides_of(codes: I64) -> I64:
+    return codes >> 4 & 15
+
+
+def exchanges_of(codes: I64) -> I64:
+    return codes >> 8
+
+
 @dataclass(frozen=True, slots=True)
 class Entries:
     """Entries sorted by row, and within a row in the order of execution; all arrays have shape (entries,).
 
-    ``side`` is 0 for the initiator and 1 for the responder; for a donor it is the index among the donors.
+    ``exchange`` is the number of an exchange, or of a newcomer's join. ``side`` is 0 for the initiator and 1 for the
+    responder; for a donor it is the index among the donors.
     """
 
     row: I64
@@ -51,7 +66,7 @@ class Tape:
 
     def __init__(self) -> None:
         self.rows, self.steps = array("q"), array("q")
-        self.codes = array("q")  # Packed: exchange << 8 | side << 4 | kind.
+        self.codes = array("q")  # Packed; kinds_of(), sides_of() and exchanges_of() unpack them.
         self.initiators = array("l")  # Row of the initiator, by exchange.
         self.responders = array("l")  # Row of the responder, by exchange; -1 while there is none.
         self.weights = array("d")  # Share of the difference that each side adds, by exchange.
@@ -80,12 +95,12 @@ class Tape:
 
         Args:
             done: Steps that each row has done by now, shape (rows,).
-            splits: True to split exchanges in progress. If False, they stay on the tape with all later entries of their
-                rows, unless at least half of the passed entries would stay.
+            splits: True to take the passed entries of exchanges in progress too. If False, these stay on the tape with
+                all later entries of their rows, unless at least half of the passed entries would stay.
         """
         self._hash_new_entries()
         row, steps, code = (np.array(values, np.int64) for values in (self.rows, self.steps, self.codes))
-        order = np.lexsort((code & 7, steps, row))  # Stable: equal keys keep the order of decision.
+        order = np.lexsort((kinds_of(code), steps, row))  # Stable: equal keys keep the order of decision.
         taken = (steps <= done[row])[order]
         if not splits:
             without_unfinished = taken & ~must_wait(row[order], code[order], taken)
@@ -97,7 +112,7 @@ class Tape:
         self._hashed_entries = len(self.rows)
         order = order[taken]
         row, steps, code = row[order], steps[order], code[order]
-        return Entries(row, steps, code & 7, code >> 8, code >> 4 & 15)
+        return Entries(row, steps, kinds_of(code), exchanges_of(code), sides_of(code))
 
     def digest(self) -> hashlib._Hash:
         """Return the SHA-256 state over all entries so far, as a copy that the caller may update."""
@@ -122,14 +137,14 @@ def must_wait(row: I64, code: I64, passed: Flags) -> Flags:
         code: Their codes as on the tape.
         passed: True for each entry whose boundary has passed.
     """
-    numbers, exchange = np.unique(code >> 8, return_inverse=True)
-    kind, count = code & 7, len(numbers)
+    numbers, exchange = np.unique(exchanges_of(code), return_inverse=True)
+    kind, count = kinds_of(code), len(numbers)
     snapshots, adds, drops = (
         np.bincount(exchange[passed & (kind == each)], minlength=count) for each in (SNAPSHOT, ADD, DROP)
     )
     unfinished = (snapshots > adds) & (drops == 0)  # (exchanges,)
     first = np.searchsorted(row, row)  # Index of the first entry of the same row.
-    while True:
+    while True:  # Each pass may find further exchanges that have a waiting entry, until none is new.
         # Count the entries of unfinished exchanges up to each entry, on its own row.
         counts = np.cumsum(unfinished[exchange])
         waiting: Flags = counts > np.where(first > 0, counts[first - 1], 0)

@@ -1,4 +1,7 @@
-"""A schedule for replaying entries of the tape: waves, each of which touches a row (a peer's model) at most once."""
+"""A schedule for replaying entries of the tape: waves, each of which touches a row (a peer's model) at most once.
+
+It is a topological sort in layers (Kahn, 1962): a wave holds everything that waits for nothing outside earlier waves.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,7 @@ class Units:
     each entry is a unit of its own, and an addition waits for both snapshots.
 
     Attributes:
-        unit: The unit of each entry, int64 (entries,); -1 for the additions of whole exchanges.
+        unit: The unit of each entry, int64 (entries,); -1 for the additions of whole exchanges, which need none.
         whole_units: The units below this number are whole exchanges.
         first: A unit's entry on its first row, int64 (units,): the initiator's snapshot, or the single entry.
         last: The same on its last row: the responder's snapshot, or the single entry.
@@ -53,30 +56,31 @@ class Units:
         self.unit[is_head] = unit_of_exchange[place[is_head]]
         self.unit[is_single] = self.whole_units + np.arange(singles)
         self.first, self.last = np.empty(self.units, np.int64), np.empty(self.units, np.int64)
-        self._kept = np.flatnonzero(~is_tail)  # Entries without the additions of whole exchanges, sorted by row.
-        self.first[self.unit[self._kept]] = self.last[self.unit[self._kept]] = self._kept
+        # All entries but the additions of whole exchanges, which run with their snapshots; sorted by row.
+        self._scheduled = np.flatnonzero(~is_tail)
+        self.first[self.unit[self._scheduled]] = self.last[self.unit[self._scheduled]] = self._scheduled
         self.first[self.unit[initiators]] = initiators
         self.last[self.unit[responders]] = responders
 
     def waves(self) -> Iterator[I64]:
         """Yield arrays of units that can run together, in an order that keeps the order of every row."""
-        kept = self._kept
-        row, unit, count = self.entries.row[kept], self.unit[kept], len(kept)
-        following = np.full(count + 1, -1)  # Index into `kept` of the next entry of the same row, or -1.
+        scheduled = self._scheduled  # The arrays by entry below have an element for each of these.
+        row, unit, count = self.entries.row[scheduled], self.unit[scheduled], len(scheduled)
+        following = np.full(count + 1, -1)  # Index into `scheduled` of the next entry of the same row, or -1.
         following[:-2] = np.where(row[:-1] == row[1:], np.arange(1, count), -1) if count > 1 else -1
-        index_in_kept = np.empty(len(self.entries), np.int64)
-        index_in_kept[kept] = np.arange(count)
-        first, last = index_in_kept[self.first], index_in_kept[self.last]  # By unit.
+        index_in_scheduled = np.empty(len(self.entries), np.int64)
+        index_in_scheduled[scheduled] = np.arange(count)
+        first, last = index_in_scheduled[self.first], index_in_scheduled[self.last]  # By unit.
         # Count what a unit waits for: its turn on each of its rows, and for an addition the partner's snapshot.
-        waits = 1 + (first != last).astype(np.int64)
+        open_waits = 1 + (first != last).astype(np.int64)
         waiter = self._waiters()
-        np.add.at(waits, waiter[waiter >= 0], 1)
+        np.add.at(open_waits, waiter[waiter >= 0], 1)
         is_first_of_row = np.ones(count, bool)
         is_first_of_row[1:] = row[1:] != row[:-1]
-        reached = unit[is_first_of_row]  # Units for which one of their waits is over.
+        reached = unit[is_first_of_row]  # Units for which one of their waits is over, once for each such wait.
         while len(reached):
-            np.subtract.at(waits, reached, 1)
-            ready = np.unique(reached[waits[reached] == 0])
+            np.subtract.at(open_waits, reached, 1)
+            ready = np.unique(reached[open_waits[reached] == 0])
             if not len(ready):
                 break
             yield ready
@@ -85,7 +89,7 @@ class Units:
             next_on_row = following[np.concatenate([first_entries, last_entries[has_two_rows]])]
             waiters = waiter[ready]
             reached = np.concatenate([unit[next_on_row[next_on_row >= 0]], waiters[waiters >= 0]])
-        assert not waits.any(), "every row's entries were played"
+        assert not open_waits.any(), "every row's entries were played"
 
     def _waiters(self) -> I64:
         """Return for each unit the unit that waits for its snapshot, or -1 if there is none, shape (units,).
@@ -93,7 +97,7 @@ class Units:
         The addition of an exchange's other side waits for a SNAPSHOT, and a newcomer's ADOPT waits for a GIVE.
         """
         entries, waiter = self.entries, np.full(self.units, -1)
-        single = self._kept[self.unit[self._kept] >= self.whole_units]
+        single = self._scheduled[self.unit[self._scheduled] >= self.whole_units]
         kind, unit = entries.kind[single], self.unit[single]
         for awaited_kind, waiting_kind, has_sides in ((SNAPSHOT, ADD, True), (GIVE, ADOPT, False)):
             # A key is an exchange with a side; the two sides' keys differ in the lowest bit. A join has one key.
