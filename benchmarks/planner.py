@@ -48,21 +48,22 @@ def played(study: Study) -> tuple[list[CandidateRuns], float]:
 def compared(tables: dict[str, Any], seeds: int) -> dict[str, Any]:
     """Compare both models' results for all settings of a world."""
     world = World.from_mapping(tables, "world", model_mb=4e-6 * (75 * HIDDEN + 10))
-    tried = candidates(world.scenario, world.exchange_steps, world.suited)
+    tried = candidates(world.scenario, world.exchange_steps, world.base_settings)
     full = World(world.scenario.replace(**{"task.model_mb": None, "task.hidden": HIDDEN}))
     small, small_s = played(Study(world, tried, seeds))
     large, large_s = played(Study(full, tried, seeds))
-    ours, theirs = np.array([one.mean for one in small]), np.array([one.mean for one in large])
+    stand_in = np.array([outcome.mean for outcome in small])
+    full_model = np.array([outcome.mean for outcome in large])
     clear = [
         (a, b) for a, b in itertools.combinations(range(len(tried)), 2)
-        if abs(ours[a] - ours[b]) > POINT and abs(theirs[a] - theirs[b]) > POINT
+        if abs(stand_in[a] - stand_in[b]) > POINT and abs(full_model[a] - full_model[b]) > POINT
     ]  # fmt: skip
-    alike = sum((ours[a] > ours[b]) == (theirs[a] > theirs[b]) for a, b in clear)
-    best = int(ours.argmax())
+    alike = sum((stand_in[a] > stand_in[b]) == (full_model[a] > full_model[b]) for a, b in clear)
+    best = int(stand_in.argmax())
     return {
-        "settings": [one.name for one in tried], "stand_in": ours.tolist(), "full": theirs.tolist(),
-        "spearman": float(spearmanr(ours, theirs).statistic), "pairs": len(tried) * (len(tried) - 1) // 2,
-        "clear": len(clear), "alike": alike, "lost_by_its_best": float(theirs.max() - theirs[best]),
+        "settings": [candidate.name for candidate in tried], "stand_in": stand_in.tolist(), "full": full_model.tolist(),
+        "spearman": float(spearmanr(stand_in, full_model).statistic), "pairs": len(tried) * (len(tried) - 1) // 2,
+        "clear": len(clear), "alike": alike, "lost_by_its_best": float(full_model.max() - full_model[best]),
         "stand_in_cpu_s": small_s, "full_cpu_s": large_s,
     }  # fmt: skip
 

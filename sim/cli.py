@@ -61,10 +61,11 @@ def run(
     """
     from sim.jobs import Assignment
 
-    done: dict[int, Result] = {}  # The results of finished runs, by the number of the file.
-    partial: dict[int, Result] = {}  # Results of interrupted runs.
-    saved: list[int] = []
-    folders: list[Path | None] = []
+    # Runs are numbered like their files.
+    done: dict[int, Result] = {}  # The results of finished runs, by number.
+    partial: dict[int, Result] = {}  # The results of interrupted runs, by number.
+    saved: list[int] = []  # Numbers of runs whose results are being written to their folders, or have been.
+    folders: list[Path | None] = []  # By number; None if nothing is written.
     lines = OrderedLines()
     try:
         scenarios = read_scenarios(files, seed, settings)

@@ -22,20 +22,20 @@ class Interrupt:
 
         Only the main thread may set handlers, and only signals that would raise KeyboardInterrupt are deferred.
         """
-        signals = list[signal.Signals]()
+        deferred = list[signal.Signals]()
         if threading.current_thread() is threading.main_thread():
-            signals = [
-                each for each in (signal.SIGINT, signal.SIGTERM)
-                if signal.getsignal(each) is signal.default_int_handler
+            deferred = [
+                number for number in (signal.SIGINT, signal.SIGTERM)
+                if signal.getsignal(number) is signal.default_int_handler
             ]  # fmt: skip
         self.is_pending = False
-        for each in signals:
-            signal.signal(each, self._on_signal)
+        for number in deferred:
+            signal.signal(number, self._on_signal)
         try:
             yield
         finally:
-            for each in signals:
-                signal.signal(each, signal.default_int_handler)
+            for number in deferred:
+                signal.signal(number, signal.default_int_handler)
             self.is_pending = False
 
     def check(self) -> None:

@@ -21,7 +21,7 @@ from sim.scenario.scenario import Scenario
 
 __all__ = ["Assignment", "Workers", "cores", "play"]
 
-STOP_S = 60.0  # Time for partial results to arrive after ^C: the models' exchanges so far are replayed first.
+STOP_S = 60.0  # Time for partial results to arrive after ^C: a worker first brings all models up to date.
 REPORTED = (ConfigError, DataError, LocalError)  # Errors that keep their type on the way from a worker.
 
 
@@ -127,7 +127,7 @@ class Workers:
                 number = self.busy[connection]
                 if kind == "share":
                     self.shares[number] = value
-                else:
+                else:  # The run has ended.
                     del self.busy[connection]
                     self.idle.append(connection)
                     self.shares[number] = 1.0

@@ -8,7 +8,8 @@ import numpy as np
 
 __all__ = ["GOLDEN", "MASK", "Draws", "derive", "generator", "splitmix"]
 
-GOLDEN, MASK = 0x9E3779B97F4A7C15, (1 << 64) - 1
+GOLDEN = 0x9E3779B97F4A7C15  # 2^64 over the golden ratio, an odd number: its multiples lie evenly spread modulo 2^64.
+MASK = (1 << 64) - 1  # Selects the low 64 bits.
 
 
 def derive(seed: int, name: str, purpose: str) -> bytes:
@@ -47,7 +48,7 @@ class Draws:
     def random(self) -> float:
         """Draw a number from [0, 1)."""
         self.state = (self.state + GOLDEN) & MASK
-        return (splitmix(self.state) >> 11) * 2.0**-53
+        return (splitmix(self.state) >> 11) * 2.0**-53  # The 53 high bits, as many as a float has.
 
     def choice(self, values: list[int]) -> int:
         """Draw an element of a list that is not empty."""

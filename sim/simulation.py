@@ -1,4 +1,9 @@
-"""The simulation of a scenario: build the swarm, advance virtual time, and record rows of measurements."""
+"""The simulation of a scenario: build the swarm, advance virtual time, and record rows of measurements.
+
+The *whole* level plays every message, the fast one each exchange as one event (:mod:`sim.scenario.fidelity`). A *mix*
+is one side of an exchange. A peer is known by its *row* in the learners' matrix of models; the rows of the history are
+measurements.
+"""
 
 from __future__ import annotations
 
@@ -40,9 +45,9 @@ from sim.world.step_times import StepTimes
 
 __all__ = ["Simulation", "Stopped", "simulate"]
 
-SLICES = 400  # Slices of a run with a duration: its rows and its progress are looked at between them.
+SLICES = 400  # Slices of a run with a duration; between them rows are measured and progress is shown.
 ROWS = 40  # Rows of the history, unless the report sets an interval.
-SEEDS = 3  # Seeds for a peer that starts during the run.
+MAX_SEEDS = 3  # The most peers, called its seeds, through which a peer joins that starts during the run.
 MAX_IDLE_S = 600.0  # Virtual seconds without a mix after which a run with a number of rounds gives up.
 REDRAW_S = 0.1  # Real seconds between two reports of progress.
 START_S = 0.03, 0.1  # Start-up time of a node: keys, thread and socket take 20 to 45 ms of CPU time.
@@ -52,18 +57,18 @@ RowHandler = Callable[[dict[str, float]], None]  # Receives each row of the hist
 
 
 @dataclass(slots=True)
-class Elapsed:
-    """A point in time, or the time since another one."""
+class Clocks:
+    """A reading of the clocks of real time and of this process's CPU time, or the difference between two readings."""
 
     wall_s: float
     cpu_s: float
 
     @classmethod
-    def now(cls) -> Elapsed:
+    def now(cls) -> Clocks:
         return cls(time.perf_counter(), time.process_time())
 
-    def since(self, start: Elapsed) -> Elapsed:
-        return Elapsed(self.wall_s - start.wall_s, self.cpu_s - start.cpu_s)
+    def since(self, start: Clocks) -> Clocks:
+        return Clocks(self.wall_s - start.wall_s, self.cpu_s - start.cpu_s)
 
 
 class Stopped(KeyboardInterrupt):
@@ -106,7 +111,7 @@ class RunningSimulation:
                 level.run_until(scenario.duration_s * number / SLICES)
                 yield
             return
-        slice_s, mixes, mixed_at = self.interval_s() / 8, 0, 0.0
+        slice_s, mixes, mixed_at = self.interval_s() / 8, 0, 0.0  # The count of mixes, and when it last grew.
         while self.done < 1.0:
             level.run_until(level.now + slice_s)
             if level.mixes > mixes:
@@ -211,7 +216,7 @@ class Simulation(RunningSimulation):
         if not founder and swarm.registry is None:
             present = [host.index for host in swarm.alive()]
             rng = random.Random(derive(swarm.seed, name, f"seeds at {swarm.now}"))
-            seeds = rng.sample(present, min(SEEDS, len(present)))
+            seeds = rng.sample(present, min(MAX_SEEDS, len(present)))
         if index is None:
             self.indices[row] = swarm.add_peer(
                 self.learners.matrix[row], seeds, step_s=self.times.durations(name), name=name, founder=founder,
@@ -274,7 +279,10 @@ def machine_of(learners: Learners, weight: float) -> Machine:
 
 
 def with_scaled_deadlines(config: Config, weight: float) -> Config:
-    """Return a config whose peers wait for streams as long as peers with the large model that the task stands for."""
+    """Return a config whose peers wait as long for streams as they do with the large model that the task stands for.
+
+    ``weight`` is the number of that model's bytes for each byte here.
+    """
     slowest = config.slowest_rate_mb_s
     return config if weight == 1.0 else dataclasses.replace(config, slowest_rate_mb_s=slowest / weight)
 
@@ -341,13 +349,13 @@ def play_at(
     timeline: TimelineWriter | None = None,
 ) -> Result:  # fmt: skip
     """Simulate a scenario at one level. Raises Beyond if the fast level finds that it cannot represent it."""
-    start = Elapsed.now()
+    start = Clocks.now()
     simulation: ExchangeSimulation | Simulation
     if fidelity.level == "exchange":
         simulation = ExchangeSimulation(scenario, device)
     else:
         simulation = Simulation(scenario, device, timeline)
-    setup = Elapsed.now().since(start)
+    setup = Clocks.now().since(start)
     level, measures, history = simulation.level, simulation.measures, list[dict[str, float]]()
 
     def add_row() -> None:
@@ -359,7 +367,7 @@ def play_at(
     if scenario.report.every_s is not None and scenario.duration_s is not None:
         row_share = scenario.report.every_s / scenario.duration_s
     next_row = row_share  # The progress at which the next row is due.
-    started, shown_at, was_stopped = Elapsed.now(), 0.0, False
+    started, shown_at, was_stopped = Clocks.now(), 0.0, False
     with interrupt.deferred():
         try:
             for _ in simulation.slices():
@@ -378,7 +386,7 @@ def play_at(
             if interrupt.is_pending:  # The second ^C, perhaps in the middle of an event: no figure can be trusted.
                 raise
             was_stopped = True
-    spent = Elapsed.now().since(started)
+    spent = Clocks.now().since(started)
     summary = measures.summary(
         history[-1], fidelity, done=round(simulation.done, 4) if was_stopped else 1.0, wall_s=spent.wall_s,
         cpu_s=spent.cpu_s, setup_s=setup.cpu_s, peak_rss_mb=peak_rss_mb(),

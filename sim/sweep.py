@@ -1,6 +1,6 @@
 """Parameter sweeps: one scenario over a grid of values and several seeds.
 
-A sweep has an *axis* for each swept key, and one run for each combination of values and each seed.
+It has one run for each combination of values and each seed.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class Sweep:
     """A sweep: its grid, and the rows of the finished runs."""
 
     name: str
-    axes: Mapping[str, Sequence[str]]
+    grid: Mapping[str, Sequence[str]]  # By swept key, its values as texts.
     seeds: int
     points: list[Point]
     levels: list[Fidelity] = field(default_factory=list)  # The levels at which the points are simulated.
@@ -79,7 +79,7 @@ class Sweep:
     def from_file(
         cls,
         path: Path,
-        axes: Mapping[str, Sequence[str]],
+        grid: Mapping[str, Sequence[str]],
         *,
         seed: int | None = None,
         seeds: int = 1,
@@ -90,23 +90,23 @@ class Sweep:
         The ``seeds`` seeds start at the scenario's own, or at ``seed``. Raises :class:`ConfigError`.
         """
         changes = dict(changes or {})
-        if not axes:
+        if not grid:
             raise ConfigError("Nothing is swept: name a key and its values, as gossip.mix_every_steps=2,8,32.")
-        if "seed" in axes:
+        if "seed" in grid:
             raise ConfigError("seed cannot be swept: repeat every run with --seeds N.")
-        for key in axes:
+        for key in grid:
             if key in changes:
                 raise ConfigError(f"{key} is both swept and set: leave one out.")
-        runs = seeds * math.prod(len(values) for values in axes.values())
+        runs = seeds * math.prod(len(values) for values in grid.values())
         if runs > MAX_RUNS:
             raise ConfigError(f"This sweep has {runs:,} runs: leave values out until there are {MAX_RUNS:,} at most.")
         points, name = [], ""
-        for values in itertools.product(*axes.values()):
-            setting = tuple(zip(axes, values, strict=True))
+        for values in itertools.product(*grid.values()):
+            setting = tuple(zip(grid, values, strict=True))
             first = Scenario.from_toml(path, seed=seed, changes=changes | dict(setting))
             name = first.name
             points += [Point(setting, first.replace(seed=first.seed + count)) for count in range(seeds)]
-        return cls(name, axes, seeds, *at_one_level(points))
+        return cls(name, grid, seeds, *at_one_level(points))
 
     def add(self, point: Point, result: Result) -> None:
         """Add the result of a point."""
@@ -132,8 +132,8 @@ class Sweep:
 
         The rows are sorted by seed, so that a mean is bit-identical whatever the order of completion.
         """
-        for values in itertools.product(*self.axes.values()):
-            setting = dict(zip(self.axes, values, strict=True))
+        for values in itertools.product(*self.grid.values()):
+            setting = dict(zip(self.grid, values, strict=True))
             rows = [row for row in self.rows if all(row[key] == value for key, value in setting.items())]
             if rows:
                 yield values, sorted(rows, key=lambda row: int(row["seed"]))
@@ -156,16 +156,16 @@ class Sweep:
             if learns and len(group) > 1:
                 cells[0] += f" ± {100 * np.ptp(self.column('accuracy_mean', group)) / 2:.1f}"
             rows.append((*values, *cells))
-        return [*(short_key(key).replace("_", " ") for key in self.axes), *(head for _, head, _ in shown)], rows
+        return [*(short_key(key).replace("_", " ") for key in self.grid), *(head for _, head, _ in shown)], rows
 
     @property
     def conclusion(self) -> str:
         """Return the range of the one swept number with accuracy within a point of the best; "" if not applicable."""
-        (key, texts), *others = self.axes.items()
+        (key, texts), *other_keys = self.grid.items()
         values = as_numbers(texts)
-        if others or values is None or len(texts) < 2:
+        if other_keys or values is None or len(texts) < 2:
             return ""
-        means = {group[0][0]: float(self.column("accuracy_mean", group[1]).mean()) for group in self.groups()}
+        means = {text: float(self.column("accuracy_mean", rows).mean()) for (text,), rows in self.groups()}
         ordered = [text for _, text in sorted(zip(values, texts, strict=True)) if text in means]
         if not ordered or any(math.isnan(mean) for mean in means.values()):
             return ""
@@ -176,11 +176,11 @@ class Sweep:
             low -= 1
         while high + 1 < len(ordered) and is_good[high + 1]:
             high += 1
-        span = f"{ordered[low]} to {ordered[high]}" if low < high else ordered[low]
+        good = f"{ordered[low]} to {ordered[high]}" if low < high else ordered[low]
         note = "" if high + 1 < len(ordered) else ", the largest value tried"
         return (
             f"Within one point of the best mean accuracy ({share_text(means[best])} at {short_key(key)} = {best}): "
-            f"{short_key(key)} = {span}{note}."
+            f"{short_key(key)} = {good}{note}."
         )
 
     @staticmethod
@@ -193,7 +193,7 @@ class Sweep:
     def write_csv(self, path: Path) -> None:
         """Write a line for each run. Raises :class:`LocalError` if the file cannot be written."""
         with writing(path.parent), path.open("w", encoding="utf-8", newline="") as file:
-            heads = [*self.axes, "seed", *COLUMNS]
+            heads = [*self.grid, "seed", *COLUMNS]
             writer = csv.DictWriter(file, heads, lineterminator="\n")
             writer.writeheader()
             for row in self.in_order():
@@ -221,7 +221,7 @@ class Sweep:
             html.pictures(drawn),
             html.table(heads, {"": rows}),
         ]
-        kind = f"Sweep of {', '.join(map(short_key, self.axes))}, {self.seeds_text}"
+        kind = f"Sweep of {', '.join(map(short_key, self.grid))}, {self.seeds_text}"
         with writing(folder):
             (folder / "report.html").write_text(html.page(self.name, kind, parts), encoding="utf-8")
 
@@ -232,9 +232,9 @@ class Sweep:
     # -- pictures ------------------------------------------------------------------------------------------------
     def labels(self) -> list[str]:
         """Return the labels of the curves: one for each combination of all keys but the first, which is the x axis."""
-        _, *others = self.axes
-        combinations = itertools.product(*(self.axes[key] for key in others))
-        return [label_of(others, values) for values in combinations]
+        _, *other_keys = self.grid
+        combinations = itertools.product(*(self.grid[key] for key in other_keys))
+        return [label_of(other_keys, values) for values in combinations]
 
     def pictures(self) -> list[tuple[str, Any]]:
         """Return the pictures' titles, with functions that draw them on axes."""
@@ -253,8 +253,8 @@ class Sweep:
         """Draw one figure over the first swept key: a dot for each seed, and a curve through their means."""
         from sim.report import plots
 
-        x_key, *others = self.axes
-        texts = list(self.axes[x_key])
+        x_key, *other_keys = self.grid
+        texts = list(self.grid[x_key])
         values = as_numbers(texts)
         x_of = dict(zip(texts, values if values is not None else range(len(texts)), strict=True))
         scale = 100.0 if key.startswith("accuracy") else 1.0
@@ -263,14 +263,14 @@ class Sweep:
         curves: dict[tuple[str, ...], list[tuple[float, F64]]] = {}
         for combination, rows in self.groups():
             curves.setdefault(combination[1:], []).append((x_of[combination[0]], scale * self.column(key, rows)))
-        for order, (other_values, points) in enumerate(curves.items()):
+        for index, (other_values, points) in enumerate(curves.items()):
             points.sort(key=lambda point: point[0])
-            colour, dash = plots.colour_of(order), plots.dash_of(order)
+            colour, dash = plots.colour_of(index), plots.dash_of(index)
             means = [float(figures.mean()) for _, figures in points]
             line = dash if values is not None else "none"  # There is no line between values that are not numbers.
             axes.plot(
                 [x for x, _ in points], means, color=colour, linestyle=line, marker="o", markersize=4,
-                label=label_of(others, other_values),
+                label=label_of(other_keys, other_values),
             )  # fmt: skip
             for x, figures in points if self.seeds > 1 else ():
                 axes.plot([x] * len(figures), figures, "o", color=colour, alpha=0.45, markersize=3, markeredgewidth=0)

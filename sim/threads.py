@@ -18,10 +18,10 @@ def one_thread() -> Iterator[None]:
     For batches of small models a second thread costs more than it computes. BLAS threads also spin for tens of
     milliseconds after each product. With one thread, results do not depend on the machine's number of cores.
     """
-    threads = torch.get_num_threads()
+    usual_threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
         with threadpool_limits(1, "blas"):
             yield
     finally:
-        torch.set_num_threads(threads)
+        torch.set_num_threads(usual_threads)

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 __all__ = ["Learners", "Steps"]
 
 
-UNKNOWN = -1  # In place of a count of steps since the last mix: the row's next training starts the count.
+UNKNOWN = -1  # In place of a row's count of steps since its last mix, until its next training starts the count.
 
 DRAWN_AT_ONCE = 4096  # Rows whose batches are drawn in one call; with batches of 8, a step takes 256 KiB of indices.
 
@@ -166,7 +166,7 @@ class Learners:
     def _train_block(self, rows: I64, counts: I64, samples: list[I64]) -> None:
         """Train one block: in place if its rows are adjacent, else on copies that are written back."""
         assert self._stack is not None
-        live = (self.matrix, *self._moments)
+        live = (self.matrix, *self._moments)  # The rows of all peers: models, then the optimizer's state.
         count, first_row = len(rows), int(rows[0])
         are_adjacent = int(rows[-1]) - first_row == count - 1 and bool((np.diff(rows) == 1).all())
         if are_adjacent:
@@ -175,21 +175,21 @@ class Learners:
             block = [copy[:count] for copy in self._copies]
             for whole, copy in zip(live, block, strict=True):
                 whole.take(rows, axis=0, out=copy, mode="clip")
-        tensors = [torch.from_numpy(part)[:, : self.parameters] for part in block]
-        gradients = torch.from_numpy(self._gradients[:count])
+        model_rows = block[0]
+        block_models, *block_moments = [torch.from_numpy(part)[:, : self.parameters] for part in block]
+        block_gradients = torch.from_numpy(self._gradients[:count])
         ages, taken = self._ages[rows], self.steps_taken[rows] - counts
         for step in range(int(counts[0])):
             remaining = len(samples[step])  # The number of rows that take this step; they are the first ones.
             steps = taken[:remaining] + step
             keys = self._dropout_keys(rows[:remaining], steps)
-            self._stack.gradients(block[0][:remaining], samples[step], self._gradients[:remaining], keys)
-            if remaining == count:
-                models, moments, slopes = tensors[0], tensors[1:], gradients
-            else:
-                models, slopes = tensors[0][:remaining], gradients[:remaining]
-                moments = [part[:remaining] for part in tensors[1:]]
-            self._optimizer.step(models, slopes, moments, ages[:remaining] + step, self._rates(steps))
-            self._correct(block[0][:remaining], rows[:remaining], steps)
+            self._stack.gradients(model_rows[:remaining], samples[step], self._gradients[:remaining], keys)
+            models, gradients, moments = block_models, block_gradients, block_moments
+            if remaining < count:
+                models, gradients = block_models[:remaining], block_gradients[:remaining]
+                moments = [moment[:remaining] for moment in block_moments]
+            self._optimizer.step(models, gradients, moments, ages[:remaining] + step, self._rates(steps))
+            self._correct(model_rows[:remaining], rows[:remaining], steps)
         self._ages[rows] = ages + counts
         if not are_adjacent:
             for whole, copy in zip(live, block, strict=True):
@@ -238,11 +238,11 @@ class Learners:
             low, high = int(training[0]), int(training[-1]) + 1
             are_adjacent = high - low == len(training)
             block = models[low:high] if are_adjacent else models[training]
-            slopes, places = self._gradients[: len(training)], start + training  # Places in `steps`.
+            gradients, places = self._gradients[: len(training)], start + training  # Places in `steps`.
             rows, taken = steps.rows[places], steps.first[places] + step
-            stack.gradients(block, steps.samples[step][places], slopes, self._dropout_keys(rows, taken))
+            stack.gradients(block, steps.samples[step][places], gradients, self._dropout_keys(rows, taken))
             trained = torch.from_numpy(block)[:, : self.parameters]
-            self._optimizer.step(trained, torch.from_numpy(slopes), (), taken, self._rates(taken))
+            self._optimizer.step(trained, torch.from_numpy(gradients), (), taken, self._rates(taken))
             self._correct(block, rows, taken)
             if not are_adjacent:
                 models[training] = block

@@ -35,9 +35,10 @@ def build(task: Task, dataset: Dataset, seed: int) -> nn.Module:
                 raise ConfigError(f"task.model = {name!r} returned {type(module).__name__}: return a torch.nn.Module.")
             return module
         if dataset.text != (name == "gpt"):
-            does = "reads text: use linear, mlp or cnn, or the data set" if name == "gpt" else "cannot read text: use"
-            which = "shakespeare" if name == "gpt" else "gpt"
-            raise ConfigError(f"task.model = {name!r} {does} {which} ({dataset.name} was given).")
+            mistake = "cannot read text: use gpt"
+            if name == "gpt":
+                mistake = "reads text: use linear, mlp or cnn, or the data set shakespeare"
+            raise ConfigError(f"task.model = {name!r} {mistake} ({dataset.name} was given).")
         if name == "gpt":
             if max(dataset.outputs, 1 + int(dataset.x_train.max()), 1 + int(dataset.x_test.max())) > 256:
                 raise ConfigError(

@@ -62,7 +62,7 @@ class StackedModule:
         sizes = [tensor.numel() for tensor in named.values()]
         ends = np.cumsum(sizes).tolist()
         self._pieces = {name: slice(end - size, end) for name, size, end in zip(named, sizes, ends, strict=True)}
-        self.parameters, self.elements = ends[len(parameters) - 1], ends[-1]
+        self.parameters, self.elements = ends[len(parameters) - 1], ends[-1]  # Parameters come before buffers.
         self._initial = torch.cat([tensor.detach().flatten() for tensor in named.values()]).numpy().copy()
         self.models_at_once = min(max(1, MAX_ELEMENTS // self.elements), MAX_MODELS)
         self._losses = vmap(self._loss)
@@ -93,9 +93,9 @@ class StackedModule:
         for name in self._buffers:
             stacked[name] = stacked[name].clone(memory_format=torch.contiguous_format)
         trained = [tensor.requires_grad_() for name, tensor in stacked.items() if name not in self._buffers]
-        key = () if keys is None else (torch.from_numpy(keys),)
+        dropout_keys = () if keys is None else (torch.from_numpy(keys),)
         with sdpa_kernel(SDPBackend.MATH):  # The fused attention kernels have no vmap rule.
-            gradients = torch.autograd.grad(self._losses(stacked, x, y, *key).sum(), trained)
+            gradients = torch.autograd.grad(self._losses(stacked, x, y, *dropout_keys).sum(), trained)
         out_tensor, models_tensor = torch.from_numpy(out), torch.from_numpy(models)
         for piece, gradient in zip(self._pieces.values(), gradients, strict=False):
             out_tensor[:, piece] = gradient.flatten(1)
@@ -185,7 +185,7 @@ class StackedModule:
     def _try_step(self, batch_size: int) -> None:
         """Take one step of one model, so that a module that cannot be stacked fails before the run."""
         where, dataset, objective = f"task.model = {self._name!r}", self._dataset, self._objective
-        x, y = dataset.x_train[:2], self._targets(dataset.y_train[:2])
+        x, y = dataset.x_train[:2], self._targets(dataset.y_train[:2])  # Two samples show which axis is the batch.
         try:
             with torch.no_grad():
                 output = self._output(self.state_dict(self._initial), x)

@@ -46,13 +46,13 @@ def parts(task: Task, dataset: Dataset, names: Sequence[str], seed: int) -> list
             f"task.partition natural needs data that names its clients, as shakespeare, or a function that returns "
             f"them as a fifth tensor: for {dataset.name} use iid or dirichlet."
         )
-    draw = task.samples_per_peer
-    if draw is None and count < LEAST_SAMPLES_A_PART * len(names):
-        draw = min(SAMPLES_WITH_OVERLAP, count)
-    if draw is not None:
-        if draw > count:
-            raise DataError(f"task.samples_per_peer = {draw} cannot work: {dataset.name} has {count} training samples.")
-        return _drawn(task, dataset, names, seed, draw)
+    size = task.samples_per_peer  # Samples that each peer draws; None if the data set is divided.
+    if size is None and count < LEAST_SAMPLES_A_PART * len(names):
+        size = min(SAMPLES_WITH_OVERLAP, count)
+    if size is not None:
+        if size > count:
+            raise DataError(f"task.samples_per_peer = {size} cannot work: {dataset.name} has {count} training samples.")
+        return _drawn(task, dataset, names, seed, size)
     if kind == "natural":
         return _dealt_clients(dataset, len(names))
     split_seed = int.from_bytes(derive(seed, "", "partition")[:8], "little")
@@ -75,9 +75,9 @@ def _dealt_clients(dataset: Dataset, peers: int) -> list[I64]:
     return [np.concatenate(clients[peer::peers]) for peer in range(peers)]
 
 
-def _drawn(task: Task, dataset: Dataset, names: Sequence[str], seed: int, draw: int) -> list[I64]:
-    """Draw ``draw`` samples for each peer."""
-    pools: list[I64]
+def _drawn(task: Task, dataset: Dataset, names: Sequence[str], seed: int, size: int) -> list[I64]:
+    """Draw ``size`` samples for each peer; with "natural" at most as many as its client has."""
+    pools: list[I64]  # The samples of each client, or of each class.
     if task.partition.kind == "natural":
         pools = _samples_of_clients(dataset)
     elif task.partition.kind == "dirichlet":
@@ -86,17 +86,17 @@ def _drawn(task: Task, dataset: Dataset, names: Sequence[str], seed: int, draw: 
     for name in names:
         random = generator(seed, name, "samples")
         if task.partition.kind == "iid":
-            drawn.append(random.choice(count, draw, replace=False))
+            drawn.append(random.choice(count, size, replace=False))
         elif task.partition.kind == "natural":
             pool = pools[int(random.integers(len(pools)))]
-            drawn.append(random.choice(pool, min(draw, len(pool)), replace=False))
+            drawn.append(random.choice(pool, min(size, len(pool)), replace=False))
         else:
             shares = random.dirichlet(np.full(len(pools), task.partition.alpha))  # (classes,)
-            counts = random.multinomial(draw, shares)
+            counts = random.multinomial(size, shares)
             pieces = [
-                random.choice(pool, size, replace=size > len(pool))
-                for pool, size in zip(pools, counts.tolist(), strict=True)
-                if size
+                random.choice(pool, wanted, replace=wanted > len(pool))
+                for pool, wanted in zip(pools, counts.tolist(), strict=True)
+                if wanted
             ]
             drawn.append(np.concatenate(pieces))
     return drawn

@@ -31,18 +31,21 @@ LOGITS_AT_ONCE = 1 << 20  # Elements of an evaluation's largest temporary array:
 
 
 def linear_layers(module: nn.Module) -> list[nn.Linear] | None:
-    """Return the layers of a perceptron, Sequential([Flatten,] Linear, ReLU, Linear, ...), or None for other models."""
+    """Return the layers of a perceptron, Sequential([Flatten,] Linear, ReLU, Linear, ...), or None for other models.
+
+    All layers must have a bias and be float32.
+    """
     if type(module) is not nn.Sequential:
         return None
-    inner = [*module]
-    if inner and type(inner[0]) is nn.Flatten and (inner[0].start_dim, inner[0].end_dim) == (1, -1):
-        inner = inner[1:]
-    layers = inner[::2]
-    if len(inner) % 2 == 0 or any(type(between) is not nn.ReLU for between in inner[1::2]):
+    children = [*module]
+    if children and type(children[0]) is nn.Flatten and (children[0].start_dim, children[0].end_dim) == (1, -1):
+        children = children[1:]
+    layers, activations = children[::2], children[1::2]
+    if len(children) % 2 == 0 or any(type(activation) is not nn.ReLU for activation in activations):
         return None
     linear = [layer for layer in layers if type(layer) is nn.Linear]
-    has_bias = all(layer.bias is not None and layer.weight.dtype == torch.float32 for layer in linear)
-    return linear if len(linear) == len(layers) and has_bias else None
+    are_suited = all(layer.bias is not None and layer.weight.dtype == torch.float32 for layer in linear)
+    return linear if len(linear) == len(layers) and are_suited else None
 
 
 def check_widths(layers: list[nn.Linear], dataset: Dataset, name: str) -> None:
@@ -65,7 +68,8 @@ class StackedLinear:
     """Perceptrons of one shape, each a row of a matrix, on a data set of class numbers.
 
     A row holds the layers in order. Each layer is one matrix that contains the bias; a column of ones in its input adds
-    it. A hidden layer has shape (inputs + 1, outputs), the last one (classes, inputs + 1): the fastest to multiply.
+    it. A hidden layer has shape (inputs + 1, outputs), the last one (classes, inputs + 1): the fastest to multiply. The
+    outputs of a hidden layer are called a *level*.
     """
 
     def __init__(
@@ -119,7 +123,7 @@ class StackedLinear:
         views = self._views.get(count)
         if views is None:
             views = self._views[count] = _Views(self._work, count, self._batch)
-        weights, slopes = self._matrices(models), self._matrices(out)
+        weights, gradients = self._matrices(models), self._matrices(out)  # One matrix for each layer.
         flat = samples.reshape(-1)
         self._x.take(flat, axis=0, out=views.inputs_flat, mode="clip")
         labels = self._y.take(flat)
@@ -143,7 +147,7 @@ class StackedLinear:
         np.divide(logits, per_sample, out=logits)
         views.logits_flat[labels * len(per_sample) + views.samples] -= np.float32(1 / self._batch)
 
-        np.matmul(views.by_class, below, out=slopes[-1])
+        np.matmul(views.by_class, below, out=gradients[-1])
         if not views.levels:
             return
         # The backward pass. `errors` are the gradients of a layer's outputs, (models, batch, width + 1).
@@ -153,7 +157,7 @@ class StackedLinear:
             level_torch = views.levels[index][2]
             torch.ops.aten.threshold_backward.grad_input(errors_torch, level_torch, 0, grad_input=errors_torch)
             below = views.levels[index - 1][0] if index else views.inputs
-            np.matmul(below.transpose(0, 2, 1), inner_errors, out=slopes[index])
+            np.matmul(below.transpose(0, 2, 1), inner_errors, out=gradients[index])
             if index:
                 np.matmul(inner_errors, weights[index].transpose(0, 2, 1), out=views.errors[index - 1][0])
 
@@ -217,8 +221,10 @@ class _Views:
     def __init__(self, work: _WorkArrays, models: int, batch: int) -> None:
         self.inputs = work.inputs[:models]
         self.inputs_flat = self.inputs.reshape(models * batch, -1)
-        self.levels = [(a[:models], a[:models, :, :-1], torch.from_numpy(a[:models])) for a in work.levels]
-        self.errors = [(a[:models], a[:models, :, :-1], torch.from_numpy(a[:models])) for a in work.errors]
+        self.levels, self.errors = (
+            [(array[:models], array[:models, :, :-1], torch.from_numpy(array[:models])) for array in arrays]
+            for arrays in (work.levels, work.errors)
+        )
         self.logits_flat = work.logits[: work.classes * models * batch]
         self.logits = self.logits_flat.reshape(work.classes, models * batch)
         cube = self.logits.reshape(work.classes, models, batch)

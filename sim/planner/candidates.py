@@ -1,4 +1,7 @@
-"""The candidate settings: how often, how coarsely, how much at once, and with which partners to mix."""
+"""The candidate settings of a plan: how often, how coarsely, how much at once, and with which partners to mix.
+
+A plan simulates each candidate on given links and recommends one (:mod:`sim.planner.study`).
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,7 @@ from sim.scenario.scenario import Scenario, value_of
 
 __all__ = ["GIVEN", "Candidate", "candidates", "parse", "with_candidate"]
 
-GIVEN = "as given"  # The name of the candidate with the file's own settings.
+GIVEN = "as given"  # The name of the candidate with the settings of the user's file, unchanged.
 MAX_CANDIDATES = 12  # The settings of the file and eleven others.
 CODECS = ("fp32", "bf16", "int8", "int4")
 MAX_STEPS = 128  # The most steps that an exchange is assumed to last: beyond it all mix as often as they can.
@@ -30,7 +33,7 @@ class Candidate:
 
 
 def candidates(
-    scenario: Scenario, steps_of: Callable[[str], float], suited: Mapping[str, Any] | None = None
+    scenario: Scenario, steps_of: Callable[[str], float], base_settings: Mapping[str, Any] | None = None
 ) -> list[Candidate]:
     """Return the file's settings, and up to eleven others around the pace that these links allow.
 
@@ -39,13 +42,13 @@ def candidates(
     Args:
         scenario: The scenario to play.
         steps_of: Returns the local steps that pass while two whole vectors are exchanged with a codec.
-        suited: The base of all candidates but the first: a preset and the file's keys. Without it they change the
-            file's keys.
+        base_settings: The base of all candidates but the first: a preset and the file's keys. Without it they change
+            the file's keys.
     """
     intervals = {codec: intervals_around(steps_of(codec)) for codec in CODECS}
-    # For each codec, three numbers of steps between mixes: an exchange takes twice, half and an eighth of them.
+    # By codec, three numbers of steps between mixes: an exchange takes twice, half and an eighth of them.
     often, middle, rarely = ({codec: steps[place] for codec, steps in intervals.items()} for place in range(3))
-    wanted = [
+    variations = [
         Candidate("auto", {"codec": AUTO, "mix_every_steps": AUTO}),
         mixing_every("int8", middle), mixing_every("int8", often), mixing_every("fp32", middle),
         mixing_every("int4", middle), mixing_every("int4", often), mixing_every("int8", rarely),
@@ -56,8 +59,8 @@ def candidates(
         mixing_every("int4", rarely), mixing_every("bf16", often),
     ]  # fmt: skip
     chosen, configs = [Candidate(GIVEN, {})], [scenario.config]
-    for variation in wanted:
-        candidate = Candidate(variation.name, {**(suited or {}), **variation.changes})
+    for variation in variations:
+        candidate = Candidate(variation.name, {**(base_settings or {}), **variation.changes})
         try:
             config = with_candidate(scenario, candidate).config
         except ConfigError:  # It does not go with the file's settings.

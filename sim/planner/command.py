@@ -60,13 +60,13 @@ def plan(
     from sim.jobs import Assignment
     from sim.report.result import Result
 
-    done: dict[int, Result] = {}
+    done: dict[int, Result] = {}  # The results of finished runs, by run number.
     try:
         tables = read_toml(file, "plan") if file is not None else dict(table or {})
         world = World.from_mapping(
             tables, str(file or "what was measured"), model_mb=model_mb, step_s=step_s, nodes=nodes, seed=seed
         )
-        tried = candidates(world.scenario, world.exchange_steps, world.suited)
+        tried = candidates(world.scenario, world.exchange_steps, world.base_settings)
         study = Study(world, [*tried, *(parse(text) for text in more)], seeds)
         todo = [
             Assignment(scenario, f"{outcome.candidate.name}, seed {scenario.seed}") for outcome, scenario in study.runs

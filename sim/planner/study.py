@@ -22,7 +22,7 @@ from sim.scenario.tables import toml_text
 
 __all__ = ["CandidateRuns", "Study"]
 
-POINT = 0.01  # Accuracy that counts as equal to the best.
+POINT = 0.01  # A percentage point: an accuracy within it of the best one counts as equal to it.
 BELOW_BEST = 0.02  # The reported time is that of an accuracy this far below the best final one.
 NEVER = "–"  # noqa: RUF001  Shown where the accuracy was never reached.
 
@@ -80,8 +80,9 @@ class Study:
 
     def __init__(self, world: World, tried: Sequence[Candidate], seeds: int) -> None:
         self.world, self.seeds = world, seeds
-        self.outcomes = [CandidateRuns(candidate) for candidate in tried]  # They are empty before `take`.
-        self.runs: list[tuple[CandidateRuns, Scenario]] = []  # Each run, and the outcome that it belongs to.
+        self.outcomes = [CandidateRuns(candidate) for candidate in tried]  # They have no figures before `take`.
+        # By the run's number: the outcome to which its result will be added, and its scenario.
+        self.runs: list[tuple[CandidateRuns, Scenario]] = []
         for count in range(seeds):
             for outcome in self.outcomes:
                 scenario = with_candidate(world.scenario, outcome.candidate)
@@ -97,6 +98,7 @@ class Study:
     # -- conclusions ---------------------------------------------------------------------------------------------
     @property
     def given(self) -> CandidateRuns:
+        """Return the candidate with the file's own settings."""
         return next(outcome for outcome in self.outcomes if outcome.candidate.name == GIVEN)
 
     @property
@@ -152,7 +154,7 @@ class Study:
     def deadlines(self) -> list[str]:
         """Return which preset the choice takes its deadlines from, and why, if the file names none."""
         world = self.world
-        if not world.suited:
+        if not world.base_settings:
             return []
         latency_s, rate_bytes_s, loss = world.links
         rate = "no limit" if math.isinf(rate_bytes_s) else f"{8e-6 * rate_bytes_s:.3g} Mbit/s"
@@ -182,7 +184,7 @@ class Study:
         """Return heads and a row for each candidate, the most accurate first."""
         heads = ["settings", "accuracy", f"to {100 * self.target:.0f} %", "sent/min", "exchange"]
         rows = list[tuple[str, ...]]()
-        for outcome in sorted(self.outcomes, key=lambda runs: -runs.mean):
+        for outcome in sorted(self.outcomes, key=lambda outcome: -outcome.mean):
             spread = f" ±{100 * np.ptp(outcome.accuracy) / 2:.1f}" if self.seeds > 1 else ""
             to_s = outcome.seconds_to(self.target)
             mark = "> " if outcome is self.choice else "  "
@@ -247,5 +249,6 @@ def points_text(gap: float, error: float) -> str:
     return f"{100 * gap:.1f} points" if math.isnan(error) else f"{100 * gap:.1f} ± {100 * error:.1f} points"
 
 
-def ratio_text(one: CandidateRuns, other: CandidateRuns) -> str:
-    return f"{statistics.fmean(one.sent) / max(statistics.fmean(other.sent), 1.0):.2g} times"
+def ratio_text(outcome: CandidateRuns, reference: CandidateRuns) -> str:
+    """Return how many times as many bytes an outcome sends as the reference does."""
+    return f"{statistics.fmean(outcome.sent) / max(statistics.fmean(reference.sent), 1.0):.2g} times"

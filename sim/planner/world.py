@@ -1,4 +1,7 @@
-"""The links and machines of a plan, and the stand-in model that learns on them."""
+"""The links and machines of a plan, and the stand-in model that learns on them.
+
+The user's model is not simulated. A small *stand-in* learns in its place, while links carry vectors of the user's size.
+"""
 
 from __future__ import annotations
 
@@ -28,8 +31,9 @@ TASK: dict[str, Any] = {"dataset": "digits", "model": "mlp", "partition": {"kind
 
 Mixing too rarely or too coarsely costs accuracy, as with a large model.
 """
-FAST_S, FAST_BYTES_S = 1e-3, 1.2e9  # datacentre: at most this one-way latency, and at least this rate.
-# lan: the same two limits; the rate is twelve times the slowest that the preset accepts.
+# The preset "datacentre" suits links with at most this one-way latency and at least this rate.
+FAST_S, FAST_BYTES_S = 1e-3, 1.2e9
+# The same limits of the preset "lan"; the rate is twelve times the slowest that the preset accepts.
 NEAR_S, NEAR_BYTES_S = 5e-3, 6e6
 
 
@@ -85,6 +89,7 @@ class World:
         world = cls(scenario, section)
         if length_s is not None:
             return world
+        # The file names no duration: choose one that is long enough for the slowest codec.
         steps = min(max(STEPS, MIN_EXCHANGES * world.exchange_steps("fp32")), MAX_STEPS)
         changes: dict[str, Any] = {"duration_s": steps * scenario.compute.step_s.mean}
         if "optimizer" not in task:
@@ -92,7 +97,7 @@ class World:
         return cls(scenario.replace(**changes), world.section)
 
     @property
-    def suited(self) -> dict[str, Any]:
+    def base_settings(self) -> dict[str, Any]:
         """Return the base of the candidates' section: the preset whose deadlines suit the links, and the file's keys.
 
         It is empty if the file names a preset or a method.
@@ -131,7 +136,7 @@ class World:
         return network
 
     def pairs(self) -> list[tuple[int, int]]:
-        """Return a sample of the pairs."""
+        """Return the pairs of at most MAX_PEERS peers."""
         return [(a, b) for a in range(min(self.scenario.peers, MAX_PEERS)) for b in range(a)]
 
     def exchange_steps(self, codec: str) -> float:

@@ -51,38 +51,44 @@ def require_matplotlib() -> None:
 
 # -- pictures ----------------------------------------------------------------------------------------------------------
 def draw(results: Sequence[Result], panel: Panel | None = None, *, key: bool = True) -> Figure:
-    """Return a figure of one panel, or of all panels with their titles. ``key`` adds the key of the curves."""
+    """Return a figure of one panel, or of all panels with their titles. ``key`` adds the key of the curves to one."""
+    with styled():
+        return draw_all(results) if panel is None else draw_one(results, panel, key)
+
+
+def draw_one(results: Sequence[Result], panel: Panel, key: bool) -> Figure:
     from matplotlib.figure import Figure
 
-    with styled():
-        if panel is not None:
-            figure = Figure(figsize=PANEL_INCHES, layout="constrained")
-            axes = figure.subplots()
-            paint(axes, panel, results)
-            if len(results) == 1:  # Keep room for the key in every panel, so that the panels of a page align.
-                cast(Any, figure.get_layout_engine()).set(rect=(0, 0, 1, 0.93))
-            if key and len(results) > 1:
-                figure.legend(*axes.get_legend_handles_labels(), loc="outside upper left", ncols=2)
-            return figure
-        panels = panels_of(results)
-        columns = min(3, len(panels))
-        rows = math.ceil(len(panels) / columns)
-        figure = Figure(
-            figsize=(PANEL_INCHES[0] * columns, (PANEL_INCHES[1] + 0.25) * rows + 0.5), layout="constrained"
-        )
-        cast(Any, figure.get_layout_engine()).set(w_pad=0.12, h_pad=0.1)
-        all_axes = np.atleast_1d(figure.subplots(rows, columns)).ravel()
-        for axes, each in zip(all_axes, panels, strict=False):
-            paint(axes, each, results)
-            axes.set_title(each.title, loc="left", color=INK, pad=22 if len(results) == 1 else 6)
-        for axes in all_axes[len(panels) :]:
-            axes.set_axis_off()
-        if len(results) == 1:
-            figure.suptitle(str(results[0].summary["name"]), x=0.01, ha="left", color=INK, size=13)
-        else:
-            handles = all_axes[0].get_legend_handles_labels()
-            figure.legend(*handles, loc="outside upper left", ncols=min(6, len(results)))
-        return figure
+    figure = Figure(figsize=PANEL_INCHES, layout="constrained")
+    axes = figure.subplots()
+    paint(axes, panel, results)
+    if len(results) == 1:  # Keep room for the key in every panel, so that the panels of a page align.
+        cast(Any, figure.get_layout_engine()).set(rect=(0, 0, 1, 0.93))
+    if key and len(results) > 1:
+        figure.legend(*axes.get_legend_handles_labels(), loc="outside upper left", ncols=2)
+    return figure
+
+
+def draw_all(results: Sequence[Result]) -> Figure:
+    from matplotlib.figure import Figure
+
+    panels = panels_of(results)
+    columns = min(3, len(panels))
+    rows = math.ceil(len(panels) / columns)
+    figure = Figure(figsize=(PANEL_INCHES[0] * columns, (PANEL_INCHES[1] + 0.25) * rows + 0.5), layout="constrained")
+    cast(Any, figure.get_layout_engine()).set(w_pad=0.12, h_pad=0.1)
+    all_axes = np.atleast_1d(figure.subplots(rows, columns)).ravel()
+    for axes, panel in zip(all_axes, panels, strict=False):
+        paint(axes, panel, results)
+        axes.set_title(panel.title, loc="left", color=INK, pad=22 if len(results) == 1 else 6)
+    for axes in all_axes[len(panels) :]:
+        axes.set_axis_off()
+    if len(results) == 1:
+        figure.suptitle(str(results[0].summary["name"]), x=0.01, ha="left", color=INK, size=13)
+    else:
+        handles = all_axes[0].get_legend_handles_labels()
+        figure.legend(*handles, loc="outside upper left", ncols=min(6, len(results)))
+    return figure
 
 
 def paint(axes: Axes, panel: Panel, results: Sequence[Result]) -> None:
@@ -90,7 +96,8 @@ def paint(axes: Axes, panel: Panel, results: Sequence[Result]) -> None:
     from matplotlib.ticker import MaxNLocator
 
     has_several = len(results) > 1
-    (panel.many if has_several and panel.many is not None else panel.draw)(axes, results)
+    draw_on = panel.draw_several if has_several and panel.draw_several is not None else panel.draw
+    draw_on(axes, results)
     if panel.about_time:
         last_s = max((float(each.column("virtual_s").max(initial=0.0)) for each in results), default=0.0)
         divisor, unit = time_axis(last_s)

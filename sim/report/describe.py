@@ -225,7 +225,7 @@ def attackers_sentence(scenario: Scenario) -> str:
     if spec is None or spec.share == 0:
         return ""
     count = spec.count(scenario.peers)
-    scale = spec.size(scenario.peers)
+    scale = spec.scale_for(scenario.peers)
     times = "" if scale == 1 else f" times {scale:.3g}"
     sent = {
         "sign-flip": f"their models with the sign flipped{times}",

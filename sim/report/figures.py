@@ -23,8 +23,8 @@ from sim.scenario.scenario import Scenario
 
 __all__ = ["COLUMNS", "HISTORY", "SHOWN", "SUMMARY", "Column", "Total", "page"]
 
-# Each mix counts as its side's share of an exchange. Sums of shares like 1/3 are rounded; this is added before whole
-# exchanges are counted, and is enough for up to 10^10 shares.
+# Each mix counts as its side's share of an exchange. Sums of shares like 1/3 are rounded, and may be just below a whole
+# number. This is added before whole exchanges are counted; it is enough for up to 10^10 shares.
 ROUNDING_ALLOWANCE = 1e-3
 HISTORY_HEAD = """
 ## Of a simulation

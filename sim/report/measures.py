@@ -1,4 +1,7 @@
-"""Measurements of a swarm at one instant: learning, distance between members, and cost."""
+"""Measurements of a swarm at one instant: learning, distance between members, and cost.
+
+A peer is *ready* once it holds the weights of a run. A *mix* is one side of an exchange, which adds its result.
+"""
 
 from __future__ import annotations
 

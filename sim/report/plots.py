@@ -52,22 +52,23 @@ class Panel:
     caption: str
     draw: Callable[[Axes, Sequence[Result]], None]
     about_time: bool = True  # Its x axis is virtual time.
-    many: Callable[[Axes, Sequence[Result]], None] | None = None  # Draws several results, if `draw` cannot.
-    many_caption: str = ""
+    draw_several: Callable[[Axes, Sequence[Result]], None] | None = None  # Draws several results, if `draw` cannot.
+    caption_of_several: str = ""
 
     def caption_for(self, results: Sequence[Result]) -> str:
         """Return the caption for these results."""
-        if self.name == "loss" and all(each.scenario.task.dataset == "averaging" for each in results):
-            return "Half the mean square of the peers' vectors" + (
-                ", and of their average." if len(results) == 1 else "."
-            )
-        return self.many_caption if len(results) > 1 and self.many_caption else self.caption
+        if self.name == "loss" and all(result.scenario.task.dataset == "averaging" for result in results):
+            average = ", and of their average" if len(results) == 1 else ""
+            return f"Half the mean square of the peers' vectors{average}."
+        return self.caption_of_several if len(results) > 1 and self.caption_of_several else self.caption
 
 
 def panels_of(results: Sequence[Result]) -> list[Panel]:
     """Return the panels with data: no accuracy for a task without one, no durations without exchanges."""
     return [
-        panel for panel in PANELS if panel.name not in HAS_DATA or any(HAS_DATA[panel.name](each) for each in results)
+        panel
+        for panel in PANELS
+        if panel.name not in HAS_DATA or any(HAS_DATA[panel.name](result) for result in results)
     ]
 
 
@@ -97,7 +98,10 @@ def times_of(result: Result, results: Sequence[Result]) -> F64:
 
 
 def draw_band(axes: Axes, results: Sequence[Result], kind: str, scale: float = 1.0) -> None:
-    """Draw the mean over peers as a line, least to greatest as a band, and the average model of a single result."""
+    """Draw the mean over peers as a line, least to greatest as a band, and the average model of a single result.
+
+    ``kind`` begins the names of the columns: "loss", "accuracy" or "metric".
+    """
     for number, result in enumerate(results):
         times = times_of(result, results)
         low, mean, high = (scale * result.column(f"{kind}_{part}") for part in ("min", "mean", "max"))
@@ -220,7 +224,7 @@ def draw_durations(axes: Axes, results: Sequence[Result]) -> None:
     axes.set_ylabel("share of exchanges (%)")
 
 
-def draw_durations_of_many(axes: Axes, results: Sequence[Result]) -> None:
+def draw_durations_of_several(axes: Axes, results: Sequence[Result]) -> None:
     """Draw cumulative shares of durations: lines, since bars would hide one another."""
     samples = [positive(each.exchange_s) for each in results]
     durations = np.concatenate(samples)
@@ -272,18 +276,18 @@ def plain_ticks(axes: Axes, low: float, high: float, which: str = "y") -> None:
 EVALUATED = "On held-out samples: each peer's own model, and the average of all models."
 BAND = "On held-out samples: the mean of the peers, and the band from least to greatest."
 PANELS = (
-    Panel("loss", "Loss", EVALUATED, draw_loss, many_caption=BAND),
-    Panel("accuracy", "Accuracy", EVALUATED, draw_accuracy, many_caption=BAND),
-    Panel("metric", "Metric", EVALUATED, draw_metric, many_caption=BAND),
+    Panel("loss", "Loss", EVALUATED, draw_loss, caption_of_several=BAND),
+    Panel("accuracy", "Accuracy", EVALUATED, draw_accuracy, caption_of_several=BAND),
+    Panel("metric", "Metric", EVALUATED, draw_metric, caption_of_several=BAND),
     Panel("consensus", "Consensus distance", "How far the peers' models lie from their average, root mean square.",
           draw_consensus),
     Panel("members", "Members", "Peers that are up, and those of them that have joined and train.", draw_members,
-          many_caption="Peers that are up."),
+          caption_of_several="Peers that are up."),
     Panel("traffic", "Bytes sent", "By all peers together since the beginning, control messages included.",
           draw_traffic),
     Panel("durations", "Exchanges", "From the snapshot to the mix, over a sample of the finished exchanges.",
-          draw_durations, about_time=False, many=draw_durations_of_many,
-          many_caption="Share of the finished exchanges that took no longer, from the snapshot to the mix."),
+          draw_durations, about_time=False, draw_several=draw_durations_of_several,
+          caption_of_several="Share of the finished exchanges that took no longer, from the snapshot to the mix."),
 )  # fmt: skip
 HAS_DATA: dict[str, Callable[[Result], bool]] = {
     "accuracy": lambda result: bool(np.isfinite(result.column("accuracy_mean")).any()),

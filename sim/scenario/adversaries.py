@@ -51,7 +51,7 @@ class AttackersSpec:
     peers: "sign-flip", ``-scale x``; "scaled", ``scale x``; "random", N(0, scale^2) in each element; "nan", nothing
     that is a number; "alie", ``mean - scale deviation``; "ipm", ``-scale mean``; "dissensus",
     ``y - scale (honest / attackers) (mean - y)``, which takes from y what all honest partners together bring it.
-    ``scale`` None: 1, 10, 1, for alie :func:`little_deviations`, 0.1, 1.
+    ``scale`` None: the kind's own scale, of SCALES or :func:`little_deviations`.
     """
 
     share: float
@@ -68,10 +68,10 @@ class AttackersSpec:
             require(is_valid, "scale", self.scale, "a positive number")
 
     def count(self, peers: int) -> int:
-        """Return how many of so many peers attack."""
+        """Return how many of ``peers`` peers attack: the share, rounded half up."""
         return math.floor(self.share * peers + 0.5)
 
-    def size(self, peers: int) -> float:
+    def scale_for(self, peers: int) -> float:
         """Return the scale; if none is given, the kind's own for a swarm of ``peers`` peers."""
         if self.scale is not None:
             return self.scale
@@ -109,7 +109,7 @@ class Attacker:
 
     def __init__(self, spec: AttackersSpec, seed: int, name: str, peers: int) -> None:
         self.spec, self.seed, self.name, self.peers = spec, seed, name, peers
-        self.scale = np.float32(spec.size(peers))
+        self.scale = np.float32(spec.scale_for(peers))
 
     def false_values(self, values: F32, session: int, sight: Callable[[], Sight] | None = None) -> F32:
         """Return the lie, float32, of the size of ``values``, which stay as they are.

@@ -55,8 +55,8 @@ class Latency:
             require(fits, "distribution", self.distribution, f"a {self.kind} Distribution, as Latency.of sets it")
 
     @property
-    def places(self) -> tuple[str, ...]:
-        """Return the regions of a matrix; none for other kinds."""
+    def region_names(self) -> tuple[str, ...]:
+        """Return the names of a matrix's regions; none for other kinds."""
         if self.kind != "matrix":
             return ()
         return self.regions or tuple(worlds.world("matrix", self.name, "name")["regions"])

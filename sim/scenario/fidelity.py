@@ -22,9 +22,7 @@ FILTERS = ("none", "clip")  # These refuse no finite vector, so no decision depe
 CODECS = ("fp32", "fp16", "bf16", "int8", "int4", "auto")  # These need no bound on how far partners are apart.
 
 # Settings of gossip.Config that act through messages, links or failures, which the fast level does not play.
-UNPLAYED = (
-    "boundary_patience_s", "slowest_rate_mb_s", "stall_s", "join_timeout_s", "merge",
-)  # fmt: skip
+UNPLAYED = ("boundary_patience_s", "slowest_rate_mb_s", "stall_s", "join_timeout_s", "merge")
 
 
 class Beyond(ConfigError):
@@ -83,13 +81,13 @@ def fidelity_of(scenario: Playable) -> Fidelity:
         return Fidelity("exchange")
     if scenario.fidelity == "whole":
         return Fidelity("whole", "fidelity = 'whole' is set")
-    keys = [*(key for key, _ in beyond(scenario)), *unplayed(scenario.gossip)]
+    keys = [*(key for key, _ in unrepresented(scenario)), *unplayed(scenario.gossip)]
     return Fidelity("whole", f"the fast level cannot represent {keys[0]}") if keys else Fidelity("exchange")
 
 
 def check_exchanges(scenario: Playable) -> None:
     """Raise a :class:`KeyFault` for the first key that ``fidelity = "exchange"`` cannot represent."""
-    for key, instead in beyond(scenario):
+    for key, instead in unrepresented(scenario):
         raise KeyFault(key, f"is beyond fidelity = 'exchange': {instead}, or play it with fidelity = 'whole'.")
 
 
@@ -103,7 +101,7 @@ def unplayed(config: Config) -> Iterator[str]:
         yield "gossip.internal"
 
 
-def beyond(scenario: Playable) -> Iterator[tuple[str, str]]:
+def unrepresented(scenario: Playable) -> Iterator[tuple[str, str]]:
     """Yield each key whose value the fast level cannot represent, with the advice that follows it in an error."""
     config, membership = scenario.config, scenario.membership
     if membership.mode == "protocol":

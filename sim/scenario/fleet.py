@@ -96,7 +96,7 @@ def check_fleet(fleet: Sequence[PeerSpec], peers: int, network: NetworkSpec) -> 
             positive = "longer than 0 s: time would stand still"
             require(spec.step_s.mean > 0, f"{table}.step_s", str(spec.step_s), positive)
         if spec.region is not None:
-            regions = latency.places
+            regions = latency.region_names
             require(bool(regions), f"{table}.region", spec.region, "left out, or network.latency a matrix of regions")
             require(spec.region in regions, f"{table}.region", spec.region, "one of " + ", ".join(regions))
 

@@ -301,11 +301,12 @@ def value_of(text: str) -> Any:
 
 def suggest_table(fault: UnknownKey) -> ConfigError:
     """Suggest the table to which an unknown key may belong."""
-    if "did you mean" in fault.message:
+    if "did you mean" in fault.message:  # It suggests a key of its own table.
         return fault
     known = [*tables.paths(Scenario), *(f"gossip.{name}" for name in (*tables.hints(Config), "preset"))]
     above, _, last = fault.key.rpartition(".")
-    if "there are" in fault.message and "[" in above:  # An item of a list, whose keys exist nowhere else.
+    # It lists the keys of an item of a list, which exist nowhere else.
+    if "there are" in fault.message and "[" in above:
         return fault
     near = [path for path in known if path.rpartition(".")[2] == last]
     near = near or difflib.get_close_matches(fault.key, known, n=1)

@@ -15,7 +15,7 @@ from sim.arrays import F64
 from sim.scenario.conditions import Congestion, Latency, NetworkSpec
 from sim.scenario.fleet import PeerSpec, by_name
 from sim.scenario.worlds import world
-from sim.seeds import derive
+from sim.seeds import GOLDEN, derive
 from sim.world.tcp import Transport
 
 __all__ = ["NetworkModel", "has_tcp", "network_of"]
@@ -136,6 +136,7 @@ class RegionNetwork(PairNetwork):
 
     def add(self, name: str) -> None:
         PairNetwork.add(self, name)
+        # 64 random bits as a fraction of 2^64, times the number of regions.
         drawn = int.from_bytes(derive(self.seed, name, "region")[:8], "little") * len(self.matrix_s) >> 64
         self.regions.append(self.region_of.get(name, drawn))
 
@@ -169,14 +170,14 @@ class FleetNetwork(NetworkModel):
 
     @property
     def longest_s(self) -> float:
-        furthest = sorted((spec.latency_ms / 1e3 for spec in self.fleet.values()), reverse=True)
-        return self.base.longest_s + sum(furthest[:2])
+        furthest_s = sorted((spec.latency_ms / 1e3 for spec in self.fleet.values()), reverse=True)
+        return self.base.longest_s + sum(furthest_s[:2])  # The two furthest peers may be a pair.
 
     def loss_of(self, sender: int, receiver: int) -> float:
-        arrive = 1 - self.base.loss_of(sender, receiver)
+        arriving_share = 1 - self.base.loss_of(sender, receiver)
         for spec in (self.specs[sender], self.specs[receiver]):
-            arrive *= 1 if spec is None else 1 - spec.loss
-        return 1 - arrive
+            arriving_share *= 1 if spec is None else 1 - spec.loss
+        return 1 - arriving_share
 
     def up_bytes_s(self, peer: int) -> float:
         spec = self.specs[peer]
@@ -196,7 +197,7 @@ def network_of(
     """Return the network that a scenario describes, without its cuts, which are events of the swarm.
 
     It has no TCP if it is perfect or the scenario excludes TCP. An ``ideal`` membership without packet loss has no TCP
-    either, since it leaves out links and their delays.
+    either, since it leaves out links and their delays. ``weight`` and ``connections`` are those of NetworkModel.
     """
     common: dict[str, Any] = {"loss": spec.loss, "weight": weight}
     if has_tcp(spec, ideal, fleet):
@@ -230,7 +231,9 @@ def base_network(spec: NetworkSpec, seed: int, common: dict[str, Any], fleet: Ma
         return PairNetwork(median_s, **rates, **common, seed=seed, table_s=table_s)
     rtt_ms = latency.rtt_ms if latency.name is None else world("matrix", latency.name, "name")["rtt_ms"]
     matrix_s = [[rtt / 2e3 for rtt in row] for row in rtt_ms or ()]
-    region_of = {name: latency.places.index(each.region) for name, each in fleet.items() if each.region is not None}
+    region_of = {
+        name: latency.region_names.index(each.region) for name, each in fleet.items() if each.region is not None
+    }
     return RegionNetwork(
         median_s, **rates, **common, seed=seed, table_s=table_s, matrix_s=matrix_s, region_of=region_of
     )  # fmt: skip
@@ -239,9 +242,8 @@ def base_network(spec: NetworkSpec, seed: int, common: dict[str, Any], fleet: Ma
 QUANTILE_BITS = 12
 # Steps of 0.03 ms in the middle half of the internet's latencies, of 15 ms in the last hundredth; 128 KiB.
 QUANTILES = 1 << QUANTILE_BITS
-# Multiplicative hashing: the high bits of the product with 2**64 over the golden ratio (D. Knuth, The Art of Computer
-# Programming, volume 3, section 6.4). The keys are random, so one product is enough, and costs 0.1 us.
-GOLDEN = 0x9E3779B97F4A7C15
+# Multiplicative hashing: the high bits of the product with GOLDEN (D. Knuth, The Art of Computer Programming, volume 3,
+# section 6.4). The keys are random, so one product is enough, and costs 0.1 us.
 SHIFT, MASK = 64 - QUANTILE_BITS, QUANTILES - 1
 SAME_REGION_RTT_MS = (0.25, 3.4)  # The cloud's figures in worlds.toml.
 

@@ -80,9 +80,10 @@ class Back(NamedTuple):
 class Transport:
     """The behaviour of a network's connections.
 
-    ``tls``: opening a link takes a round trip more. ``connections``: the most of one link. In the methods ``rate`` is
-    the most that a stream could have, in wire bytes per second, ``pace`` the same in segments per second, and ``rtt``
-    the round trip in seconds.
+    ``tls``: opening a link takes a round trip more. ``connections``: the most of one link. A *segment* is the data of
+    one packet, and the *window* the segments that may be in flight. In the methods ``rate`` is the most that a stream
+    could have, in wire bytes per second, ``pace`` the same in segments per second, and ``rtt`` the round trip in
+    seconds.
     """
 
     congestion: Congestion = "cubic"
@@ -135,20 +136,20 @@ class Transport:
         segments = max(1.0, size_bytes / SEGMENT_BYTES)
         packet_bytes = PACKET_BYTES * (1.0 if back is None else ACK_FACTOR)
         wire_bytes, pace = segments * packet_bytes, rate / packet_bytes
-        alone_s = segments / pace
+        full_rate_s = segments / pace
         if self.congestion == "cubic" and not line.loss:
             delay_s = self.queueing_s(line, segments, pace, rtt, now, back, packet_bytes)
-            line.used_at = now + alone_s + delay_s
+            line.used_at = now + full_rate_s + delay_s
             return Passage(wire_bytes, math.inf, delay_s)
         if self.congestion == "cubic":
             took_s = self.lossy_cubic_s(striping.lines_for(line, now), segments, pace, rtt, now)
             striping.note_sent(line, segments, took_s, rtt, now, self.connections)
-            return Passage(wire_bytes, wire_bytes / took_s if took_s > alone_s else math.inf, 0.0)
+            return Passage(wire_bytes, wire_bytes / took_s if took_s > full_rate_s else math.inf, 0.0)
         took_s = self.bbr_s(line, segments, pace, rtt)
         late_s = self.tail_s(line, min(segments, line.window), pace, rtt) if line.loss else 0.0
         late_s += self.probes_s(line, took_s)
         line.used_at = now + took_s + late_s
-        return Passage(wire_bytes, math.inf, took_s - alone_s + late_s)
+        return Passage(wire_bytes, math.inf, took_s - full_rate_s + late_s)
 
     def seconds(
         self, line: Line, size_bytes: float, rate: float, rtt: float, now: float, back: Back | None = None
@@ -224,7 +225,7 @@ class Transport:
     def lossy_cubic_s(self, lines: Sequence[Line], segments: float, pace: float, rtt: float, now: float) -> float:
         """Return the seconds until all segments that cubic sends over these lines have arrived.
 
-        Each of several lines has its last chunk to itself; earlier chunks go to whichever has room.
+        Each of several lines has its last chunk to itself; earlier chunks go to any line that has room.
         """
         for line in lines:
             self.shrink_idle(line, rtt, now)
@@ -235,11 +236,11 @@ class Transport:
             # harmonic mean, as the lines share all of it in proportion to their rates. The last chunks follow.
             chunk = max(segments / (striping.CHUNKS * len(lines)), min(striping.MIN_CHUNK, segments))
             lines = lines[: math.ceil(segments / chunk)]
-            last = min(chunk, segments / len(lines))
-            before = segments / len(lines) - last
-            rates = [1.0 / self.lossy_line_s(line, before, pace / len(lines), rtt) for line in lines if before > 0]
+            last_chunk = min(chunk, segments / len(lines))
+            earlier = segments / len(lines) - last_chunk
+            rates = [1.0 / self.lossy_line_s(line, earlier, pace / len(lines), rtt) for line in lines if earlier > 0]
             took_s = len(rates) / sum(rates) if rates else 0.0
-            took_s += max(self.lossy_line_s(line, last, pace / len(lines), rtt) for line in lines)
+            took_s += max(self.lossy_line_s(line, last_chunk, pace / len(lines), rtt) for line in lines)
             took_s = math.hypot(striping.CHUNKS_FACTOR * took_s, segments / pace)  # Full windows wait in the queue.
         for line in lines:
             line.used_at = now + took_s
@@ -262,7 +263,7 @@ class Transport:
                 line.until_loss -= int(sent)
                 return took_s
             line.until_loss = self.draw_until_loss(line)
-            flight = line.window  # Segments sent until the loss is known.
+            flight = line.window  # The window: as many segments follow before the sender learns of the loss.
             cubic.note_loss(line)
             line.window = line.threshold = max(2.0, float(int(LOSS_FACTOR * flight)))
             if left < flight:

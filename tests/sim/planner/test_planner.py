@@ -87,7 +87,7 @@ NEAR = {"network": {"latency": {"kind": "constant", "value_ms": 0.2}, "rate_mbit
 )
 def test_the_preset_that_is_advised_suits_the_links(tables, preset):
     world = world_of(**tables)
-    tried = candidates(world.scenario, world.exchange_steps, world.suited)
+    tried = candidates(world.scenario, world.exchange_steps, world.base_settings)
     assert {one.changes.get("preset") for one in tried[1:]} == {preset}
     advised = with_candidate(world.scenario, tried[1]).config
     assert advised.stall_s == getattr(Config, preset)().stall_s
@@ -100,15 +100,15 @@ def test_the_preset_that_is_advised_suits_the_links(tables, preset):
 
 def test_a_preset_that_the_file_names_stays():
     world = world_of(gossip={"preset": "lan", "stall_s": 7.0}, **HOMES)
-    assert world.suited == {}
-    tried = candidates(world.scenario, world.exchange_steps, world.suited)
+    assert world.base_settings == {}
+    tried = candidates(world.scenario, world.exchange_steps, world.base_settings)
     assert all(with_candidate(world.scenario, one).config.stall_s == 7.0 for one in tried)
     assert all("preset" not in one.changes for one in tried)
 
 
 def test_what_the_file_says_beside_a_preset_holds_for_every_candidate():
     world = world_of(gossip={"stall_s": 3.0, "join_timeout_s": 4.0}, **HOMES)
-    tried = candidates(world.scenario, world.exchange_steps, world.suited)
+    tried = candidates(world.scenario, world.exchange_steps, world.base_settings)
     configs = [with_candidate(world.scenario, one).config for one in tried]
     assert {(config.stall_s, config.join_timeout_s) for config in configs} == {(3.0, 4.0)}
     assert {config.codec for config in configs[1:]} >= {"bf16"}, "that of wan"

@@ -140,4 +140,4 @@ def test_latencies_that_a_dial_cannot_take_are_refused():
 def test_from_python_the_same():
     made = Scenario(peers=3, duration_s=1, fleet=(PeerSpec(number=2, rate_mbit_s=Rate(1, 2)),))
     assert Scenario.from_mapping(made.to_mapping()) == made
-    assert Latency("matrix", name="cloud").places[2] == "frankfurt"
+    assert Latency("matrix", name="cloud").region_names[2] == "frankfurt"
