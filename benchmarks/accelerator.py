@@ -55,12 +55,12 @@ def copies(shapes: dict[str, Shape], limit_bytes: int, rounds: int) -> None:
 def limits(size: int, rounds: int) -> dict[str, float]:
     """Return the rates of page-locked copies in each direction."""
     host = torch.zeros(size, dtype=torch.uint8, pin_memory=True)
-    there = torch.zeros(size, dtype=torch.uint8, device="cuda")
+    device = torch.zeros(size, dtype=torch.uint8, device="cuda")
 
     def rate(target: Tensor, source: Tensor) -> float:
         return size / min(seconds(lambda: target.copy_(source, non_blocking=True)) for _ in range(rounds)) / 1e9
 
-    return {"down_gb_s": rate(host, there), "up_gb_s": rate(there, host)}
+    return {"down_gb_s": rate(host, device), "up_gb_s": rate(device, host)}
 
 
 def boundary(name: str, shape: Shape, dtype: torch.dtype, rounds: int) -> None:
@@ -150,13 +150,13 @@ def main() -> None:
     parser.add_argument("what", choices=["copies", "nodes"])
     parser.add_argument("--simulated", action="store_true", help="a simulated device, even where there is a real one")
     parser.add_argument("--partner", help=argparse.SUPPRESS)
-    asked = parser.parse_args()
-    simulated = asked.simulated or not torch.cuda.is_available()
+    arguments = parser.parse_args()
+    simulated = arguments.simulated or not torch.cuda.is_available()
     shapes = SMALL if simulated else LARGE
     with accelerator(simulated) as device:
-        if asked.partner:
-            accelerator_nodes.partner(shapes[asked.partner])
-        elif asked.what == "nodes":
+        if arguments.partner:
+            accelerator_nodes.partner(shapes[arguments.partner])
+        elif arguments.what == "nodes":
             accelerator_nodes.measure(shapes, SHORT_ROWS if simulated else ROWS, device)
         else:
             say("machine", **machine(simulated))

@@ -210,12 +210,14 @@ def figures(runs: list[list[dict[str, Any]]]) -> dict[str, Any]:
 
 
 def measure(simulated: bool) -> None:
-    most = 1 if simulated or (os.cpu_count() or 1) < CORES else max(SEEDS.values())
+    max_seeds = 1 if simulated or (os.cpu_count() or 1) < CORES else max(SEEDS.values())
     for names in TURNS:
         progress(f"at once: {'; '.join(names)}")
-        with ThreadPoolExecutor(len(names) * most) as pool:
+        with ThreadPoolExecutor(len(names) * max_seeds) as pool:
             runs = {
-                name: [pool.submit(play, *SWARMS[name], simulated, seed) for seed in range(min(most, seeds_of(name)))]
+                name: [
+                    pool.submit(play, *SWARMS[name], simulated, seed) for seed in range(min(max_seeds, seeds_of(name)))
+                ]
                 for name in names
             }
             for name in names:
@@ -231,11 +233,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--simulated", action="store_true", help="a simulated device, even where there is a real one")
     parser.add_argument("--job", help=argparse.SUPPRESS)
-    asked = parser.parse_args()
-    if not asked.job:
-        measure(asked.simulated or not torch.cuda.is_available())
+    arguments = parser.parse_args()
+    if not arguments.job:
+        measure(arguments.simulated or not torch.cuda.is_available())
         return
-    job = Job(**json.loads(asked.job))
+    job = Job(**json.loads(arguments.job))
     with accelerator(job.simulated and job.device == "cuda", seed=job.seed):
         work(job)
 

@@ -43,8 +43,8 @@ def measure(shapes: dict[str, Shape], rows: list[Row], simulated: Any) -> None:
     """
     measured_s = MEASURED_S if simulated is None else math.inf
     for name, shape in shapes.items():
-        told = [sys.executable, "-m", "benchmarks.accelerator", "nodes", "--partner", name]
-        with Partner([*told, "--simulated"] if simulated else told) as other:
+        command = [sys.executable, "-m", "benchmarks.accelerator", "nodes", "--partner", name]
+        with Partner([*command, "--simulated"] if simulated else command) as other:
             loop = Loop(*trainee(shape))
             other.answers("ready")
             for row in rows:
@@ -114,9 +114,9 @@ class Loop:
         done = exchanges(node)
         self.until(node, lambda: exchanges(node) > done)
 
-    def until(self, node: Node, holds: Callable[[], bool]) -> None:
+    def until(self, node: Node, condition: Callable[[], bool]) -> None:
         end = time.monotonic() + WAIT_S
-        while not holds():
+        while not condition():
             self.step(node)
             if time.monotonic() > end:
                 raise TimeoutError(f"no join or no mix within {WAIT_S:g} s")
@@ -169,10 +169,10 @@ def partner(shape: Shape) -> None:
     torch.cuda.empty_cache()
     print("ready", flush=True)
     while line := sys.stdin.readline():
-        asked = json.loads(line)
-        with Node(model, optimizer, seeds=[asked["seed"]], config=Config(**asked["settings"])) as node:
+        order = json.loads(line)
+        with Node(model, optimizer, seeds=[order["seed"]], config=Config(**order["settings"])) as node:
             print("joined", flush=True)
-            while not select.select([sys.stdin], [], [], asked["pace_s"])[0]:
+            while not select.select([sys.stdin], [], [], order["pace_s"])[0]:
                 node.step()
             sys.stdin.readline()
         print("left", flush=True)

@@ -37,49 +37,49 @@ def aim(text: str, value: float | None, met: Callable[[float], bool], form: str)
     return Aim(text, None, None) if value is None else Aim(text, form.format(value), met(value))
 
 
-def of(figures: Iterable[Figure], figure: str, **values: Any) -> list[Figure]:
+def select(figures: Iterable[Figure], figure: str, **values: Any) -> list[Figure]:
     """Return the figures of this kind that have these values."""
     wanted = {"figure": figure, **values}
-    return [one for one in figures if all(one[name] == value for name, value in wanted.items())]
+    return [candidate for candidate in figures if all(candidate[name] == value for name, value in wanted.items())]
 
 
 def largest(figures: Sequence[Figure]) -> list[Figure]:
     """Return those of the largest model."""
-    most = max((one["parameters"] for one in figures), default=0)
-    return [one for one in figures if one["parameters"] == most]
+    most = max((figure["parameters"] for figure in figures), default=0)
+    return [figure for figure in figures if figure["parameters"] == most]
 
 
 def copied(figures: Sequence[Figure]) -> list[Aim]:
-    found = []
-    limits = next(iter(of(figures, "limits")), None)
+    judged = []
+    limits = next(iter(select(figures, "limits")), None)
     wanted = [("snapshot", "down", "float32"), ("addition", "up", "float32"), ("snapshot", "down", "bfloat16")]
     for operation, direction, dtype in wanted:
-        rates = [one["rate_gb_s"] for one in largest(of(figures, "boundary", operation=operation, dtype=dtype))]
+        rates = [row["rate_gb_s"] for row in largest(select(figures, "boundary", operation=operation, dtype=dtype))]
         share = rates[0] / limits[f"{direction}_gb_s"] if rates and limits else None
         text = f"{operation} of the largest model, {dtype}, at {COPY_SHARE} of the limit of page-locked copies"
-        found.append(aim(text, share, lambda share: share >= COPY_SHARE, "{:.2f}"))
-    return found
+        judged.append(aim(text, share, lambda share: share >= COPY_SHARE, "{:.2f}"))
+    return judged
 
 
 def mixed(figures: Sequence[Figure]) -> list[Aim]:
-    rows = of(figures, "nodes")
+    rows = select(figures, "nodes")
     waits = sum(row["waits"] for row in rows) if rows else None
-    found = [aim("no wait of the host for the device at a mix", waits, lambda count: count == 0, "{:.0f}")]
+    judged = [aim("no wait of the host for the device at a mix", waits, lambda count: count == 0, "{:.0f}")]
     large = largest(rows)
     rare = [row for row in large if row["every"] == max(row["every"] for row in large)]
     lost = next((row["lost"] for row in rare if not row["settings"]), None)
     text = f"at most {LOST:.0%} of the step time lost with the rarer mixes, largest model"
-    found.append(aim(text, lost, lambda share: share <= LOST, "{:.2%}"))
+    judged.append(aim(text, lost, lambda share: share <= LOST, "{:.2%}"))
     for settings, name in (({}, "default settings"), ({"correction": 0.0}, "correction = 0")):
         taken = [row["memory_bytes"] for row in large if row["settings"] == settings]
         text = f"at most {MEMORY_BYTES >> 20} MiB of device memory beyond training, largest model, {name}"
         most = max(taken) / (1 << 20) if taken else None
-        found.append(aim(text, most, lambda size: size <= MEMORY_BYTES >> 20, "{:.0f} MiB"))
-    return found
+        judged.append(aim(text, most, lambda size: size <= MEMORY_BYTES >> 20, "{:.0f} MiB"))
+    return judged
 
 
 def equal(figures: Sequence[Figure]) -> list[Aim]:
-    scores = {one["swarm"]: one["score"] for one in of(figures, "equal")}
+    scores = {swarm["swarm"]: swarm["score"] for swarm in select(figures, "equal")}
 
     def difference(swarm: str, reference: str) -> float | None:
         return scores[swarm] - scores[reference] if swarm in scores and reference in scores else None
@@ -87,7 +87,7 @@ def equal(figures: Sequence[Figure]) -> list[Aim]:
     cpu, mixed = "digits, CPU", "digits, one GPU and two CPUs"
     behind = difference("GPT, GPU", "GPT, CPU")
     share = None if behind is None else behind / scores["GPT, CPU"]
-    uneven = [node for one in of(figures, "equal") if one["swarm"] == mixed for node in one["nodes"]]
+    uneven = [node for swarm in select(figures, "equal") if swarm["swarm"] == mixed for node in swarm["nodes"]]
     paces = [node["together_steps_s"] / node["alone_steps_s"] for node in uneven]
     digits, form = difference("digits, GPU", cpu), "{:+.2f} points"
     return [
@@ -108,14 +108,14 @@ def enough(points: float) -> bool:
 def shown(judged: Sequence[Aim]) -> str:
     """Return the aims as lines of text."""
     words = {True: "met", False: "MISSED", None: "not measured"}
-    return "\n".join(f"{words[one.met]:12}  {one.aim}: {one.found or '-'}" for one in judged)
+    return "\n".join(f"{words[aim.met]:12}  {aim.aim}: {aim.found or '-'}" for aim in judged)
 
 
 # -- the page ----------------------------------------------------------------------------------------------------------
 def page(result: dict[str, Any]) -> str:
     """Return docs/results/accelerator.md for the figures of a real device."""
     figures = [figure for part in result["parts"].values() for figure in part["figures"]]
-    machine = next(iter(of(figures, "machine")), {})
+    machine = next(iter(select(figures, "machine")), {})
     about = ", ".join(f"{name} {value}" for name, value in machine.items() if name not in ("device", "date", "figure"))
     blocks = [
         "# On a GPU",
@@ -123,17 +123,17 @@ def page(result: dict[str, Any]) -> str:
         "`benchmarks/accelerator.py` and `benchmarks/accelerator_equal.py` define the figures.",
         "```\nmake accelerator\n```",
         "## Aims",
-        table(["aim", "found", ""], [[one["aim"], one["found"], WORDS[one["met"]]] for one in result["aims"]]),
+        table(["aim", "found", ""], [[aim["aim"], aim["found"], WORDS[aim["met"]]] for aim in result["aims"]]),
         "## Parts",
-        table(["part", "s", ""], [[name, one["seconds"], outcome(one)] for name, one in result["parts"].items()]),
+        table(["part", "s", ""], [[name, part["seconds"], outcome(part)] for name, part in result["parts"].items()]),
         "## Copies",
         limits(figures),
         table(
             ["", "parameters", "type", "call, ms", "stall, ms", "GB/s", "bytes a parameter"],
             [[
-                one["operation"], f"{one['parameters']:,}", one["dtype"], ms(one["call_s"]), ms(one["stall_s"]),
-                f"{one['rate_gb_s']:.1f}", f"{one['bytes_a_parameter']:.2f}",
-            ] for one in of(figures, "boundary")],
+                row["operation"], f"{row['parameters']:,}", row["dtype"], ms(row["call_s"]), ms(row["stall_s"]),
+                f"{row['rate_gb_s']:.1f}", f"{row['bytes_a_parameter']:.2f}",
+            ] for row in select(figures, "boundary")],
         ),
         "## Two nodes on one device",
         table(
@@ -142,19 +142,19 @@ def page(result: dict[str, Any]) -> str:
                 "longest step(), ms", "MiB beyond training", "reserved, MiB", "waits",
             ],
             [[
-                f"{one['parameters']:,}", one["every"], settings(one), ms(one["step_s"]),
-                " and ".join(ms(without) for without in one["step_without_s"]), f"{one['lost']:.2%}", one["mixes"],
-                ms(one["lost_a_mix_s"]), ms(one["longest_step_s"]), one["memory_bytes"] >> 20,
-                one["reserved_bytes"] >> 20, one["waits"],
-            ] for one in of(figures, "nodes")],
+                f"{row['parameters']:,}", row["every"], settings(row), ms(row["step_s"]),
+                " and ".join(ms(without) for without in row["step_without_s"]), f"{row['lost']:.2%}", row["mixes"],
+                ms(row["lost_a_mix_s"]), ms(row["longest_step_s"]), row["memory_bytes"] >> 20,
+                row["reserved_bytes"] >> 20, row["waits"],
+            ] for row in select(figures, "nodes")],
         ),
         "## Equal to the CPU",
         table(
             ["swarm", "accuracy, % (loss)", "node", "pause, ms", "steps/s alone", "in the swarm", "longest step(), ms"],
             [[
-                one["swarm"], f"{one['score']:.2f}", node["device"], ms(node["pause_s"]),
+                row["swarm"], f"{row['score']:.2f}", node["device"], ms(node["pause_s"]),
                 f"{node['alone_steps_s']:.1f}", f"{node['together_steps_s']:.1f}", ms(node["longest_step_s"]),
-            ] for one in of(figures, "equal") for node in one["nodes"]],
+            ] for row in select(figures, "equal") for node in row["nodes"]],
         ),
     ]  # fmt: skip
     return "\n\n".join(blocks) + "\n"
@@ -164,16 +164,16 @@ WORDS = {True: "met", False: "**missed**", None: "not measured"}
 
 
 def outcome(part: dict[str, Any]) -> str:
-    counts = next(iter(of(part["figures"], "tests")), {})
-    told = ", ".join(f"{count} {word}" for word, count in counts.items() if word != "figure")
-    return "; ".join(filter(None, ["done" if part["ok"] else f"failed: {part['reason'].splitlines()[0]}", told]))
+    counts = next(iter(select(part["figures"], "tests")), {})
+    counted = ", ".join(f"{count} {word}" for word, count in counts.items() if word != "figure")
+    return "; ".join(filter(None, ["done" if part["ok"] else f"failed: {part['reason'].splitlines()[0]}", counted]))
 
 
 def limits(figures: Sequence[Figure]) -> str:
-    found = next(iter(of(figures, "limits")), None)
-    if found is None:
+    rates = next(iter(select(figures, "limits")), None)
+    if rates is None:
         return "The limits of page-locked copies were not measured."
-    down, up = found["down_gb_s"], found["up_gb_s"]
+    down, up = rates["down_gb_s"], rates["up_gb_s"]
     return f"Page-locked copies reach {down:.1f} GB/s from the device and {up:.1f} GB/s to it."
 
 

@@ -31,7 +31,7 @@ LIMIT_S = 60.0  # The most that training takes; also the timeout of the group.
 CONFIG = Config(mix_every_steps=EVERY, join_timeout_s=10.0)
 
 
-class Beside(threading.Thread):
+class WholeNode(threading.Thread):
     """The whole node, with a loop of its own in a thread of rank 0."""
 
     def __init__(self, device: str) -> None:
@@ -86,16 +86,16 @@ def total(tensor: Tensor, simulated: bool) -> Tensor:
 
 def train(simulated: bool, device: str, sharded: bool) -> None:
     rank, size = dist.get_rank(), dist.get_world_size()
-    beside = Beside(device) if rank == 0 else None
-    if beside is not None:
-        beside.start()
-        beside.ready.wait(LIMIT_S)
+    whole_node = WholeNode(device) if rank == 0 else None
+    if whole_node is not None:
+        whole_node.start()
+        whole_node.ready.wait(LIMIT_S)
     model, optimizer = trained(rank, device, sharded)
-    seeds = [] if beside is None else [beside.address]
+    seeds = [] if whole_node is None else [whole_node.address]
     steps, longest_s, until = 0, 0.0, time.monotonic() + LIMIT_S
     with Node(model, optimizer, seeds=seeds, config=CONFIG, group=dist.group.WORLD) as node:
-        more = torch.ones(1, device=device)
-        while more.item():
+        unfinished_ranks = torch.ones(1, device=device)
+        while unfinished_ranks.item():
             loss = gradients(model)
             for parameter in model.parameters():
                 assert parameter.grad is not None
@@ -105,22 +105,22 @@ def train(simulated: bool, device: str, sharded: bool) -> None:
             began = time.perf_counter()
             node.step(loss=loss, samples=8)
             longest_s, steps = max(longest_s, time.perf_counter() - began), steps + 1
-            goes_on = node.metrics().exchanges_done < EXCHANGES and time.monotonic() < until
-            more = total(torch.full((1,), float(goes_on), device=device), simulated)
+            is_unfinished = node.metrics().exchanges_done < EXCHANGES and time.monotonic() < until
+            unfinished_ranks = total(torch.full((1,), float(is_unfinished), device=device), simulated)
         node.settle(0.5)
         exchanges = node.metrics().exchanges_done
         weights = torch.cat([whole(parameter).flatten() for parameter in model.parameters()])
-        same = bool((total(weights, simulated) - size * weights).abs().max() < 1e-5 * size)
-        finite = bool(weights.isfinite().all())
-    if beside is not None:
-        beside.stopping.set()
-        beside.join(10.0)
+        are_same = bool((total(weights, simulated) - size * weights).abs().max() < 1e-5 * size)
+        are_finite = bool(weights.isfinite().all())
+    if whole_node is not None:
+        whole_node.stopping.set()
+        whole_node.join(10.0)
         say(
             "ranks", backend=dist.get_backend(), ranks=size, sharded=sharded, steps=steps, exchanges=exchanges,
-            longest_step_s=longest_s, right=same and finite and exchanges >= EXCHANGES,
+            longest_step_s=longest_s, right=are_same and are_finite and exchanges >= EXCHANGES,
         )  # fmt: skip
-    if not (same and finite and exchanges >= EXCHANGES):
-        raise SystemExit(f"{exchanges} exchanges; weights are the same: {same}, finite: {finite}")
+    if not (are_same and are_finite and exchanges >= EXCHANGES):
+        raise SystemExit(f"{exchanges} exchanges; weights are the same: {are_same}, finite: {are_finite}")
 
 
 def whole(parameter: Tensor) -> Tensor:
@@ -134,15 +134,15 @@ def main() -> None:
     parser.add_argument("backend", choices=["nccl", "gloo"])
     parser.add_argument("--sharded", action="store_true", help="a model of fully_shard")
     parser.add_argument("--simulated", action="store_true")
-    asked = parser.parse_args()
-    simulated = asked.simulated or not torch.cuda.is_available()
-    device = "cpu" if simulated and asked.sharded else "cuda"
+    arguments = parser.parse_args()
+    simulated = arguments.simulated or not torch.cuda.is_available()
+    device = "cpu" if simulated and arguments.sharded else "cuda"
     with accelerator(simulated and device == "cuda", seed=int(os.environ["RANK"])):
         if device == "cuda":
             torch.cuda.set_device(0)
-        dist.init_process_group("gloo" if simulated else asked.backend, timeout=timedelta(seconds=LIMIT_S))
+        dist.init_process_group("gloo" if simulated else arguments.backend, timeout=timedelta(seconds=LIMIT_S))
         try:
-            train(simulated, device, asked.sharded)
+            train(simulated, device, arguments.sharded)
         finally:
             dist.destroy_process_group()
 

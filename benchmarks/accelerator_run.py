@@ -53,14 +53,14 @@ def parts(simulated: bool) -> list[Part]:
     """Return all parts; their limits add up to the total."""
     files = sorted((ROOT / "tests").rglob("test_*.py"))
     marked = [str(path) for path in files if "mark.cuda" in path.read_text(encoding="utf-8")]
-    flag, which = (["--simulated"], "cuda and not slow") if simulated else ([], "cuda")
+    flag, mark = (["--simulated"], "cuda and not slow") if simulated else ([], "cuda")
 
     def ranks(count: int, backend: str, *options: str) -> list[str]:
         launch = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={count}"]
         return [*launch, "-m", "benchmarks.accelerator_ranks", backend, *options, *flag]
 
     return [
-        Part("tests", 80, ["-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", which, *marked]),
+        Part("tests", 80, ["-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", mark, *marked]),
         Part("one rank, NCCL", 35, ranks(1, "nccl")),
         Part("two ranks, gloo", 35, ranks(2, "gloo")),
         Part("sharded, NCCL", 30, ranks(1, "nccl", "--sharded")),
@@ -87,14 +87,14 @@ def run(part: Part, seconds: float, **environment: str) -> dict[str, Any]:
             end(process)
         out.seek(0)
         lines = [line.rstrip() for line in out]
-    found = [json.loads(line) for line in lines if line.startswith(FIGURE)]
+    figures = [json.loads(line) for line in lines if line.startswith(FIGURE)]
     if part.name == "tests":
         counts = re.findall(r"(\d+) (passed|failed|skipped|errors?)\b", lines[-1] if lines else "")
-        found.append({"figure": "tests"} | {word: int(count) for count, word in counts})
+        figures.append({"figure": "tests"} | {word: int(count) for count, word in counts})
     if reason:
         lines = [line for line in lines if line and not line.startswith(FIGURE)]
         reason += "".join(f"\n    {line}" for line in lines[-LAST_LINES:])
-    return {"ok": not reason, "seconds": round(time.monotonic() - began, 1), "reason": reason, "figures": found}
+    return {"ok": not reason, "seconds": round(time.monotonic() - began, 1), "reason": reason, "figures": figures}
 
 
 def end(process: subprocess.Popen[bytes]) -> None:
@@ -117,9 +117,10 @@ def run_all(wanted: Sequence[Part], simulated: bool) -> dict[str, dict[str, Any]
     until, outcomes = time.monotonic() + TOTAL_S * slower, {}
     for part in wanted:
         left_s = max(1.0, until - time.monotonic())
-        outcomes[part.name] = found = run(part, min(part.limit_s * slower, left_s), **environment)
+        outcomes[part.name] = outcome = run(part, min(part.limit_s * slower, left_s), **environment)
         print(
-            f"{part.name}, {found['seconds']} s: {'done' if found['ok'] else 'FAILED, ' + found['reason']}", flush=True
+            f"{part.name}, {outcome['seconds']} s: {'done' if outcome['ok'] else 'FAILED, ' + outcome['reason']}",
+            flush=True,
         )
     return outcomes
 
@@ -129,27 +130,27 @@ def main() -> int:
     parser.add_argument("--simulated", action="store_true", help="a simulated device, even where there is a real one")
     parser.add_argument("--only", action="append", metavar="PART", help="run one part; may be repeated")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the figures to this file")
-    asked = parser.parse_args()
-    simulated = asked.simulated or not torch.cuda.is_available()
-    if simulated and not asked.simulated:
+    arguments = parser.parse_args()
+    simulated = arguments.simulated or not torch.cuda.is_available()
+    if simulated and not arguments.simulated:
         print("There is no GPU here, so everything runs on a simulated device with tiny sizes.", flush=True)
     wanted = parts(simulated)
-    unknown = set(asked.only or ()) - {part.name for part in wanted}
+    unknown = set(arguments.only or ()) - {part.name for part in wanted}
     if unknown:
         parser.error(f"no part is called {unknown.pop()!r}: there are {', '.join(part.name for part in wanted)}")
-    outcomes = run_all([part for part in wanted if not asked.only or part.name in asked.only], simulated)
+    outcomes = run_all([part for part in wanted if not arguments.only or part.name in arguments.only], simulated)
     figures = [figure for outcome in outcomes.values() for figure in outcome["figures"]]
     judged = aims(figures)
     result = {"simulated": simulated, "parts": outcomes, "aims": [aim.row() for aim in judged]}
     print("", shown(judged), sep="\n")
     if simulated:
         print(f"\n{SIMULATED}")
-    elif not asked.only:
+    elif not arguments.only:
         (RESULTS / "accelerator.json").write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
         (RESULTS / "accelerator.md").write_text(page(result), encoding="utf-8")
         print("\nWritten: docs/results/accelerator.json and accelerator.md, to be named in docs/results/README.md.")
-    if asked.json:
-        asked.json.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    if arguments.json:
+        arguments.json.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
     return code(outcomes, judged, simulated)
 
 

@@ -54,9 +54,10 @@ class Averages:
         self.matrix, self.hosts = simulation.learners.matrix, simulation.swarm.hosts
         self.averages = {factor: self.matrix.copy() for factor in FACTORS}
         self.taken = np.zeros(len(self.matrix), np.int64)  # elements averaged so far, (peers,)
-        self.rows = {}
+        self.rows = {}  # the row of each boundary, by id
 
-    def visited(self, boundary, visit):
+    def on_visit(self, boundary, visit):
+        """Average a row's weights after a visit that added mixes; begin anew after one that replaced them."""
         if id(boundary) not in self.rows:  # a peer has joined
             self.rows = {id(host.boundary): host.row for host in self.hosts if not host.gone}
         row = self.rows[id(boundary)]
@@ -67,28 +68,29 @@ class Averages:
         elif visit.updates:
             parts = [update.positions for update in visit.updates]
             for part in (None,) if any(part is None for part in parts) else parts:
-                self.take(row, part)
+                self.average_part(row, part)
 
-    def take(self, row, part):
+    def average_part(self, row, part):
+        """Average the elements at the positions ``part`` of a row; None: all elements."""
         begins, weights = not self.taken[row], self.matrix[row]
         self.taken[row] += len(weights) if part is None else len(part)
         mixes = -(-int(self.taken[row]) // len(weights))
-        where = slice(None) if part is None or begins else part
+        positions = slice(None) if part is None or begins else part
         for factor, average in self.averages.items():
-            average[row, where] += max(1 - factor, 1 / mixes) * (weights[where] - average[row, where])
+            average[row, positions] += max(1 - factor, 1 / mixes) * (weights[positions] - average[row, positions])
 
 
 def watched(simulation, averages):
     """Report each visit to a boundary to ``averages``, and return a function that ends the reports."""
-    plain = Boundary.visit
+    usual_visit = Boundary.visit
 
     def visit(self, *arguments):
-        visit = plain(self, *arguments)
-        averages.visited(self, visit)
+        visit = usual_visit(self, *arguments)
+        averages.on_visit(self, visit)
         return visit
 
     Boundary.visit = visit
-    return lambda: setattr(Boundary, "visit", plain)
+    return lambda: setattr(Boundary, "visit", usual_visit)
 
 
 def run(simulation, world):
@@ -123,15 +125,15 @@ def play(cell, seed):
     """Simulate a cell, and return the accuracies of all peers, (peers,), for each way to obtain a model."""
     simulation = built(*cell, seed)
     learners, averages = simulation.learners, Averages(simulation)
-    after, had = after_mixes(learners)
+    after_mix, has_mixed = after_mixes(learners)
     end = watched(simulation, averages)
     try:
         ready = run(simulation, cell[0])
     finally:
         end()
     now = learners.matrix[ready]
-    after[~had] = learners.matrix[~had]
-    ways = {"at an instant": now, "just after a mix": after[ready]}
+    after_mix[~has_mixed] = learners.matrix[~has_mixed]
+    ways = {"at an instant": now, "just after a mix": after_mix[ready]}
     ways |= {f"average, {factor:g}": averages.averages[factor][ready] for factor in FACTORS}
     ways |= {"one mix into a copy": beside_another(now, seed), "all nodes": now.mean(0, keepdims=True)}
     return {way: 100 * learners.evaluate(np.ascontiguousarray(models))[1] for way, models in ways.items()}
@@ -140,14 +142,14 @@ def play(cell, seed):
 def table(cells, seeds):
     heads = None
     for name in cells:
-        found = defaultdict(list)
+        rows_by_way = defaultdict(list)  # mean and least accuracy of each seed
         for seed in range(1, seeds + 1):
             for way, accuracies in play(CELLS[name], seed).items():
-                found[way].append((accuracies.mean(), accuracies.min()))
+                rows_by_way[way].append((accuracies.mean(), accuracies.min()))
         if heads is None:
-            heads = list(found)
+            heads = list(rows_by_way)
             print("| | " + " | ".join(heads) + " |\n|---|" + "---|" * len(heads), flush=True)
-        means = {way: np.mean(rows, axis=0) for way, rows in found.items()}
+        means = {way: np.mean(rows, axis=0) for way, rows in rows_by_way.items()}
         row = [f"{means[way][0]:.1f}" + (f" ({means[way][1]:.1f})" if way != "all nodes" else "") for way in heads]
         print(f"| {name} | " + " | ".join(row) + " |", flush=True)
 
@@ -172,30 +174,31 @@ def newcomers(dataset, seed, averaged, after):
     learners, averages = simulation.learners, Averages(simulation)
     matrix, random, mixes = learners.matrix, np.random.default_rng(seed), {}
     seen = defaultdict(list)
-    plain_adopt, plain_mixed, plain_joined = Boundary.apply_adoption, learners.on_mixed, learners.on_weights_replaced
+    usual_adopt = Boundary.apply_adoption
+    usual_on_mixed, usual_on_replaced = learners.on_mixed, learners.on_weights_replaced
 
     def adopt(boundary, adoption, visit, replaced):
         hosts = [host for host in simulation.swarm.hosts if not host.gone and host.peer.view.ready]
         donors = random.choice([host.row for host in hosts if host.boundary is not boundary], 4)
-        given = averages.averages[FACTOR] if averaged else matrix
+        donated = averages.averages[FACTOR] if averaged else matrix
         for donor, piece in zip(donors, np.array_split(np.arange(adoption.vector.size), 4), strict=True):
-            adoption.vector[piece] = given[donor][piece]
-        plain_adopt(boundary, adoption, visit, replaced)
+            adoption.vector[piece] = donated[donor][piece]
+        usual_adopt(boundary, adoption, visit, replaced)
 
-    def look(row):
+    def record(row):
         if mixes[row] in after:
             seen[mixes[row]].append(matrix[row].copy())
 
     def mixed(row):
-        plain_mixed(row)
+        usual_on_mixed(row)
         if row in mixes:
             mixes[row] += 1
-            look(row)
+            record(row)
 
     def joined(row):
-        plain_joined(row)
+        usual_on_replaced(row)
         mixes[row] = 0
-        look(row)
+        record(row)
 
     learners.on_mixed, learners.on_weights_replaced, Boundary.apply_adoption = mixed, joined, adopt
     end = watched(simulation, averages)
@@ -203,7 +206,7 @@ def newcomers(dataset, seed, averaged, after):
         seen["end"] = list(matrix[run(simulation, dataset)])
     finally:
         end()
-        Boundary.apply_adoption = plain_adopt
+        Boundary.apply_adoption = usual_adopt
     return {place: 100 * learners.evaluate(np.stack(models))[1] for place, models in seen.items()}
 
 

@@ -52,25 +52,27 @@ def scenario(peers: int, liars: int, hours: float, seed: int) -> Scenario:
 
 def push(sessions: Sessions, direction: Floats) -> None:
     """Make attackers send their partner's vector plus the longest step that the partner does not clip."""
-    plain = sessions.send_snapshot
+    usual_send = sessions.send_snapshot
 
     def send(host: Host, pair: PairAverage) -> None:
         partner = sessions.links.by_id[pair.partner]
         if host.attacker is None or partner.attacker is not None:
-            plain(host, pair)
+            usual_send(host, pair)
             return
         snapshot = partner.averager.snapshots.get(pair.session)
         theirs = pair.ours if snapshot is None else snapshot.array
         longest = partner.peer.exchanges.filter.longest(theirs.size)  # type: ignore[attr-defined]
         vector = theirs + np.float32(longest) * direction
         host.attacker = Pushing(host.attacker, vector)
-        plain(host, pair)
+        usual_send(host, pair)
         host.attacker = host.attacker.before
 
     sessions.send_snapshot = send  # type: ignore[method-assign]
 
 
 class Pushing(Attacker):
+    """An attacker that sends one given vector; ``before`` is the attacker that it replaces for one message."""
+
     def __init__(self, before: Attacker, vector: Floats) -> None:
         super().__init__(before.spec, before.seed, before.name, before.peers)
         self.before, self.vector = before, vector
@@ -112,11 +114,13 @@ def main() -> None:
     print("|---|---|---|---|---|---|")
     for peers, liars in zip(arguments.peers, arguments.liars, strict=True):
         began = time.monotonic()
-        usual, _, unharmed = play(peers, 0, arguments.hours, arguments.seed)
+        usual_along, _, usual_accuracy = play(peers, 0, arguments.hours, arguments.seed)
         along, length, accuracy = play(peers, liars, arguments.hours, arguments.seed)
-        moved = ", ".join(f"{100 * (a - b) / length:.0f} %" for a, b in zip(along, usual, strict=False))
+        moved = ", ".join(
+            f"{100 * (attacked - usual) / length:.0f} %" for attacked, usual in zip(along, usual_along, strict=False)
+        )
         took = time.monotonic() - began
-        print(f"| {peers} | {liars} | {moved} | {accuracy:.1f} | {unharmed:.1f} | {took:.0f} s |", flush=True)
+        print(f"| {peers} | {liars} | {moved} | {accuracy:.1f} | {usual_accuracy:.1f} | {took:.0f} s |", flush=True)
 
 
 if __name__ == "__main__":

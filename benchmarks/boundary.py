@@ -28,28 +28,28 @@ def trainer(megabytes, seed, optimizer, seconds):
 
     model, vector, train = training(megabytes, optimizer)
     copy_s = one_copy(vector)
-    reset_most()
-    before = held()
-    with Node(*model, seeds=[seed] if seed else (), config=Config(mix_every_steps=1)) as me:
+    reset_peak()
+    before = resident_bytes()
+    with Node(*model, seeds=[seed] if seed else (), config=Config(mix_every_steps=1)) as member:
         vector.fill(1.0 if seed else 0.0)  # joining has overwritten it with the first node's weights
-        print(me.address, flush=True)
+        print(member.address, flush=True)
         while not select.select([sys.stdin], [], [], 0.01)[0]:
-            me._training.visit()
+            member._training.visit()
         sys.stdin.readline()
-        joining = most_held() - before
-        reset_most()
-        took, begin = [], time.perf_counter()
+        joining = peak_bytes() - before
+        reset_peak()
+        times, begin = [], time.perf_counter()
         while time.perf_counter() - begin < seconds:
             train()
             started, cpu = time.perf_counter(), time.thread_time()
-            me.step(samples=1)
-            took.append((time.perf_counter() - started, time.thread_time() - cpu))
-        mixes = me.metrics().exchanges_done
-        took.sort()
+            member.step(samples=1)
+            times.append((time.perf_counter() - started, time.thread_time() - cpu))
+        mixes = member.metrics().exchanges_done
+        times.sort()
         print(json.dumps({
-            "longest_s": took[-1][0], "longest_cpu_s": max(cpu for _, cpu in took),
-            "median_s": statistics.median(wall for wall, _ in took), "steps": len(took), "mixes": mixes,
-            "copy_s": copy_s, "vectors": (most_held() - before) / vector.nbytes, "seconds": seconds,
+            "longest_s": times[-1][0], "longest_cpu_s": max(cpu for _, cpu in times),
+            "median_s": statistics.median(wall for wall, _ in times), "steps": len(times), "mixes": mixes,
+            "copy_s": copy_s, "vectors": (peak_bytes() - before) / vector.nbytes, "seconds": seconds,
             "joining_vectors": joining / vector.nbytes if seed else None,
         }), flush=True)  # fmt: skip
         sys.stdin.readline()
@@ -97,23 +97,23 @@ def one_copy(vector):
     return time.perf_counter() - begin
 
 
-def held():
+def resident_bytes():
     with open("/proc/self/statm") as file:
         return int(file.read().split()[1]) * resource.getpagesize()
 
 
-def reset_most():
+def reset_peak():
     """Reset the peak of the resident memory, so that the copy above does not count."""
     with open("/proc/self/clear_refs", "w") as file:
         file.write("5")
 
 
-def most_held():
+def peak_bytes():
     with open("/proc/self/status") as file:
         return next(int(line.split()[1]) * 1024 for line in file if line.startswith("VmHWM"))
 
 
-def say(process):
+def send_line(process):
     process.stdin.write("\n")
     process.stdin.flush()
 
@@ -122,8 +122,8 @@ def pair(megabytes, seconds, optimizer):
     processes, seed = [], []
 
     def start(role):
-        told = "--megabytes", str(megabytes), "--seconds", str(seconds), "--optimizer", optimizer
-        command = [sys.executable, __file__, role, *told, *seed]
+        options = "--megabytes", str(megabytes), "--seconds", str(seconds), "--optimizer", optimizer
+        command = [sys.executable, __file__, role, *options, *seed]
         return subprocess.Popen(command, stdin=-1, stdout=-1, text=True)
 
     for _ in range(2):
@@ -132,11 +132,11 @@ def pair(megabytes, seconds, optimizer):
     joining = start("newcomer")
     joining.stdout.readline()
     for process in processes:
-        say(process)
+        send_line(process)
     time.sleep(seconds / 3)
-    say(joining)
+    send_line(joining)
     joined_s = json.loads(joining.stdout.readline())
-    say(joining)
+    send_line(joining)
     joining.wait(30)
     rows = [json.loads(process.stdout.readline()) | {"joined_s": joined_s} for process in processes]
     for process in processes:

@@ -39,13 +39,13 @@ def tables(roots: Mapping[str, object]) -> dict[str, int]:
 
     In a path ``[]`` stands for all items of a container.
     """
-    found: dict[str, int] = {}
-    seen: set[int] = set()
+    lengths: dict[str, int] = {}
+    visited: set[int] = set()  # ids of objects
 
     def visit(path: str, thing: object, depth: int) -> None:
-        if depth > DEPTH or id(thing) in seen or isinstance(thing, str | bytes | int | float | bool | type(None)):
+        if depth > DEPTH or id(thing) in visited or isinstance(thing, str | bytes | int | float | bool | type(None)):
             return
-        seen.add(id(thing))
+        visited.add(id(thing))
         if isinstance(thing, dict | list | set | frozenset | deque | tuple | bytearray):
             note(path, thing)
             values = list(thing.values()) if isinstance(thing, dict) else [] if isinstance(thing, bytearray) else thing
@@ -58,11 +58,11 @@ def tables(roots: Mapping[str, object]) -> dict[str, int]:
 
     def note(path: str, thing: Sized) -> None:
         if not isinstance(thing, tuple | frozenset) and getattr(thing, "maxlen", None) is None:  # others cannot grow
-            found[path] = found.get(path, 0) + len(thing)
+            lengths[path] = lengths.get(path, 0) + len(thing)
 
     for name, root in roots.items():
         visit(name, root, 0)
-    return found
+    return lengths
 
 
 def attributes(thing: object) -> list[tuple[str, Any]]:

@@ -50,6 +50,7 @@ FAULT_S = (3.0, 6.0)
 GONE_S, STOPPED_S, CUT_S = (2.0, 8.0), (2.0, 10.0), (4.0, 10.0)
 LIVING = 4  # nodes that always run, except when half of all are killed at once
 JOIN_S = 60.0
+LONG_WAIT_S = 10.0  # a survivor that has run for so long without an exchange counts with the time until its end
 STEPS, PAUSE_S, ACCURACY, EXCHANGE_S = 0.99, 1.0, 0.01, 0.5
 
 
@@ -62,15 +63,18 @@ class Place:
     namespace: str | None
     lives: list[Patient] = field(default_factory=list)
     stops: list[tuple[float, float]] = field(default_factory=list)  # (from, until) of each stop
-    busy: bool = False  # its process is gone or stopped
+    busy: bool = False  # True while its process is gone or stopped
     due: list[tuple[float, Callable[[], None]]] = field(default_factory=list)  # (when, function that ends the fault)
 
     @property
     def now(self) -> Patient:
+        """Return the latest process."""
         return self.lives[-1]
 
 
 class Chaos:
+    """The swarm of a run, and the faults that it suffers. The cable is cut to partition the network; None: no cuts."""
+
     gone_s, stopped_s, cut_s = GONE_S, STOPPED_S, CUT_S
     warm_steps = 400  # steps that the first node takes without pauses at the start
 
@@ -88,7 +92,7 @@ class Chaos:
         self.started = 0
         self.faults: list[tuple[float, str]] = []
         self.kills: list[tuple[float, frozenset[str]]] = []  # (when, ids of the killed)
-        self.healing: float | None = None
+        self.healing: float | None = None  # when the present partition ends; None without one
 
     # -- life --------------------------------------------------------------------------------------------------------
     def launch(self, place: Place, fresh: bool = False) -> None:
@@ -100,8 +104,8 @@ class Chaos:
         diary, log = self.folder / f"{name}.jsonl", self.folder / f"{name}.log"
         arguments = ["--diary", str(diary), "--secret", str(self.secret), "--step-ms", str(STEP_MS), "--for", "1e6"]
         arguments += ["--listen", place.address, "--state-dir", str(state), "--config", json.dumps(CONFIG)]
-        there = [one for one in self.places if one.lives and not one.busy and one is not place]
-        seeds = [one.now.address for one in there if one.now.event("joined")]
+        running = [other for other in self.places if other.lives and not other.busy and other is not place]
+        seeds = [other.now.address for other in running if other.now.event("joined")]
         seeds = [seed for seed in seeds if seed != "none"]  # a node that started in a partition may have no address
         for seed in self.rng.sample(seeds, min(2, len(seeds))):
             arguments += ["--seed", seed]
@@ -124,15 +128,16 @@ class Chaos:
             "a whole swarm",
         )
 
-    def until(self, what: Callable[[], Any], name: str) -> None:
+    def until(self, condition: Callable[[], Any], name: str) -> None:
+        """Wait until a condition holds; ``name`` says in the error what was waited for."""
         end = time.monotonic() + JOIN_S
-        while not what():
-            self.look()
+        while not condition():
+            self.check_processes()
             if time.monotonic() > end:
                 raise TimeoutError(f"Waited {JOIN_S:g} s for {name} in vain: {self.tails()}")
             time.sleep(0.05)
 
-    def look(self) -> None:
+    def check_processes(self) -> None:
         """Raise RuntimeError if a process has ended that was not killed."""
         for place in self.places:
             if place.lives and not place.busy and place.now.process.poll() is not None:
@@ -154,31 +159,31 @@ class Chaos:
         shutil.rmtree(self.folder, ignore_errors=True)
 
     # -- faults ------------------------------------------------------------------------------------------------------
-    def rage(self) -> None:
+    def apply_faults(self) -> None:
         began = time.monotonic()
         end = began + 60 * self.minutes
         plan = [(began + 0.25 * (end - began), self.kill_first), (began + 0.5 * (end - began), self.kill_half)]
         fault = began
         while (now := time.monotonic()) < end:
-            self.look()
-            self.mend(now)
+            self.check_processes()
+            self.end_due_faults(now)
             if plan and now >= plan[0][0]:
                 plan.pop(0)[1]()
                 fault = now + self.rng.uniform(*FAULT_S)
             elif now >= fault:
-                self.strike()
+                self.begin_random_fault()
                 fault = now + self.rng.uniform(*FAULT_S)
             time.sleep(0.02)
-        self.calm()
+        self.end_faults()
 
-    def calm(self) -> None:
+    def end_faults(self) -> None:
         """End all faults at once."""
         for place in self.places:
             place.due = [(0.0, undo) for _, undo in place.due]
         self.healing = None if self.healing is None else 0.0
-        self.mend(time.monotonic())
+        self.end_due_faults(time.monotonic())
 
-    def mend(self, now: float) -> None:
+    def end_due_faults(self, now: float) -> None:
         """End the faults that are over."""
         for place in self.places:
             due, place.due = place.due, []
@@ -191,7 +196,7 @@ class Chaos:
             self.cable.heal()
             self.healing = None
 
-    def strike(self) -> None:
+    def begin_random_fault(self) -> None:
         free = self.free()
         kinds: list[Callable[[Place], None]] = [self.kill, self.replace, self.stop]
         if self.cable is not None and self.healing is None and self.rng.random() < 0.15:
@@ -292,47 +297,50 @@ def waits(places: list[Place], kills: list[tuple[float, frozenset[str]]], until:
 
     Survivors that were killed or stopped before that exchange are left out.
     """
-    found = []
-    for at, dead in kills:
+    waits_s = []
+    for killed_at, dead in kills:
         for place in places:
             for life in place.lives:
                 rows = life.looks
-                if not rows or life.event("joined") is None or life.id in dead or rows[0]["t"] > at:
+                if not rows or life.event("joined") is None or life.id in dead or rows[0]["t"] > killed_at:
                     continue
-                mixes = [when for row in rows for when, partner in row["mixes"] if when > at and partner not in dead]
+                mixes = [
+                    when for row in rows for when, partner in row["mixes"] if when > killed_at and partner not in dead
+                ]
                 last = rows[-1]["t"]
-                if last < at or any(begin <= (mixes[0] if mixes else last) and at <= end for begin, end in place.stops):
+                wait_end = mixes[0] if mixes else last
+                if last < killed_at or any(begin <= wait_end and killed_at <= end for begin, end in place.stops):
                     continue
                 if mixes:
-                    found.append(mixes[0] - at)
-                elif last > at + 10.0:
-                    found.append(last - at)
-    return [wait for wait in found if wait <= until]
+                    waits_s.append(mixes[0] - killed_at)
+                elif last > killed_at + LONG_WAIT_S:
+                    waits_s.append(last - killed_at)
+    return [wait_s for wait_s in waits_s if wait_s <= until]
 
 
 def figures(chaos: Chaos, before: tuple[float, float], during: tuple[float, float], after: float) -> dict[str, Any]:
     places = chaos.places
     end = time.monotonic()
-    usual, under = rate(places, *before), rate(places, *during)
+    usual_rate, fault_rate = rate(places, *before), rate(places, *during)
     kinds: dict[str, int] = {}
     for _, kind in chaos.faults:
         kinds[kind] = kinds.get(kind, 0) + 1
-    found = waits(places, chaos.kills, 600.0)
+    waits_s = waits(places, chaos.kills, 600.0)
     joins = [life.event("joined")["seconds"] for p in places for life in p.lives[1:] if life.event("joined")]  # type: ignore[index]
     run_ids = sorted(str(place.now.now.get("run_id")) for place in places)  # "None" if not joined yet
     return {
         "faults": len(chaos.faults),
         "kinds": kinds,
         "seconds between faults": (during[1] - during[0]) / max(1, len(chaos.faults)),
-        "steps of the living, of the fault-free": under / usual,
-        "steps a second without faults": usual,
+        "steps of the living, of the fault-free": fault_rate / usual_rate,
+        "steps a second without faults": usual_rate,
         "longest step() without faults (s)": longest(places, *before),
         "longest step() of a survivor (s)": longest(places, *during),
         "accuracy before": accuracy(places, before[1] - 10.0, before[1]),
         "accuracy at the end": accuracy(places, after + 0.5 * (end - after), end),
-        "kill to next exchange, median (s)": statistics.median(found) if found else None,
-        "kill to next exchange, 95 % (s)": sorted(found)[int(0.95 * len(found))] if found else None,
-        "kill to next exchange, of": len(found),
+        "kill to next exchange, median (s)": statistics.median(waits_s) if waits_s else None,
+        "kill to next exchange, 95 % (s)": sorted(waits_s)[int(0.95 * len(waits_s))] if waits_s else None,
+        "kill to next exchange, of": len(waits_s),
         "waits for weights, median and most (s)": [statistics.median(joins), max(joins)] if joins else None,
         "all see all at the end": all(place.now.now.get("alive", 0) >= NODES for place in places),
         "one run at the end": len(set(run_ids)) == 1,
@@ -340,20 +348,20 @@ def figures(chaos: Chaos, before: tuple[float, float], during: tuple[float, floa
     }
 
 
-def broken(found: dict[str, Any]) -> list[str]:
+def broken(figures: dict[str, Any]) -> list[str]:
     """Return the names of the broken promises."""
-    said = []
-    if found["steps of the living, of the fault-free"] < STEPS:
-        said.append("steps")
-    if found["longest step() of a survivor (s)"] >= PAUSE_S:
-        said.append("pause")
-    if found["accuracy at the end"] < found["accuracy before"] - ACCURACY:
-        said.append("accuracy")
-    if (found["kill to next exchange, median (s)"] or 0.0) >= EXCHANGE_S:
-        said.append("exchange")
-    if not found["one run at the end"] or not found["all see all at the end"]:
-        said.append("whole")
-    return said
+    names = []
+    if figures["steps of the living, of the fault-free"] < STEPS:
+        names.append("steps")
+    if figures["longest step() of a survivor (s)"] >= PAUSE_S:
+        names.append("pause")
+    if figures["accuracy at the end"] < figures["accuracy before"] - ACCURACY:
+        names.append("accuracy")
+    if (figures["kill to next exchange, median (s)"] or 0.0) >= EXCHANGE_S:
+        names.append("exchange")
+    if not figures["one run at the end"] or not figures["all see all at the end"]:
+        names.append("whole")
+    return names
 
 
 def play(minutes: float, seed: int, before_s: float, after_s: float) -> dict[str, Any]:
@@ -366,12 +374,12 @@ def play(minutes: float, seed: int, before_s: float, after_s: float) -> dict[str
         time.sleep(2.0)
         began = time.monotonic()
         time.sleep(before_s)
-        raging = time.monotonic()
-        chaos.rage()
-        calm = time.monotonic()
+        faults_began = time.monotonic()
+        chaos.apply_faults()
+        faults_ended = time.monotonic()
         time.sleep(after_s)
-        chaos.look()
-        found = figures(chaos, (began, raging), (raging, calm), calm)
+        chaos.check_processes()
+        found = figures(chaos, (began, faults_began), (faults_began, faults_ended), faults_ended)
         found["cuts"] = missing or "in network namespaces"
         return found
 
@@ -386,15 +394,15 @@ def main() -> None:
     arguments = parser.parse_args()
     digits_node.warm_up()
     found = play(arguments.minutes, arguments.seed, arguments.before_s, arguments.after_s)
-    said = broken(found)
+    broken_promises = broken(found)
     if arguments.json:
-        print(json.dumps({**found, "broken": said}, indent=2))
+        print(json.dumps({**found, "broken": broken_promises}, indent=2))
     else:
         print("| | |\n|---|---|")
         for name, value in found.items():
             print(f"| {name} | {value if not isinstance(value, float) else format(value, '.3f')} |")
-        print(f"\n{'kept' if not said else 'NOT kept: ' + ', '.join(said)}")
-    sys.exit(1 if said else 0)
+        print(f"\n{'kept' if not broken_promises else 'NOT kept: ' + ', '.join(broken_promises)}")
+    sys.exit(1 if broken_promises else 0)
 
 
 if __name__ == "__main__":

@@ -59,13 +59,13 @@ LOOK_S = 0.75  # interval at which a member checks for idle links, as on a node
 # Groups into which these checks are spread, as if the members had started at random times. Otherwise either all or none
 # of them would close a link before the node does.
 TURNS = 15
-STANDS_S = 1e9  # step time of an idle training loop
-FIRST = 3  # members that dial the node
+IDLE_STEP_S = 1e9  # step time of an idle training loop
+DIALLERS = 3  # members that dial the node
 LAST_WORDS_S = 1.0  # time for a closing link to send the rest
 PENDING = 32  # messages kept for a peer that is being dialled
 PR_SET_PDEATHSIG = 1
 
-OF_NODES = StatusQuery | Widen | Unknown  # messages that a Peer does not handle
+DRIVER_MESSAGES = StatusQuery | Widen | Unknown  # messages for the driver, which a Peer does not handle
 
 
 class Gate:
@@ -97,8 +97,8 @@ class Gate:
             self.connector.dial(record.address, to)
 
     async def try_dial(self, asker: PeerId, address: Address) -> None:
-        ok = await self.connector.try_dial(address)
-        self.perform(self.peer.on_dial_tried(asker, ok, self.crowd.catch_up()))
+        answered = await self.connector.try_dial(address)
+        self.perform(self.peer.on_dial_tried(asker, answered, self.crowd.catch_up()))
 
     def on_dial_failed(self, peer: PeerId | None) -> None:
         if peer is not None:
@@ -145,7 +145,7 @@ class Gate:
     def on_message(self, link: Link, message: Message) -> None:
         if isinstance(message, Close):
             link.is_orderly = link.is_orderly or message.code == "idle"
-        elif not isinstance(message, OF_NODES):
+        elif not isinstance(message, DRIVER_MESSAGES):
             now = self.crowd.catch_up()
             if isinstance(message, Offer | Invite | Fetch | Outcome):
                 self.crowd.swarm.training.report_steps(self.host)
@@ -190,7 +190,7 @@ class Crowd:
         model = LocalModel(self.layout.fingerprint, self.layout.exchanged)
         peer = Peer(members, self.config, model, rng=rng, now=now)
         vector = np.zeros(self.layout.exchanged, np.float32)
-        index = self.swarm.add_made_peer(peer, vector, identity.id.hex(), STANDS_S, STANDS_S)
+        index = self.swarm.add_made_peer(peer, vector, identity.id.hex(), IDLE_STEP_S, IDLE_STEP_S)
         self.gates.append(Gate(self, self.swarm.hosts[index], network))
 
     async def run(self, node: Address) -> None:
@@ -200,7 +200,7 @@ class Crowd:
         async with trio.open_nursery() as self.nursery:
             for gate in self.gates:
                 gate.connector.open(self.nursery)
-            for gate in self.gates[:FIRST]:
+            for gate in self.gates[:DIALLERS]:
                 gate.connector.dial(node, None)
             self.nursery.start_soon(self.keep_time)
             self.nursery.start_soon(self.watch)
@@ -252,7 +252,7 @@ class Crowd:
         return sum(state is not MemberState.ALIVE for gate in self.gates for _, state in gate.peer.membership.members())
 
 
-async def stand(count: int, node: Address, run_id: bytes) -> None:
+async def serve(count: int, node: Address, run_id: bytes) -> None:
     """Run a crowd of ``count`` members, and answer queries until the input ends."""
     crowd = Crowd(run_id)
     for _ in range(count):
@@ -264,7 +264,7 @@ async def stand(count: int, node: Address, run_id: bytes) -> None:
                 case "cpu":
                     print(time.process_time(), flush=True)
                 case "met":
-                    print(crowd.contacted(), flush=True)
+                    print(crowd.met(), flush=True)
                 case "doubts":
                     print(crowd.doubts(), flush=True)
         nursery.cancel_scope.cancel()
@@ -275,11 +275,11 @@ def main() -> None:
     parser.add_argument("count", type=int, help="how many members")
     parser.add_argument("node", type=parse_address, help="where the node listens whose run theirs is")
     parser.add_argument("run", type=from_hex, help="its run, 32 hexadecimal digits")
-    asked = parser.parse_args()
+    arguments = parser.parse_args()
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # end when the benchmark ends
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    trio.run(stand, asked.count, asked.node, asked.run)
+    trio.run(serve, arguments.count, arguments.node, arguments.run)
 
 
 if __name__ == "__main__":

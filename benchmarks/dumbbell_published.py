@@ -28,8 +28,8 @@ def samples(labels, shuffles):
     halves = [ordered[:below], ordered[below:]]
     for _ in range(shuffles):
         halves = [half[torch.randperm(len(half), generator=generator)][: share * CLIQUE] for half in halves]
-    hands = torch.cat([half.view(share, CLIQUE).T for half in halves])
-    return hands[:, torch.randperm(share, generator=torch.Generator().manual_seed(0))]
+    dealt = torch.cat([half.view(share, CLIQUE).T for half in halves])
+    return dealt[:, torch.randperm(share, generator=torch.Generator().manual_seed(0))]
 
 
 def masks(batch, seed=0):
@@ -48,7 +48,10 @@ def uniform(count, block, seed):
     counter[2] = np.arange(count, dtype=np.uint64)
     keys = [np.uint64(seed & 0xFFFFFFFF), np.uint64(seed >> 32)]
     for _ in range(ROUNDS):
-        one, other = MULTIPLIERS[0] * counter[0], MULTIPLIERS[1] * counter[2]
-        counter = [(other >> HALF) ^ counter[1] ^ keys[0], other & LOW, (one >> HALF) ^ counter[3] ^ keys[1], one & LOW]
+        product_0, product_2 = MULTIPLIERS[0] * counter[0], MULTIPLIERS[1] * counter[2]
+        counter = [
+            (product_2 >> HALF) ^ counter[1] ^ keys[0], product_2 & LOW,
+            (product_0 >> HALF) ^ counter[3] ^ keys[1], product_0 & LOW,
+        ]  # fmt: skip
         keys = [(key + step) & LOW for key, step in zip(keys, WEYL, strict=True)]
     return torch.from_numpy((counter[0] + 0.5) * 2.0**-32)

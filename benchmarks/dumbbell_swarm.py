@@ -47,7 +47,7 @@ class OneByOne(torch.autograd.Function):
     @staticmethod
     def vmap(info, in_dims, x, masks, *parameters):
         models = range(info.batch_size)
-        return torch.stack([OneByOne.forward(x[i], masks, *(each[i] for each in parameters)) for i in models]), 0
+        return torch.stack([OneByOne.forward(x[i], masks, *(stacked[i] for stacked in parameters)) for i in models]), 0
 
 
 class Network(nn.Module):

@@ -50,20 +50,22 @@ def averager(megabytes, seed, secret, seconds, codec, threads, sealed, outer):
     with Node(
         {"x": vector}, seeds=[seed] if seed else (), secret=secret,
         config=Config(codec=codec) if outer else Config(codec=codec, outer_momentum=0.0),
-    ) as me:  # fmt: skip
-        took = timed(me._training.network.runtime.streams)
+    ) as member:  # fmt: skip
+        durations_s = timed(member._training.network.runtime.streams)
         vector.fill(1.0 if seed else 0.0)  # joining has overwritten it with the first node's weights
-        print(me.address, flush=True)
+        print(member.address, flush=True)
         while not select.select([sys.stdin], [], [], 0.01)[0]:
-            me._training.visit()
+            member._training.visit()
         sys.stdin.readline()
         begin, cpu = time.perf_counter(), time.process_time()
-        me.settle(seconds)
+        member.settle(seconds)
         elapsed, cpu = time.perf_counter() - begin, time.process_time() - cpu
-        done = me.metrics().exchanges_done
-        allowed = 0.05 if outer else 1e-3 + get_codec(codec).relative_error
-        right = bool(abs(float(vector[0]) - 0.5) < allowed)
-        print(json.dumps([took, elapsed / max(1, done), right, cpu / max(1, done), float(vector[0])]), flush=True)
+        done = member.metrics().exchanges_done
+        allowed_error = 0.05 if outer else 1e-3 + get_codec(codec).relative_error
+        is_mean = bool(abs(float(vector[0]) - 0.5) < allowed_error)
+        print(
+            json.dumps([durations_s, elapsed / max(1, done), is_mean, cpu / max(1, done), float(vector[0])]), flush=True
+        )
         sys.stdin.readline()
 
 
@@ -72,19 +74,19 @@ def timed(streams):
 
     The other libraries are timed in the same way. A node's own figures start at the request for a snapshot.
     """
-    began, took = {}, []
+    began, durations_s = {}, []
     transfer, mix = streams.transfer, streams.mix
 
-    def transferred(effect):
+    def timed_transfer(effect):
         began[effect.session] = streams.now
         transfer(effect)
 
-    def mixed(effect):
-        took.append(streams.now - began.pop(effect.session, streams.now))
+    def timed_mix(effect):
+        durations_s.append(streams.now - began.pop(effect.session, streams.now))
         mix(effect)
 
-    streams.transfer, streams.mix = transferred, mixed
-    return took
+    streams.transfer, streams.mix = timed_transfer, timed_mix
+    return durations_s
 
 
 def trainer(kind, seconds, with_node, seed):
@@ -117,19 +119,20 @@ def trainer(kind, seconds, with_node, seed):
         x, y = torch.randn(32, 64), torch.randint(0, 10, (32,))
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
 
-    def train(step):
+    def train(after_step):
+        """Train for ``seconds``, and return the steps per second; ``after_step(loss)`` follows each step."""
         for _ in range(20):
-            one()
+            train_step()
         print("ready", flush=True)
         sys.stdin.readline()
         steps, begin = 0, time.perf_counter()
         while time.perf_counter() - begin < seconds:
-            loss = one()
-            step(loss)
+            loss = train_step()
+            after_step(loss)
             steps += 1
         return steps / (time.perf_counter() - begin)
 
-    def one():
+    def train_step():
         out = model(x)
         loss = F.cross_entropy(out.flatten(0, -2), y.flatten())  # (batch, classes), or (batch, time, classes)
         optimizer.zero_grad()
@@ -140,13 +143,13 @@ def trainer(kind, seconds, with_node, seed):
     if not with_node:
         print(json.dumps([train(lambda loss: None), 0, 0.0]), flush=True)
         return
-    with Node(model, optimizer, seeds=[seed] if seed else (), config=Config(mix_every_steps=8)) as me:
-        print(me.address, flush=True)
+    with Node(model, optimizer, seeds=[seed] if seed else (), config=Config(mix_every_steps=8)) as member:
+        print(member.address, flush=True)
         while not select.select([sys.stdin], [], [], 0.005)[0]:
-            me._training.visit()
+            member._training.visit()
         sys.stdin.readline()
-        rate = train(lambda loss: me.step(loss=loss, samples=64))
-        metrics = me.metrics()
+        rate = train(lambda loss: member.step(loss=loss, samples=64))
+        metrics = member.metrics()
         print(json.dumps([rate, metrics.exchanges_done, metrics.step_overhead_seconds]), flush=True)
         sys.stdin.readline()
 
@@ -165,12 +168,13 @@ class Pair:
             if nodes:
                 seed = ["--seed", self.processes[-1].stdout.readline().strip()]  # printed once it has joined
 
-    def say(self):
+    def send_line(self):
+        """Let the processes go on: each waits for a line in turn."""
         for process in self.processes:
             process.stdin.write("\n")
             process.stdin.flush()
 
-    def hear(self):
+    def read_results(self):
         return [json.loads(process.stdout.readline()) for process in self.processes]
 
     def wait_ready(self):
@@ -194,9 +198,9 @@ def our_exchange(
         + (["--outer"] if outer else []),
         kernel=kernel,
     )
-    pair.say()
-    rows = pair.hear()
-    pair.say()
+    pair.send_line()
+    rows = pair.read_results()
+    pair.send_line()
     pair.end()
     durations = [value for row in rows for value in row[0]]
     assert all(row[2] for row in rows), "the two did not end with the mean"
@@ -209,16 +213,16 @@ def our_exchange(
 def four_averaging(megabytes, seconds=6.0):
     """Return the GB a second that four processes average together."""
     pair = Pair(["averager", "--megabytes", megabytes, "--seconds", seconds], count=4)
-    pair.say()
-    rows = pair.hear()
-    pair.say()
+    pair.send_line()
+    rows = pair.read_results()
+    pair.send_line()
     pair.end()
     values = [row[4] for row in rows]  # the start is 0, 1, 1, 1; filters take less of the outlier
     assert max(values) - min(values) < 0.05, f"the four did not come together: {values}"
     return sum(megabytes / 1e3 / row[1] for row in rows)
 
 
-def four_beside_gloo(megabytes, rounds):
+def four_and_gloo(megabytes, rounds):
     """Measure gloo and gossip alternately, and return the GB a second of each run."""
     jobs = {
         "gloo all_reduce": lambda: (
@@ -247,19 +251,19 @@ def slowdown(kind, seconds=6.0, pairs=3):
             flags = ["trainer", "--kind", kind, "--seconds", seconds] + (["--node"] if with_node else [])
             pair = Pair(flags, nodes=with_node)
             if with_node:
-                pair.say()
+                pair.send_line()
             pair.wait_ready()
-            pair.say()
-            rows = pair.hear()
+            pair.send_line()
+            rows = pair.read_results()
             if with_node:
-                pair.say()
+                pair.send_line()
                 together.append(statistics.mean(row[0] for row in rows))
                 mixes.append(sum(row[1] for row in rows) / 2 / (seconds * together[-1] / 8))
                 overhead.append(rows[0][2])
             else:
                 alone.append(statistics.mean(row[0] for row in rows))
             pair.end()
-    ratios = [1 - b / a for a, b in zip(alone, together, strict=True)]
+    ratios = [1 - with_mixes / without for without, with_mixes in zip(alone, together, strict=True)]
     return {
         "step_ms": 1e3 / statistics.median(alone), "slowed_percent": 100 * statistics.median(ratios),
         "mixes_per_8_steps": statistics.median(mixes), "inside_step_us": 1e6 * statistics.median(overhead),
@@ -300,7 +304,7 @@ def main():
         save(args.json, {"training": slowed})
         return
     if args.four:
-        four = four_beside_gloo(args.megabytes, args.rounds)
+        four = four_and_gloo(args.megabytes, args.rounds)
         show_four(four)
         save(args.json, {"four_gb_s": four})
         return
@@ -325,16 +329,16 @@ def main():
         if args.hivemind:
             jobs["hivemind"] = lambda: script(args.hivemind, "hivemind_round.py", args.megabytes)
         rows = {name: [] for name in jobs}
-        for turn in range(args.rounds):
+        for number in range(args.rounds):
             for name, job in jobs.items():
-                if name == "hivemind" and turn >= 3:
+                if name == "hivemind" and number >= 3:
                     continue  # a round of hivemind takes 25 s
                 rows[name].append(job())
     medians = {name: statistics.median(row["median_s"] for row in runs) for name, runs in rows.items()}
     found = {"exchange": rows, "median_s": medians}
     if not args.alone:
         slowed = {kind: slowdown(kind) for kind in KINDS}
-        found |= {"training": slowed, "four_gb_s": four_beside_gloo(args.megabytes, args.rounds)}
+        found |= {"training": slowed, "four_gb_s": four_and_gloo(args.megabytes, args.rounds)}
     save(args.json, found)
     print(f"\nOne exchange of {args.megabytes:g} MB each way, two processes on loopback (medians of {args.rounds})\n")
     print(f"{'':16}{'median ms':>10}{'best ms':>10}{'x raw':>8}{'CPU ms':>9}{'a mix, ms':>11}{'of it':>7}")

@@ -71,8 +71,8 @@ def measure(table):
 
 def child(*command, python=sys.executable):
     """Run a program, and return its last output line, decoded from JSON."""
-    one = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
-    done = subprocess.run([python, *map(str, command)], capture_output=True, text=True, env=os.environ | one)
+    one_thread = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
+    done = subprocess.run([python, *map(str, command)], capture_output=True, text=True, env=os.environ | one_thread)
     if done.returncode:
         raise SystemExit(f"{' '.join(map(str, command))}\nended with {done.returncode}:\n{done.stderr[-2000:]}")
     return json.loads(done.stdout.strip().splitlines()[-1])

@@ -42,7 +42,7 @@ def donate(options: argparse.Namespace) -> None:
     ended = threading.Event()
     threading.Thread(target=lambda: (sys.stdin.read(), ended.set()), daemon=True).start()
     with Node(model, optimizer, listen="127.0.0.1:0", config=Config(mix_every_steps=1_000_000)) as node:
-        began, told = time.perf_counter(), False
+        began, is_reported = time.perf_counter(), False
         local = node._training.network.peer.local
         while not ended.is_set():
             optimizer.zero_grad()
@@ -51,8 +51,8 @@ def donate(options: argparse.Namespace) -> None:
             node.step(samples=1)
             time.sleep(0.01)
             waited_s = time.perf_counter() - began
-            if not told and (getattr(local, "frozen_hash", True) or waited_s > MOST_S):
-                told = True
+            if not is_reported and (getattr(local, "frozen_hash", True) or waited_s > MOST_S):
+                is_reported = True
                 print(json.dumps({"address": node.address, "hash_s": waited_s}), flush=True)
 
 
@@ -84,8 +84,8 @@ def read(process: subprocess.Popen[str]) -> dict[str, float | str]:
     line = process.stdout.readline()
     if not line:
         sys.exit(f"A process ended with code {process.wait()}.")
-    found: dict[str, float | str] = json.loads(line)
-    return found
+    figures: dict[str, float | str] = json.loads(line)
+    return figures
 
 
 def main() -> None:
@@ -102,12 +102,12 @@ def main() -> None:
         return
     donor = child("--donor")
     try:
-        known = read(donor)
-        print(f"base {options.base_mb:g} MB, adapter {options.adapter_mb:g} MB, hashed in {known['hash_s']:.2f} s")
+        started = read(donor)
+        print(f"base {options.base_mb:g} MB, adapter {options.adapter_mb:g} MB, hashed in {started['hash_s']:.2f} s")
         for name, seed in (("the same base", "0"), ("another base", "1")):
             rows = []
             for _ in range(options.repeats):
-                newcomer = child("--join", str(known["address"]), "--seed", seed)
+                newcomer = child("--join", str(started["address"]), "--seed", seed)
                 rows.append(read(newcomer))
                 newcomer.communicate()
             received, seconds = (statistics.median(float(row[key]) for row in rows) for key in ("bytes", "seconds"))

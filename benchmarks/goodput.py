@@ -58,7 +58,7 @@ WORLDS = {
     "rigid learners": World("rigid", 100),
 }
 # These worlds are played on both partitions and compared by accuracy; the others on IID alone, for goodput.
-BOTH = {"no failures": "no failures", "100 Gbit/s": "failures, 100 Gbit/s"}
+BOTH_PARTITIONS = {"no failures": "no failures", "100 Gbit/s": "failures, 100 Gbit/s"}
 Job = tuple[int, str, str, int]  # learners, world, partition, seed
 
 
@@ -97,22 +97,22 @@ class Losses:
         self.swarm, self.steps = simulation.swarm, 0.0
         self.shared = [0.0] * simulation.scenario.peers  # steps of each learner's current life that others have too
         learners, sessions = simulation.learners, self.swarm.sessions
-        plain_count, plain_joined, plain_kill = sessions.count_mix, learners.on_weights_replaced, self.swarm.kill
+        usual_count, usual_on_replaced, usual_kill = sessions.count_mix, learners.on_weights_replaced, self.swarm.kill
 
         def count(host: Host, session: int, share: float) -> None:
-            plain_count(host, session, share)
+            usual_count(host, session, share)
             since = (self.swarm.now - host.asked_at[session]) / STEP_S
             self.shared[host.row] = max(self.shared[host.row], self.now(host) - since)
 
         def joined(row: int) -> None:
-            plain_joined(row)
+            usual_on_replaced(row)
             index = simulation.indices[row]
             assert index is not None
             self.lose(self.swarm.hosts[index], begins=False)
 
         def kill(index: int, silent: bool = False) -> None:
             self.lose(self.swarm.hosts[index], begins=True)
-            plain_kill(index, silent)
+            usual_kill(index, silent)
 
         sessions.count_mix, learners.on_weights_replaced, self.swarm.kill = count, joined, kill  # type: ignore[method-assign]
 
@@ -182,7 +182,7 @@ def jobs(learners: tuple[int, ...], seeds: int) -> Iterator[Job]:
     for seed in range(1, seeds + 1):
         for count in learners:
             for world in WORLDS:
-                for partition in PARTITIONS if world in BOTH else ("iid",):
+                for partition in PARTITIONS if world in BOTH_PARTITIONS else ("iid",):
                     yield count, world, partition, seed
 
 
@@ -196,9 +196,9 @@ def play_all(wanted: list[Job], pauses: model.Pauses, cache: dict[tuple[Any, ...
             cache[job] = line
             file.write(json.dumps(line) + "\n")
             file.flush()
-            shown = f"{100 * figures['trained']:.1f} % of steps, {100 * figures['accuracy']:.1f} %"
-            said = f"{number}/{len(wanted)} {job}: {shown}, {figures['cpu_s']:.0f} s of CPU"
-            print(said, file=sys.stderr, flush=True)
+            summary = f"{100 * figures['trained']:.1f} % of steps, {100 * figures['accuracy']:.1f} %"
+            sentence = f"{number}/{len(wanted)} {job}: {summary}, {figures['cpu_s']:.0f} s of CPU"
+            print(sentence, file=sys.stderr, flush=True)
 
 
 def write(pauses: model.Pauses, runs: page.Runs) -> None:
@@ -207,7 +207,7 @@ def write(pauses: model.Pauses, runs: page.Runs) -> None:
     page.put(page.PAGE, "model", page.model_rows(pauses))
     page.put(page.PAGE, "goodput", page.goodput_rows(pauses, LEARNERS, runs))
     page.put(page.PAGE, "worlds", page.world_rows(LEARNERS, failing, runs))
-    page.put(page.PAGE, "accuracy", page.accuracy_rows(LEARNERS, BOTH, NAMES, runs))
+    page.put(page.PAGE, "accuracy", page.accuracy_rows(LEARNERS, BOTH_PARTITIONS, NAMES, runs))
 
 
 def main() -> None:

@@ -35,9 +35,9 @@ def put(page: Path, name: str, rows: Sequence[Sequence[str]]) -> None:
     """
     text = page.read_text(encoding="utf-8")
     mark = f"<!-- table: {name} -->\n"
-    before, found, rest = text.partition(mark)
-    _, ended, after = rest.partition(END)
-    if not found or not ended:
+    before, has_mark, rest = text.partition(mark)
+    _, has_end, after = rest.partition(END)
+    if not has_mark or not has_end:
         raise ValueError(f"{page} has no table {name!r}: it needs the lines {mark.strip()} and {END}.")
     head, *body = rows
     if any(len(row) != len(head) for row in body):

@@ -35,7 +35,7 @@ PR_SET_PDEATHSIG = 1
 
 
 # -- processes ---------------------------------------------------------------------------------------------------------
-def begun(program: str, *arguments: object) -> Process:
+def start(program: str, *arguments: object) -> Process:
     """Start a program of this folder, with one thread for arithmetic."""
     return subprocess.Popen(
         [sys.executable, str(HERE / program), *map(str, arguments)], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
@@ -43,7 +43,7 @@ def begun(program: str, *arguments: object) -> Process:
     )  # fmt: skip
 
 
-def heard(process: Process) -> str:
+def read_line(process: Process) -> str:
     assert process.stdout is not None
     line = process.stdout.readline().strip()
     assert line, f"{process.args} ended: it says why above"
@@ -54,16 +54,16 @@ def ask(process: Process, question: str) -> str:
     assert process.stdin is not None
     process.stdin.write(question + "\n")
     process.stdin.flush()
-    return heard(process)
+    return read_line(process)
 
 
 def end(processes: list[Process]) -> None:
-    for each in processes:
-        each.kill()
-        each.wait()
+    for process in processes:
+        process.kill()
+        process.wait()
 
 
-def taken(nodes: list[Process], seconds: float) -> dict[str, float]:
+def cost_of(nodes: list[Process], seconds: float) -> dict[str, float]:
     """Measure the nodes' average cost: percent of a core, and messages and new links a second."""
 
     def look() -> Counter[str]:
@@ -73,10 +73,13 @@ def taken(nodes: list[Process], seconds: float) -> dict[str, float]:
     time.sleep(seconds)
     after, took_s = look(), time.monotonic() - began
     after.subtract(before)
-    each = {what: count / took_s / len(nodes) for what, count in sorted(after.items())}
-    told = {way: sum(each[what] for what in each if what.startswith(way)) for way in ("sent", "received", "new")}
-    kinds = {what: round(count, 2) for what, count in each.items() if count and what != "cpu"}
-    return {"percent": round(100 * each["cpu"], 3), **{way: round(told[way], 2) for way in told}, "kinds": kinds}
+    rates = {name: count / took_s / len(nodes) for name, count in sorted(after.items())}  # per node and second
+    totals = {
+        group: round(sum(rates[name] for name in rates if name.startswith(group)), 2)
+        for group in ("sent", "received", "new")
+    }
+    kinds = {name: round(rate, 2) for name, rate in rates.items() if rate and name != "cpu"}
+    return {"percent": round(100 * rates["cpu"], 3), **totals, "kinds": kinds}
 
 
 # -- a process each ----------------------------------------------------------------------------------------------------
@@ -86,14 +89,14 @@ def alone(count: int, seconds: float, settle_s: float, rounds: int) -> list[dict
     seeds: list[str] = []
     try:
         for _ in range(count):
-            nodes.append(begun("idle_node.py", count, *seeds))
-            seeds = seeds or heard(nodes[0]).split()[:1]
+            nodes.append(start("idle_node.py", count, *seeds))
+            seeds = seeds or read_line(nodes[0]).split()[:1]
         for index, node in enumerate(nodes):
             if index:
-                heard(node)  # its address
-            assert heard(node) == "met"
+                read_line(node)  # its address
+            assert read_line(node) == "met"
         time.sleep(settle_s)
-        return [taken(nodes, seconds) for _ in range(rounds)]
+        return [cost_of(nodes, seconds) for _ in range(rounds)]
     finally:
         for node in nodes:
             node.communicate("end\n")
@@ -101,12 +104,12 @@ def alone(count: int, seconds: float, settle_s: float, rounds: int) -> list[dict
 
 def among(count: int, seconds: float, settle_s: float, rounds: int) -> list[dict[str, float]]:
     """Measure one idle node; the other members, of ``count``, are a crowd (``benchmarks/crowd.py``)."""
-    node = begun("idle_node.py", count)
+    node = start("idle_node.py", count)
     processes = [node]
     try:
-        crowd = begun("crowd.py", count - 1, *heard(node).split())
+        crowd = start("crowd.py", count - 1, *read_line(node).split())
         processes.append(crowd)
-        assert heard(node) == "met"
+        assert read_line(node) == "met"
         while int(ask(node, "met").split()[0]) < count or int(ask(crowd, "met")) < count - 1:
             time.sleep(LOOK_S)
         time.sleep(settle_s)
@@ -117,13 +120,13 @@ def among(count: int, seconds: float, settle_s: float, rounds: int) -> list[dict
 
 def beside(node: Process, crowd: Process, seconds: float) -> dict[str, float]:
     """Measure the costs of the node and its crowd, the members that it has met, and how often one was not ALIVE."""
-    doubted = int(ask(node, "met").split()[1])
+    doubts_before = int(ask(node, "met").split()[1])
     before, began = float(ask(crowd, "cpu")), time.monotonic()
-    found = taken([node], seconds)
+    figures = cost_of([node], seconds)
     crowd_s, took_s = float(ask(crowd, "cpu")) - before, time.monotonic() - began
     met, doubts = map(int, ask(node, "met").split())
-    found |= {"met": met, "doubts": doubts - doubted, "doubts of the crowd": int(ask(crowd, "doubts"))}
-    return found | {"percent of the crowd": round(100 * crowd_s / took_s, 1)}
+    figures |= {"met": met, "doubts": doubts - doubts_before, "doubts of the crowd": int(ask(crowd, "doubts"))}
+    return figures | {"percent of the crowd": round(100 * crowd_s / took_s, 1)}
 
 
 def among_nodes(count: int, seconds: float, settle_s: float, rounds: int) -> list[dict[str, float]]:
@@ -133,18 +136,19 @@ def among_nodes(count: int, seconds: float, settle_s: float, rounds: int) -> lis
     left = count - 1
     try:
         while left:
-            here = min(left, CROWD)
-            left -= here
-            processes.append(begun("idle.py", here, count, *seeds))
-            addresses = heard(processes[-1]).split()  # start one process after the other, as all at once would stall
+            in_process = min(left, CROWD)
+            left -= in_process
+            processes.append(start("idle.py", in_process, count, *seeds))
+            # Start one process after the other, as all at once would stall.
+            addresses = read_line(processes[-1]).split()
             seeds = seeds or addresses
-        node = begun("idle_node.py", count, *seeds)
+        node = start("idle_node.py", count, *seeds)
         processes.append(node)
-        heard(node)  # its address
-        for each in processes:
-            assert heard(each) == "met"
+        read_line(node)  # its address
+        for process in processes:
+            assert read_line(process) == "met"
         time.sleep(settle_s)
-        return [taken([node], seconds) for _ in range(rounds)]
+        return [cost_of([node], seconds) for _ in range(rounds)]
     finally:
         end(processes)
 
@@ -163,8 +167,8 @@ def crowd_of_nodes(count: int, seeds: list[str]) -> Iterator[list[Node]]:
     nodes: list[Node] = []
 
     def join(number: int) -> None:
-        found = [*seeds, *(each.address for each in nodes[:3])]
-        node = Node({"x": np.zeros(1000, np.float32)}, None, seeds=found, config=config)
+        known = [*seeds, *(other.address for other in nodes[:3])]
+        node = Node({"x": np.zeros(1000, np.float32)}, None, seeds=known, config=config)
         nodes.append(node.__enter__())
 
     try:
@@ -197,7 +201,7 @@ def meet(nodes: list[Node], count: int) -> None:
             time.sleep(0.1)
 
 
-def stand(count: int, members: int, seeds: list[str]) -> None:
+def serve(count: int, members: int, seeds: list[str]) -> None:
     """Run ``count`` nodes; print three of their addresses, and "met" once all of them know all members."""
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # end when the benchmark ends
     with crowd_of_nodes(count, seeds) as nodes:
@@ -208,4 +212,4 @@ def stand(count: int, members: int, seeds: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    stand(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3:])
+    serve(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3:])

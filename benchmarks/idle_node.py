@@ -21,16 +21,16 @@ from node.links.link import Link
 from node.links.pool import Links
 from node.network.link_life import LinkLife
 
-told: Counter[str] = Counter()
+counts: Counter[str] = Counter()  # calls of the counted methods
 
 
-def count(owner: type, method: str, what: str) -> None:
-    """Count the calls of a method from now on, by the type of the argument."""
-    plain = getattr(owner, method)
+def count(owner: type, method: str, name: str) -> None:
+    """Count the calls of a method from now on under ``name``, by the type of the argument."""
+    usual = getattr(owner, method)
 
     def call(self, argument):
-        told[f"{what} {type(argument).__name__}"] += 1
-        return plain(self, argument)
+        counts[f"{name} {type(argument).__name__}"] += 1
+        return usual(self, argument)
 
     setattr(owner, method, call)
 
@@ -51,7 +51,7 @@ def main(members: int, seeds: list[str]) -> None:
         for line in sys.stdin:
             match line.strip():
                 case "look":
-                    print(json.dumps({"cpu": time.process_time(), **told}), flush=True)
+                    print(json.dumps({"cpu": time.process_time(), **counts}), flush=True)
                 case "met":
                     print(node.metrics().members_alive, doubts.total() - doubts["alive"], flush=True)
                 case _:

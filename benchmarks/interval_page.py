@@ -57,49 +57,51 @@ def table(heads, lines):
 
 def in_common(figures, worlds, settings):
     """Return the figures of these settings with only the seeds that all of them have, for worlds that have any."""
-    found = {}
+    common = {}
     for world in worlds:
         seeds = set.intersection(*(set(figures[world, setting]) for setting in settings))
         for setting in settings if seeds else ():
-            found[world, setting] = {seed: figures[world, setting][seed] for seed in sorted(seeds)}
-    return found
+            common[world, setting] = {seed: figures[world, setting][seed] for seed in sorted(seeds)}
+    return common
 
 
 def bullet(text):
     return textwrap.fill(text, 120, initial_indent="- ", subsequent_indent="  ", break_on_hyphens=False) + "\n"
 
 
-def difference(one, other):
-    """Return the mean of ``one - other`` in points over the seeds that both have, and its standard error or None."""
-    values = [100 * (one[seed]["mean"] - other[seed]["mean"]) for seed in sorted(one.keys() & other.keys())]
+def difference(runs, reference):
+    """Return the mean of ``runs - reference`` in points over common seeds, and its standard error or None."""
+    values = [100 * (runs[seed]["mean"] - reference[seed]["mean"]) for seed in sorted(runs.keys() & reference.keys())]
     error = statistics.stdev(values) / math.sqrt(len(values)) if len(values) > 1 else None
     return statistics.mean(values), error
 
 
 def cause(figures, world, default, best):
     """Return why the default is behind the best pair of a world, with the figures that show it."""
-    ours, quick, said = figures[world, default], figures[world, EIGHTHS], []
+    ours, reference, sentences = figures[world, default], figures[world, EIGHTHS], []
     if best == FOURTHS:
-        points, _ = difference(figures[world, best], quick)
-        less, where = min(
-            (difference(runs, figures[at, EIGHTHS])[0], at) for (at, name), runs in figures.items() if name == best
+        points, _ = difference(figures[world, best], reference)
+        worst_points, worst_world = min(
+            (difference(runs, figures[other, EIGHTHS])[0], other)
+            for (other, name), runs in figures.items()
+            if name == best
         )
-        said.append(
+        sentences.append(
             f"{best} is {points:.1f} points ahead of {EIGHTHS}. No node takes a codec coarser than int8 by itself: "
-            f"elsewhere it is up to {-less:.1f} points behind ({where})."
+            f"elsewhere it is up to {-worst_points:.1f} points behind ({worst_world})."
         )
-    points, _ = difference(ours, quick)
+    points, _ = difference(ours, reference)
     steps = statistics.median(run["interval"] for run in ours.values())
     compared = (
         f"Compared with {EIGHTHS} the default has {points:+.1f} points, and {average(ours, 'mixes'):.0f} mixes where "
-        f"that has {average(quick, 'mixes'):.0f}"
+        f"that has {average(reference, 'mixes'):.0f}"
     )
     if steps > 2:
         compared += (
             f": an exchange takes {steps:.0f} steps over these links, and a node lets it end before the next is due"
         )
-    said.append(compared + ".")
-    return " ".join(said)
+    sentences.append(compared + ".")
+    return " ".join(sentences)
 
 
 def write_page(path, figures, settings, default, budget, costly):
@@ -120,19 +122,19 @@ def write_page(path, figures, settings, default, budget, costly):
     lines, missed = [], []
     for world in whole:
         ours = equal[world, default]
-        pair = max(pairs, key=lambda each, world=world: average(equal[world, each], "mean"))
+        pair = max(pairs, key=lambda candidate, world=world: average(equal[world, candidate], "mean"))
         best = equal[world, pair]
         points, error = difference(ours, best)
         shown = f"{round(points, 1) + 0.0:+.1f}" + ("" if error is None else f" ± {error:.1f}")
         allowed_mb = average(equal[world, budget], "mb")
-        more = average(ours, "mb") > SLACK * allowed_mb
+        exceeds_budget = average(ours, "mb") > SLACK * allowed_mb
         lines.append([
             world, f"{pair}: {accuracy(best)}", accuracy(ours), shown,
             f"{average(best, 'mb'):.2f}, {average(ours, 'mb'):.2f}",
             f"{average(best, 'mixes'):.0f}, {average(ours, 'mixes'):.0f}", str(len(ours.keys() & best.keys())),
         ])  # fmt: skip
-        if round(points, 1) < -AIM or more:
-            at_more = f" at {average(ours, 'mb') / allowed_mb:.1f} times the bytes" if more else ""
+        if round(points, 1) < -AIM or exceeds_budget:
+            at_more = f" at {average(ours, 'mb') / allowed_mb:.1f} times the bytes" if exceeds_budget else ""
             missed.append((world, points, at_more, pair))
     heads = [
         "world",

@@ -54,21 +54,21 @@ DATAGRAM_EVERY_S = 0.008
 
 def round_trips_ms(links: EmulatedLinks) -> list[float]:
     with links.inside(0):
-        one = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+        near = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
     with links.inside(1):
-        other = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
-    with one, other:
-        for node, end in enumerate((one, other)):
+        far = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+    with near, far:
+        for node, end in enumerate((near, far)):
             end.bind((links.address(node), 4_999))
             end.settimeout(1.0)
         times = []
         for _ in range(PINGS):
             begun = time.monotonic()
             try:
-                one.sendto(b"x", (links.address(1), 4_999))
-                other.recv(1)
-                other.sendto(b"x", (links.address(0), 4_999))
-                one.recv(1)
+                near.sendto(b"x", (links.address(1), 4_999))
+                far.recv(1)
+                far.sendto(b"x", (links.address(0), 4_999))
+                near.recv(1)
             except TimeoutError:
                 continue  # the emulated link has lost it
             times.append(1e3 * (time.monotonic() - begun))
@@ -98,7 +98,7 @@ def stream_s(links: EmulatedLinks, size: int, sender: int = 0, receiver: int = 1
 
 def measure(latency_ms: float, mbit_s: float, loss: float, sizes: list[int], repeats: int) -> list[dict[str, Any]]:
     rows = []
-    known = Path("/proc/sys/net/ipv4/tcp_available_congestion_control").read_text().split()
+    available = Path("/proc/sys/net/ipv4/tcp_available_congestion_control").read_text().split()
     with EmulatedLinks(2) as links:
         links.rate(-1, mbit_s, mbit_s)
         links.latency(-1, -1, latency_ms / 1e3)
@@ -108,21 +108,21 @@ def measure(latency_ms: float, mbit_s: float, loss: float, sizes: list[int], rep
             f"{latency_ms:g} ms, {mbit_s:g} Mbit/s, {loss:.1%} lost: round trip {min(pings):.1f} to "
             f"{max(pings):.1f} ms, median {statistics.median(pings):.1f}", flush=True,
         )  # fmt: skip
-        for congestion in [name for name in ("cubic", "bbr") if name in known]:
+        for congestion in [name for name in ("cubic", "bbr") if name in available]:
             for node in range(2):
                 links.congestion(node, congestion)
             for size in sizes:
                 before = links.stats()
                 times = [stream_s(links, size) for _ in range(repeats)]
                 late = links.stats().late_since(before)
-                middle = statistics.median(times)
+                median_s = statistics.median(times)
                 rows.append({
                     "latency_ms": latency_ms, "mbit_s": mbit_s, "loss": loss, "congestion": congestion, "bytes": size,
-                    "runs": repeats, "seconds": round(middle, 4), "low": round(min(times), 4),
-                    "high": round(max(times), 4), "share": round(8e-6 * size / middle / mbit_s, 3),
+                    "runs": repeats, "seconds": round(median_s, 4), "low": round(min(times), 4),
+                    "high": round(max(times), 4), "share": round(8e-6 * size / median_s / mbit_s, 3),
                     "late_share": round(late, 4), "disturbed": late > DISTURBED,
                 })  # fmt: skip
-                print(f"  {congestion:5} {size / 1e6:5g} MB  {middle:7.3f} s ({min(times):.3f} to {max(times):.3f})  "
+                print(f"  {congestion:5} {size / 1e6:5g} MB  {median_s:7.3f} s ({min(times):.3f} to {max(times):.3f})  "
                       f"{rows[-1]['share']:4.0%} of the rate  {late:.1%} late{'  disturbed' * (late > DISTURBED)}",
                       flush=True)  # fmt: skip
     return rows
@@ -160,7 +160,8 @@ def beside(latency_ms: float, mbit_s: float, size: int, congestion: str, count: 
 
     Each row has the average of one exchange, in milliseconds.
     """
-    rng, rows, seen, over = random.Random(1), [], list[tuple[float, float]](), threading.Event()
+    rng, rows, over = random.Random(1), [], threading.Event()
+    delays = list[tuple[float, float]]()  # when each datagram was sent, and how long it took
     with EmulatedLinks(3) as links:
         links.rate(-1, mbit_s, mbit_s)
         links.latency(-1, -1, latency_ms / 1e3)
@@ -181,9 +182,9 @@ def beside(latency_ms: float, mbit_s: float, size: int, congestion: str, count: 
             with contextlib.suppress(TimeoutError):
                 while True:
                     (sent_at,) = struct.unpack("d52x", into.recv(60))
-                    seen.append((sent_at, time.monotonic() - sent_at))
+                    delays.append((sent_at, time.monotonic() - sent_at))
 
-        threads = [threading.Thread(target=each, daemon=True) for each in (receive, send)]
+        threads = [threading.Thread(target=task, daemon=True) for task in (receive, send)]
         for thread in threads:
             thread.start()
         ends, spans = connected(links), list[tuple[float, float]]()
@@ -198,11 +199,12 @@ def beside(latency_ms: float, mbit_s: float, size: int, congestion: str, count: 
             thread.join()
         out.close()
         into.close()
-    rested = [took for at, took in seen if not any(began - 0.1 < at < ended + 0.1 for began, ended in spans)]
+    resting_s = [took_s for at, took_s in delays if not any(began - 0.1 < at < ended + 0.1 for began, ended in spans)]
     for number, (began, ended) in enumerate(spans):
-        waited = statistics.mean(took for at, took in seen if began < at < ended) - statistics.median(rested)
+        in_exchange_s = statistics.mean(took_s for at, took_s in delays if began < at < ended)
+        waited_s = in_exchange_s - statistics.median(resting_s)
         rows.append(
-            {"mbit_s": mbit_s, "congestion": congestion, "exchange": number, "waited_ms": round(1e3 * waited, 1)}
+            {"mbit_s": mbit_s, "congestion": congestion, "exchange": number, "waited_ms": round(1e3 * waited_s, 1)}
         )
     print(f"{mbit_s:g} Mbit/s, {congestion}: beside {size / 1e6:g} MB both ways first {rows[0]['waited_ms']:.0f} ms, "
           f"then {statistics.mean(row['waited_ms'] for row in rows[1:]):.0f} on average", flush=True)  # fmt: skip
@@ -216,18 +218,18 @@ def connected(links: EmulatedLinks, begins: int = 0, answers: int = 1) -> tuple[
     with links.inside(answers):
         server = socket.create_server((links.address(answers), port))
     with links.inside(begins):
-        one = socket.socket()
+        near = socket.socket()
     with server:
-        one.connect((links.address(answers), port))
-        other, _ = server.accept()
-    for end in (one, other):
+        near.connect((links.address(answers), port))
+        far, _ = server.accept()
+    for end in (near, far):
         end.settimeout(LONGEST_S)
         end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, NOT_SENT_BYTES)
-    return one, other
+    return near, far
 
 
-def take(end: socket.socket, size: int) -> float:
+def read_bytes(end: socket.socket, size: int) -> float:
     """Read ``size`` bytes, and return the time of the last one."""
     buffer = bytearray(1 << 18)
     while size:
@@ -239,7 +241,7 @@ def stream_both(end: socket.socket, size: int) -> float:
     """Send and read ``size`` bytes, and return the time at which the last one was read."""
     sender = threading.Thread(target=end.sendall, args=(bytes(size),), daemon=True)
     sender.start()
-    until = take(end, size)
+    until = read_bytes(end, size)
     sender.join()
     return until
 
@@ -249,7 +251,7 @@ def exchange_s(asker: socket.socket, asked: socket.socket, size: int) -> float:
     begun, until = [0.0], [0.0]
 
     def answer() -> None:
-        take(asked, MESSAGE_BYTES)
+        read_bytes(asked, MESSAGE_BYTES)
         asked.sendall(bytes(MESSAGE_BYTES))
         begun[0] = time.monotonic()
         until[0] = stream_both(asked, size)
@@ -257,7 +259,7 @@ def exchange_s(asker: socket.socket, asked: socket.socket, size: int) -> float:
     thread = threading.Thread(target=answer, daemon=True)
     thread.start()
     asker.sendall(bytes(MESSAGE_BYTES))
-    take(asker, MESSAGE_BYTES)
+    read_bytes(asker, MESSAGE_BYTES)
     other = stream_both(asker, size)
     thread.join()
     return max(until[0], other) - begun[0]
@@ -290,7 +292,7 @@ def exchanges(
                     if left_s > MESSAGE_EVERY_S:
                         for end, other in (ends, ends[::-1]):
                             end.sendall(bytes(MESSAGE_BYTES))
-                            take(other, MESSAGE_BYTES)
+                            read_bytes(other, MESSAGE_BYTES)
     times = sorted(row["seconds"] for row in rows[1:])
     print(f"{latency_ms:g} ms, {mbit_s:g} Mbit/s, {loss:.1%} lost, {congestion}, {size / 1e6:g} MB both ways: first "
           f"{rows[0]['seconds']:.3f} s, then {times[0]:.3f} to {times[-1]:.3f}, median {statistics.median(times):.3f}; "
@@ -307,19 +309,19 @@ def main() -> None:
     parser.add_argument("--beside", type=int, help="datagrams to a third node beside so many exchanges")
     parser.add_argument("--csv", type=Path)
     arguments = parser.parse_args()
-    if why := missing():
-        sys.exit(f"links: {why}")
+    if obstacle := missing():
+        sys.exit(f"links: {obstacle}")
     sizes = [size for size in SIZES if size <= arguments.largest]
     if arguments.exchanges:
-        kinds = [(*each, name) for each in EXCHANGES for name in ("cubic", "bbr")]
-        rows = [row for each in kinds for row in exchanges(*each, arguments.exchanges)]
+        kinds = [(*exchange, name) for exchange in EXCHANGES for name in ("cubic", "bbr")]
+        rows = [row for kind in kinds for row in exchanges(*kind, arguments.exchanges)]
     elif arguments.strangers:
-        rows = [row for each in STRANGERS for row in to_strangers(*each, arguments.strangers)]
+        rows = [row for kind in STRANGERS for row in to_strangers(*kind, arguments.strangers)]
     elif arguments.beside:
         kinds = [(25, mbit_s, 1_000_000, name) for mbit_s in (10, 20) for name in ("cubic", "bbr")]
-        rows = [row for each in kinds for row in beside(*each, arguments.beside)]
+        rows = [row for kind in kinds for row in beside(*kind, arguments.beside)]
     else:
-        rows = [row for each in CONDITIONS for row in measure(*each, sizes, arguments.repeats)]
+        rows = [row for conditions in CONDITIONS for row in measure(*conditions, sizes, arguments.repeats)]
     if arguments.csv is not None:
         with arguments.csv.open("w", encoding="utf-8", newline="") as file:
             writer = csv.DictWriter(file, list(rows[0]), lineterminator="\n")

@@ -87,12 +87,12 @@ class Meter:
     def __init__(self, swarm: Swarm) -> None:
         self.messages = self.bytes = 0
         self.send = swarm.performers[Send]
-        swarm.performers[Send] = self.sent
+        swarm.performers[Send] = self.count_and_send
 
-    def sent(self, host: Host, effect: Send) -> None:
+    def count_and_send(self, host: Host, effect: Send) -> None:
         message = effect.message
-        told = (*getattr(message, "updates", ()), *getattr(message, "records", ()))
-        records = sum(isinstance(update, MemberRecord) for update in told)
+        updates = (*getattr(message, "updates", ()), *getattr(message, "records", ()))
+        records = sum(isinstance(update, MemberRecord) for update in updates)
         self.messages += 1
         self.bytes += len(encode(message)) + UNSIGNED_BYTES * records
         self.send(host, effect)
@@ -117,10 +117,11 @@ def load(peers: int, seed: int, idle: bool, watch_s: float) -> dict[str, object]
     swarm.run_until(1.5 * watch_s)  # timed without the meter, which costs time too
     cpu_s, meter = time.process_time() - began, Meter(swarm)
     swarm.run_until(2 * watch_s)
-    half = peers * watch_s / 2
+    member_seconds = peers * watch_s / 2  # of the second half, in which the meter counts; the first half is timed
     return {
-        "peers": peers, "idle": idle, "messages": round(meter.messages / half, 2), "bytes": round(meter.bytes / half),
-        "cpu_us": round(1e6 * cpu_s / half), "signed": round((signed() - first) / half * 30, 2),
+        "peers": peers, "idle": idle, "messages": round(meter.messages / member_seconds, 2),
+        "bytes": round(meter.bytes / member_seconds),
+        "cpu_us": round(1e6 * cpu_s / member_seconds), "signed": round((signed() - first) / member_seconds * 30, 2),
         "error": [*errors, error()], "virtual_s": swarm.now,
     }  # fmt: skip
 

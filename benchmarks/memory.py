@@ -35,7 +35,7 @@ def resident() -> dict[str, int]:
 
 
 def hold(parameters: int, mixes: int, folder: str | None, seeds: list[str]) -> None:
-    """Be one node. The first prints its address; each prints its bytes, and ends once a line comes."""
+    """Be one node: print the address and then the bytes taken by mixes, and go on until killed."""
     torch.set_num_threads(1)
     weights = torch.full((parameters,), float(len(seeds)))
     before, until = resident(), time.monotonic() + WAIT_S
@@ -46,8 +46,8 @@ def hold(parameters: int, mixes: int, folder: str | None, seeds: list[str]) -> N
             time.sleep(0.05)
             if time.monotonic() > until:
                 raise SystemExit(f"fewer than {mixes} mixes within {WAIT_S:g} s")
-        found = resident()
-        print(json.dumps({name: found[name] - before[name] for name in found}), flush=True)
+        after = resident()
+        print(json.dumps({kind: after[kind] - before[kind] for kind in after}), flush=True)
         while time.monotonic() < until:  # The other one may need this node for its mixes, until both are killed.
             node.step(samples=1)
             time.sleep(0.05)
@@ -59,8 +59,8 @@ def play(parameters: int, mixes: int, folder: str | None) -> list[dict[str, int]
     seeds: list[str] = []
     try:
         for _ in range(2):
-            told = json.dumps([parameters, mixes, folder, seeds])
-            started.append(subprocess.Popen([sys.executable, __file__, "--node", told], stdout=-1, text=True))
+            arguments = json.dumps([parameters, mixes, folder, seeds])
+            started.append(subprocess.Popen([sys.executable, __file__, "--node", arguments], stdout=-1, text=True))
             seeds = [answer(started[-1])]
         return [answer(process) for process in started]
     finally:
@@ -88,9 +88,9 @@ def main() -> None:
         return
     print("| | in memory, bytes a parameter | in files |\n|---|---|---|")
     with tempfile.TemporaryDirectory() as folder:
-        for name, where in (("without memory_dir", None), ("with it", folder)):
-            found = play(args.parameters, args.mixes, where)
-            cells = [", ".join(f"{one[kind] / args.parameters:.2f}" for one in found) for kind in ("memory", "files")]
+        for name, memory_dir in (("without memory_dir", None), ("with it", folder)):
+            nodes = play(args.parameters, args.mixes, memory_dir)
+            cells = [", ".join(f"{node[kind] / args.parameters:.2f}" for node in nodes) for kind in ("memory", "files")]
             print(f"| {name} | {cells[0]} | {cells[1]} |", flush=True)
 
 

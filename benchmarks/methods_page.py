@@ -60,7 +60,9 @@ def table(heads, lines):
 def columns_of(means, jobs, conditions):
     """Return the (dataset, condition) of which there are figures, in order."""
     played = {key[:2] for key in means}
-    return [column for dataset in jobs for column in ((dataset, each) for each in conditions) if column in played]
+    return [
+        column for dataset in jobs for column in ((dataset, condition) for condition in conditions) if column in played
+    ]
 
 
 def overview(means, names, columns, conditions):
@@ -95,8 +97,8 @@ def days(means, names):
         if played:
             by_day.setdefault(span(sorted(played)), []).append(name)
     *older, newest = sorted(by_day)
-    said = f"The rows {', '.join(map(quoted, by_day[newest]))} are of {newest}"
-    return f"{said}, the others of {' and '.join(older)}." if older else f"All rows are of {newest}."
+    sentence = f"The rows {', '.join(map(quoted, by_day[newest]))} are of {newest}"
+    return f"{sentence}, the others of {' and '.join(older)}." if older else f"All rows are of {newest}."
 
 
 def quoted(name):
@@ -113,18 +115,18 @@ class Reading:
     def of(self, name, dataset, condition, figure="mixed"):
         return self.means[dataset, condition, name][figure]
 
-    def gains(self, one, other, columns, figure="mixed"):
+    def gains(self, row, other, columns, figure="mixed"):
         """Return how many points one row is ahead of another, over columns that have both: "-0.1 to +2.9"."""
         points = [
-            100 * (self.of(one, *column, figure) - self.of(other, *column, figure))
-            for column in columns if all((*column, name) in self.means for name in (one, other))
+            100 * (self.of(row, *column, figure) - self.of(other, *column, figure))
+            for column in columns if all((*column, name) in self.means for name in (row, other))
         ]  # fmt: skip
         return span([f"{value:+.1f}" for value in sorted(points)])
 
-    def ratios(self, one, other, columns, figure):
+    def ratios(self, row, other, columns, figure):
         """Return how many times another row's figure a row has: "5.2 to 5.9"."""
-        found = [self.of(one, *column, figure) / self.of(other, *column, figure) for column in columns]
-        return span([f"{value:.2g}" for value in sorted(found)])
+        values = [self.of(row, *column, figure) / self.of(other, *column, figure) for column in columns]
+        return span([f"{value:.2g}" for value in sorted(values)])
 
 
 def span(values):
@@ -231,8 +233,8 @@ def aimed(means):
     heads = ["accuracy, %", "aimed", "synchronous group", "the default", "default less aimed"]
     reached = sum(float(line[4]) >= 0 for line in lines)
     by_group = [float(line[2].split()[0]) >= float(line[1]) for line in lines if line[2] != "-"]
-    said = f" The default reaches {reached} of {len(lines)} aims, the group {sum(by_group)} of {len(by_group)}."
-    text = filled(AIMED.format(group=GROUP, bytes=bytes_) + said)
+    result = f" The default reaches {reached} of {len(lines)} aims, the group {sum(by_group)} of {len(by_group)}."
+    text = filled(AIMED.format(group=GROUP, bytes=bytes_) + result)
     return f"## Aimed, reached\n\n{text}\n\n{table(heads, lines)}"
 
 
@@ -259,35 +261,37 @@ def draw(path, means, datasets, condition):
     matplotlib.use("Agg")
     from matplotlib import pyplot as plt
 
-    whole, axes = plt.subplots(1, len(datasets), figsize=(14, 8), squeeze=False)
+    figure, axes = plt.subplots(1, len(datasets), figsize=(14, 8), squeeze=False)
     for axis, dataset in zip(axes[0], datasets, strict=True):
         points = {}
-        for (which, under, name), mean in means.items():
-            if which == dataset and under == condition and "mb" in mean:
+        for (of_dataset, of_condition, name), mean in means.items():
+            if of_dataset == dataset and of_condition == condition and "mb" in mean:
                 points[name] = (max(mean["mb"], 1e-3), 100 * mean["mixed"])
         best = max((accuracy for _, accuracy in points.values()), default=100.0)
-        taken: list[tuple[float, float]] = []
+        taken: list[tuple[float, float]] = []  # places of labels: MB and height
         for name, (mb, accuracy) in sorted(points.items(), key=lambda item: -item[1][1]):
             height = max(accuracy, best - LOWEST)  # points far below are drawn at the edge, with their value
             ours = name.startswith("default")
             axis.plot(mb, height, "o" if height == accuracy else "v", color="#d55e00" if ours else "#0072b2", ms=5)
             label = name if height == accuracy else f"{name}: {accuracy:.0f}"
             # Move a label down until it overlaps no other; labels within a factor of eight in MB may overlap.
-            at = height
-            while any(abs(at - h) < LOWEST / 32 and 1 / 8 < mb / m < 8 for m, h in taken):
-                at -= LOWEST / 120
-            taken.append((mb, at))
+            label_height = height
+            while any(
+                abs(label_height - other) < LOWEST / 32 and 1 / 8 < mb / other_mb < 8 for other_mb, other in taken
+            ):
+                label_height -= LOWEST / 120
+            taken.append((mb, label_height))
             line = {"arrowstyle": "-", "color": "#999999", "lw": 0.5, "shrinkB": 2}
-            axis.annotate(label, (mb, height), (mb * 1.25, at), fontsize=7.5, va="center", arrowprops=line)
+            axis.annotate(label, (mb, height), (mb * 1.25, label_height), fontsize=7.5, va="center", arrowprops=line)
         axis.set_xlim(5e-4, 4e2)
         axis.set_xscale("log")
         axis.set_xlabel("MB sent by a node")
         axis.set_ylabel("accuracy of the mean node just after a mix, %")
         axis.set_title(f"{dataset}, Dirichlet 0.1")
         axis.grid(alpha=0.3)
-    whole.tight_layout()
-    whole.savefig(path, dpi=110)
-    plt.close(whole)
+    figure.tight_layout()
+    figure.savefig(path, dpi=110)
+    plt.close(figure)
 
 
 def write_page(path, means, names, rates, world):

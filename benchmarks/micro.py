@@ -64,7 +64,7 @@ def frames() -> dict[str, tuple[Work, str]]:
 
         return work
 
-    return {f"frame {name}": (there_and_back(*one), PYTHON) for name, one in messages.items()}
+    return {f"frame {name}": (there_and_back(*arguments), PYTHON) for name, arguments in messages.items()}
 
 
 def codecs() -> dict[str, tuple[Work, str]]:
@@ -127,7 +127,7 @@ def boundaries() -> dict[str, tuple[Work, str]]:
 
 def paces() -> dict[str, Work]:
     """Return the fixed jobs that measure the machine's current speed."""
-    one, other = np.ones(LARGE, np.float32), np.ones(LARGE, np.float32)
+    vector, other = np.ones(LARGE, np.float32), np.ones(LARGE, np.float32)
     table = {number: number for number in range(64)}
 
     def interpreter():
@@ -137,10 +137,10 @@ def paces() -> dict[str, Work]:
             table[number & 63] = number
         return total
 
-    return {PYTHON: interpreter, MEMORY: lambda: np.add(one, other, out=other)}
+    return {PYTHON: interpreter, MEMORY: lambda: np.add(vector, other, out=other)}
 
 
-def turn(work: Work, times: int) -> float:
+def time_us(work: Work, times: int) -> float:
     """Return the CPU microseconds of one call."""
     begin = time.thread_time()
     for _ in range(times):
@@ -153,11 +153,11 @@ def measured(rows: dict[str, Work], rounds: int) -> dict[str, float]:
     best, times = {}, {}
     for name, work in rows.items():
         work()
-        times[name] = max(1, round(1e6 * AT_ONCE_S / max(turn(work, 3), 0.1)))
+        times[name] = max(1, round(1e6 * AT_ONCE_S / max(time_us(work, 3), 0.1)))
     gc.disable()  # a collection would be charged to a random row
     for _ in range(rounds):
         for name, work in rows.items():
-            best[name] = min(best.get(name, float("inf")), turn(work, times[name]))
+            best[name] = min(best.get(name, float("inf")), time_us(work, times[name]))
         gc.collect()
     gc.enable()
     return best
@@ -165,15 +165,15 @@ def measured(rows: dict[str, Work], rounds: int) -> dict[str, float]:
 
 def exchanges(seconds: float, runs: int, wanted: Callable[[str], bool]) -> dict[str, float]:
     """Measure one side of a whole exchange: the CPU time of its threads, and of step(); the best run counts."""
-    found: dict[str, float] = {}
+    best: dict[str, float] = {}
     for _ in range(runs):
         for elements in SMALL:
             name = f"exchange, {elements:,}"
             if wanted(name):
                 row = small(False, seconds / runs, elements)
-                for which, ms in ((name, row["cpu_ms"]), (f"{name}, in step()", row["cpu_step_ms"])):
-                    found[which] = min(found.get(which, float("inf")), 1e3 * ms)
-    return found
+                for row_name, ms in ((name, row["cpu_ms"]), (f"{name}, in step()", row["cpu_step_ms"])):
+                    best[row_name] = min(best.get(row_name, float("inf")), 1e3 * ms)
+    return best
 
 
 def main() -> None:
@@ -183,20 +183,20 @@ def main() -> None:
     parser.add_argument("--only", default="", help="rows whose name has this in it")
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--save", action="store_true", help="as the baseline")
-    asked = parser.parse_args()
-    if asked.save and asked.only:
+    arguments = parser.parse_args()
+    if arguments.save and arguments.only:
         parser.error("--save takes all rows: leave --only out")
     rows = {name: row for part in (frames, codecs, transfers, boundaries) for name, row in part().items()}
     limits = {name: limit for name, (_, limit) in rows.items()}
-    works = {name: work for name, (work, _) in rows.items() if asked.only in name}
-    found = measured(paces() | works, asked.rounds)
-    found |= exchanges(asked.seconds, min(3, asked.rounds), lambda name: asked.only in name)
+    works = {name: work for name, (work, _) in rows.items() if arguments.only in name}
+    found = measured(paces() | works, arguments.rounds)
+    found |= exchanges(arguments.seconds, min(3, arguments.rounds), lambda name: arguments.only in name)
     machine = {"python": platform.python_version(), "numpy": np.__version__, "kernel": kernel.implementation()}
-    if asked.save:
+    if arguments.save:
         BASELINE.write_text(
             json.dumps({"with": machine, "us": {k: round(v, 2) for k, v in found.items()}}, indent=1) + "\n"
         )
-    if asked.json:
+    if arguments.json:
         print(json.dumps({"with": machine, "us": found}))
         return
     baseline = json.loads(BASELINE.read_text()) if BASELINE.exists() else {"with": {}, "us": {}}

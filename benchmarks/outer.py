@@ -18,7 +18,7 @@ STEP_S = 0.1
 WAYS = {"plain mean": {"outer_momentum": 0.0, "outer_rate": 1.0}, "outer step": {"correction": 0.0}}
 PARTITIONS = {"IID": {"kind": "iid"}, "Dirichlet 0.1": {"kind": "dirichlet", "alpha": 0.1}}
 TASKS = {"digits": (32, 960), "fashion-mnist": (16, 480)}  # peers, steps
-INNER = {  # optimizer, and the learning rates to try by data set
+INNER_OPTIMIZERS = {  # optimizer, and the learning rates to try by data set
     "SGD": ({"name": "sgd"}, {"digits": (0.1, 0.3, 1.0), "fashion-mnist": (0.03, 0.1, 0.3)}),
     "SGD, momentum 0.9": ({"name": "sgd", "momentum": 0.9}, dict.fromkeys(TASKS, (0.01, 0.03, 0.1))),
     "AdamW": ({"name": "adamw"}, dict.fromkeys(TASKS, (0.001, 0.003, 0.01))),
@@ -58,11 +58,11 @@ def figures(run):
 
 
 def mean(runs):
-    return [statistics.mean(each) for each in zip(*map(figures, runs), strict=True)]
+    return [statistics.mean(column) for column in zip(*map(figures, runs), strict=True)]
 
 
-def cell(found):
-    return "{:.1f} ({:.1f}) \\| {:.1f}".format(*found)
+def cell(means):
+    return "{:.1f} ({:.1f}) \\| {:.1f}".format(*means)
 
 
 def inner():
@@ -70,7 +70,7 @@ def inner():
     yield "|---|---|" + "---|" * len(WAYS)
     for dataset, (peers, steps) in TASKS.items():
         for data, partition in PARTITIONS.items():
-            for name, (optimizer, rates) in INNER.items():
+            for name, (optimizer, rates) in INNER_OPTIMIZERS.items():
                 cells = []
                 for way in WAYS.values():
                     tried = []
@@ -110,8 +110,8 @@ def main():
     parser.add_argument("--worlds", action="store_true", help="worlds alone")
     args = parser.parse_args()
     torch.set_num_threads(1)
-    for table, asked in ((inner, args.inner), (worlds, args.worlds)):
-        if asked or not (args.inner or args.worlds):
+    for table, is_chosen in ((inner, args.inner), (worlds, args.worlds)):
+        if is_chosen or not (args.inner or args.worlds):
             for line in table():
                 print(line, flush=True)
             print()

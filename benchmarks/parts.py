@@ -26,11 +26,11 @@ from node.model.pool import VectorPool
 from node.model.snapshot import ModelState
 
 
-def median_s(what: Callable[[], object], rounds: int) -> float:
+def median_s(work: Callable[[], object], rounds: int) -> float:
     times = []
     for _ in range(rounds):
         start = time.perf_counter()
-        what()
+        work()
         times.append(time.perf_counter() - start)
     return statistics.median(times)
 
@@ -47,7 +47,7 @@ def main() -> None:
     boundary = Boundary(state, pool, KeptWeights(state))
     elements = state.layout.size
     print(f"a model of {elements:,} parameters in {arguments.tensors} tensors, {4 * elements / 1e6:,.0f} MB")
-    whole = 0.0
+    whole_s = 0.0  # of a mix of the whole model, the first one
     for text in ("all", "fragment 0/8", "mask 0.005 7", "mask 0.0005 7"):
         part = Subset.parse(text)
         assert part is not None
@@ -69,10 +69,10 @@ def main() -> None:
 
         mix()  # the first mix of a size allocates its memory
         spent_s = median_s(mix, arguments.rounds)
-        whole = whole or spent_s
+        whole_s = whole_s or spent_s
         moved_mb = 2 * 4 * part.elements(elements) / 1e6
         print(
-            f"{part!s:16} {moved_mb:9,.1f} MB  {1e3 * spent_s:8.1f} ms  {whole / spent_s:6.1f} times less"
+            f"{part!s:16} {moved_mb:9,.1f} MB  {1e3 * spent_s:8.1f} ms  {whole_s / spent_s:6.1f} times less"
             f"  positions {1e3 * drawn_s:6.1f} ms"
         )
 

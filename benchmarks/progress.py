@@ -56,7 +56,7 @@ class Watched:
     def __init__(self, seed: int, **settings: Any) -> None:
         self.rng = random.Random(seed)
         self.swarm = Swarm(seed, NetworkModel(), Config(mix_every_steps=EVERY, **settings))
-        self.before = 0  # samples trained by peers that are gone
+        self.trained_by_gone = 0  # samples trained by peers that are gone
         self.liars: set[int] = set()
 
     def add(
@@ -83,21 +83,21 @@ class Watched:
     def kill(self, index: int) -> None:
         host = self.swarm.hosts[index]
         self.swarm.training.report_steps(host)
-        self.before += host.peer.local.samples
+        self.trained_by_gone += host.peer.local.samples
         self.swarm.kill(index)
 
     def joins_slowly(self, index: int, seconds: float) -> None:
         """Delay the last piece of a joining peer's weights by ``seconds``."""
         host = self.swarm.hosts[index]
-        collected, now = host.peer.on_collected, self.swarm.now
+        on_collected, now = host.peer.on_collected, self.swarm.now
 
         def late(session: int, position: int, at: float) -> list[Any]:
             if at < now + seconds:
                 self.swarm.events.push(
-                    now + seconds, host.on_soon, lambda: host.perform(collected(session, position, self.swarm.now))
+                    now + seconds, host.on_soon, lambda: host.perform(on_collected(session, position, self.swarm.now))
                 )
                 return []
-            return collected(session, position, at)
+            return on_collected(session, position, at)
 
         host.peer.on_collected = late  # type: ignore[method-assign]
 
@@ -112,9 +112,9 @@ class Watched:
 
     @property
     def trained(self) -> int:
-        return self.before + sum(host.peer.local.samples for host in self.swarm.alive())
+        return self.trained_by_gone + sum(host.peer.local.samples for host in self.swarm.alive())
 
-    def parts(self) -> Callable[[], float]:
+    def truth_after_parts(self) -> Callable[[], float]:
         """Return a function that gives the truth after parts of the swarm have trained separately.
 
         It is the mean of the samples behind each member's weights, plus what all train from now on.
@@ -260,7 +260,7 @@ def healed(seed: int, first: int, second: int, name: str) -> Iterator[Row]:
     world.swarm.run_until(60.0)
     world.swarm.partition([range(first), range(first, second)])
     world.swarm.run_until(3660.0)
-    truth = world.parts()
+    truth = world.truth_after_parts()
     world.swarm.heal()
     for until in (3720, 3780, 3960):
         yield world.look(until, name, truth)
@@ -272,14 +272,14 @@ def runs(seed: int) -> Iterator[Row]:
     world.add(80)
     world.swarm.run_until(300.0)
     hosts = world.swarm.hosts
-    for one, other in itertools.pairwise(hosts):
-        one.peer.seeds.renew((other.address,), {})
-        world.swarm.perform(one, [one.peer.seeds.dial(other.address)])
+    for host, following in itertools.pairwise(hosts):
+        host.peer.seeds.renew((following.address,), {})
+        world.swarm.perform(host, [host.peer.seeds.dial(following.address)])
     while len({host.peer.view.run_id for host in hosts}) > 1:
         world.swarm.run_until(world.swarm.now + 1.0)
-    met, truth = world.swarm.now, world.parts()
+    merged_at, truth = world.swarm.now, world.truth_after_parts()
     for after in (60, 120, 300):
-        yield world.look(met + after, "runs", truth)
+        yield world.look(merged_at + after, "runs", truth)
 
 
 def liars(seed: int) -> Iterator[Row]:
@@ -333,13 +333,17 @@ SCENARIOS = (
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("scenarios", nargs="*", metavar="SCENARIO", help=", ".join(one.__name__ for one in SCENARIOS))
-    given = parser.parse_args()
-    for one in SCENARIOS:
-        if given.scenarios and one.__name__ not in given.scenarios:
+    parser.add_argument(
+        "scenarios", nargs="*", metavar="SCENARIO", help=", ".join(scenario.__name__ for scenario in SCENARIOS)
+    )
+    arguments = parser.parse_args()
+    for scenario in SCENARIOS:
+        if arguments.scenarios and scenario.__name__ not in arguments.scenarios:
             continue
-        for row in one(given.seed):
-            print(json.dumps({key: round(what, 4) if isinstance(what, float) else what for key, what in row.items()}))
+        for row in scenario(arguments.seed):
+            print(
+                json.dumps({key: round(value, 4) if isinstance(value, float) else value for key, value in row.items()})
+            )
 
 
 if __name__ == "__main__":

@@ -290,8 +290,8 @@ def gap(members: list[Patient]) -> float:
 
 def pauses(members: list[Patient], after: float) -> Figures:
     """Return the longest step() and the longest pause of any of these nodes after a time."""
-    found = [member.pauses(after) for member in members]
-    return {"longest step() (s)": max(one[0] for one in found), "longest pause (s)": max(one[1] for one in found)}
+    steps_s, pauses_s = zip(*(member.pauses(after) for member in members), strict=True)
+    return {"longest step() (s)": max(steps_s), "longest pause (s)": max(pauses_s)}
 
 
 def secret_file(lab: Lab) -> str:
@@ -309,12 +309,12 @@ def range_of(length: int) -> Any:
     return torch.arange(length)
 
 
-def show(name: str, figures: Figures) -> str:
+def show(scenario: str, figures: Figures) -> str:
     def text(value: Any) -> str:
         return f"{value:.3g}" if isinstance(value, float) and value < 1000 else str(value)
 
-    lines = [f"  {what}: {text(value)}" for what, value in figures.items()]
-    return "\n".join([f"{name}: {(SCENARIOS[name].__doc__ or '').splitlines()[0]}", *lines])
+    lines = [f"  {name}: {text(value)}" for name, value in figures.items()]
+    return "\n".join([f"{scenario}: {(SCENARIOS[scenario].__doc__ or '').splitlines()[0]}", *lines])
 
 
 def main() -> None:

@@ -48,16 +48,16 @@ MIXES = 6  # before memory is measured
 def group_of(folder: Path, rank: int, size: int) -> Any:
     if size == 1:
         return None
-    where = f"file://{folder}/store"
-    dist.init_process_group("gloo", init_method=where, rank=rank, world_size=size, timeout=timedelta(seconds=300))
+    store = f"file://{folder}/store"
+    dist.init_process_group("gloo", init_method=store, rank=rank, world_size=size, timeout=timedelta(seconds=300))
     return dist.group.WORLD
 
 
 def options(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
     """Return what the two nodes need to wait for each other."""
-    at = f"127.0.0.1:{args.port}"
-    found = {"listen": at} if folder.name == "0" else {"seeds": [at]}
-    return found | {"wait_for": 2, "wait_s": 600.0}
+    address = f"127.0.0.1:{args.port}"
+    role = {"listen": address} if folder.name == "0" else {"seeds": [address]}
+    return role | {"wait_for": 2, "wait_s": 600.0}
 
 
 def learn(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
@@ -79,7 +79,7 @@ def learn(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
     config = Config(mix_every_steps=8, max_version_gap=0.0, join_timeout_s=30.0)
     drawn = torch.Generator().manual_seed(1000 * args.seed + int(folder.name))
     with Node(model, optimizer, config=config, group=group, **options(args, folder)) as node:
-        found = mixes(node)
+        figures = mixes(node)
         for step in range(args.steps):
             batch = torch.randint(len(x), (BATCH,), generator=drawn)[args.rank :: args.size]
             inputs, targets, done = x[batch], y[batch], step / args.steps
@@ -92,14 +92,14 @@ def learn(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
             optimizer.step()
             node.step(loss=loss, samples=len(inputs))
             if step % 20 == 0:
-                found = mixes(node)  # The ranks of a node know it as of the last second. Settling makes more.
+                figures = mixes(node)  # The ranks of a node know it as of the last second. Settling makes more.
         node.settle(10.0, wait_s=600.0)
         with torch.no_grad():
-            losses = [F.cross_entropy(model(one.long()).flatten(0, 1), other.long().flatten()).item()
-                      for one, other in zip(x_test.split(256), y_test.split(256), strict=True)]  # fmt: skip
-        found["loss"] = statistics.fmean(losses)
+            losses = [F.cross_entropy(model(inputs.long()).flatten(0, 1), targets.long().flatten()).item()
+                      for inputs, targets in zip(x_test.split(256), y_test.split(256), strict=True)]  # fmt: skip
+        figures["loss"] = statistics.fmean(losses)
         node.finish(0.0)
-    return found
+    return figures
 
 
 def hold(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
@@ -118,8 +118,8 @@ def hold(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
             time.sleep(0.05)
         if not node.finished:
             node.finish(0.0)
-        found = {"bytes": memory_bytes() - before, **mixes(node)}
-    return found
+        figures = {"bytes": memory_bytes() - before, **mixes(node)}
+    return figures
 
 
 def mixes(node: Node) -> dict[str, Any]:
@@ -127,16 +127,16 @@ def mixes(node: Node) -> dict[str, Any]:
 
 
 def memory_bytes() -> int:
-    found = re.search(r"^Pss:\s+(\d+) kB", Path("/proc/self/smaps_rollup").read_text(), re.MULTILINE)
-    assert found is not None
-    return 1024 * int(found[1])
+    match = re.search(r"^Pss:\s+(\d+) kB", Path("/proc/self/smaps_rollup").read_text(), re.MULTILINE)
+    assert match is not None
+    return 1024 * int(match[1])
 
 
 # -- all of them -------------------------------------------------------------------------------------------------------
 def play(args: argparse.Namespace, kinds: tuple[str, ...], seed: int) -> list[list[dict[str, Any]]]:
     """Run one node of each kind together; return what each process of each node found."""
-    with tempfile.TemporaryDirectory() as made:
-        folders = [Path(made) / str(number) for number in range(len(kinds))]
+    with tempfile.TemporaryDirectory() as parent:
+        folders = [Path(parent) / str(number) for number in range(len(kinds))]
         started: list[list[subprocess.Popen[bytes]]] = []
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
@@ -153,13 +153,13 @@ def play(args: argparse.Namespace, kinds: tuple[str, ...], seed: int) -> list[li
                     ])
                     for rank in range(size)
                 ])  # fmt: skip
-            for one in chain.from_iterable(started):
-                if one.wait():
-                    raise SystemExit(f"A process ended with code {one.returncode}.")
+            for process in chain.from_iterable(started):
+                if process.wait():
+                    raise SystemExit(f"A process ended with code {process.returncode}.")
         finally:
-            for one in chain.from_iterable(started):
+            for process in chain.from_iterable(started):
                 with suppress(ProcessLookupError):
-                    one.kill()
+                    process.kill()
         return [
             [json.loads((folder / f"found-{rank}").read_text()) for rank in range(len(ranks))]
             for folder, ranks in zip(folders, started, strict=True)
@@ -168,8 +168,8 @@ def play(args: argparse.Namespace, kinds: tuple[str, ...], seed: int) -> list[li
 
 def child(args: argparse.Namespace) -> None:
     torch.set_num_threads(1)
-    found = (hold if args.memory else learn)(args, args.child)
-    (args.child / f"found-{args.rank}").write_text(json.dumps(found))
+    figures = (hold if args.memory else learn)(args, args.child)
+    (args.child / f"found-{args.rank}").write_text(json.dumps(figures))
 
 
 def main() -> None:
@@ -185,16 +185,16 @@ def main() -> None:
     elif args.memory:
         print("| nodes | bytes a parameter, of a node and its host | of one process |\n|---|---|---|")
         for kind in ("whole", "ranks", "sharded"):
-            each = [[one["bytes"] / args.memory for one in ranks] for ranks in play(args, (kind, kind), 0)]
-            rows = [" + ".join(f"{one:.1f}" for one in ranks) for ranks in each]
-            print(f"| {kind} | {', '.join(f'{sum(ranks):.1f}' for ranks in each)} | {', '.join(rows)} |", flush=True)
+            nodes = [[rank["bytes"] / args.memory for rank in ranks] for ranks in play(args, (kind, kind), 0)]
+            rows = [" + ".join(f"{taken:.1f}" for taken in ranks) for ranks in nodes]
+            print(f"| {kind} | {', '.join(f'{sum(ranks):.1f}' for ranks in nodes)} | {', '.join(rows)} |", flush=True)
     else:
         print("| nodes | loss of each, by seed | mean | mixes of a node while it trained |\n|---|---|---|---|")
         for name in KINDS:
             runs = [[ranks[0] for ranks in play(args, (name, name), seed)] for seed in range(args.seeds)]
-            losses = ["/".join(f"{one['loss']:.4f}" for one in run) for run in runs]
-            mean = statistics.fmean(one["loss"] for run in runs for one in run)
-            counts = [one["mixes"] for run in runs for one in run]
+            losses = ["/".join(f"{node['loss']:.4f}" for node in run) for run in runs]
+            mean = statistics.fmean(node["loss"] for run in runs for node in run)
+            counts = [node["mixes"] for run in runs for node in run]
             print(f"| {name} | {', '.join(losses)} | {mean:.4f} | {min(counts)} to {max(counts)} |", flush=True)
 
 

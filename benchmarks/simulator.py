@@ -117,8 +117,8 @@ def measure(table, with_setup):
 
 def child(*command, threads=1):
     """Run a program, and return its last output line, decoded from JSON."""
-    one = {name: str(threads) for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")}
-    done = subprocess.run([str(part) for part in command], capture_output=True, text=True, env=os.environ | one)
+    limits = {name: str(threads) for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")}
+    done = subprocess.run([str(part) for part in command], capture_output=True, text=True, env=os.environ | limits)
     if done.returncode:
         raise SystemExit(f"{' '.join(map(str, command))}\nended with {done.returncode}:\n{done.stderr[-2000:]}")
     return json.loads(done.stdout.strip().splitlines()[-1])
@@ -211,32 +211,32 @@ def line(name, cells):
 
 def peers_table(found):
     columns = list(found["ours"])
-    middle = {
-        name: {at: statistics.median(row["updates_per_cpu_s"] for row in rows) for at, rows in by.items()}
-        for name, by in found.items()
+    medians = {
+        name: {case: statistics.median(row["updates_per_cpu_s"] for row in runs) for case, runs in cases.items()}
+        for name, cases in found.items()
     }
     print("\nUpdates of nodes per CPU second, one thread (model, peers)\n")
     line("", columns)
-    for name, by in middle.items():
-        line(name, [f"{by[at]:,.0f}" for at in columns])
+    for name, cases in medians.items():
+        line(name, [f"{cases[case]:,.0f}" for case in columns])
     print()
-    for other in middle:
+    for other, cases in medians.items():
         if other != "ours":
-            line(f"ours: times {other}", [f"{middle['ours'][at] / middle[other][at]:.3g}" for at in columns])
+            line(f"ours: times {other}", [f"{medians['ours'][case] / cases[case]:.3g}" for case in columns])
     if "gossipy" in found:
         bare = {
-            at: statistics.median(row["updates"] / (row["cpu_s"] - row["evaluation_cpu_s"]) for row in rows)
-            for at, rows in found["gossipy"].items()
+            case: statistics.median(row["updates"] / (row["cpu_s"] - row["evaluation_cpu_s"]) for row in rows)
+            for case, rows in found["gossipy"].items()
         }
-        line("    gossipy without evaluation", [f"{middle['ours'][at] / bare[at]:.3g}" for at in columns])
-        steps = [found["gossipy, data divided"][at][0]["steps_per_update"] for at in columns]
+        line("    gossipy without evaluation", [f"{medians['ours'][case] / bare[case]:.3g}" for case in columns])
+        steps = [found["gossipy, data divided"][case][0]["steps_per_update"] for case in columns]
         line("gossipy, data divided: steps", [f"{value:.2f}" for value in steps])
-    first = {at: rows[0] for at, rows in found["ours"].items()}
-    line("ours: mixes for two steps", [f"{2 * first[at]['mixes'] / first[at]['steps']:.3f}" for at in columns])
-    line("ours: events for an update", [f"{first[at]['events'] / first[at]['updates']:.1f}" for at in columns])
+    first = {case: rows[0] for case, rows in found["ours"].items()}
+    line("ours: mixes for two steps", [f"{2 * first[case]['mixes'] / first[case]['steps']:.3f}" for case in columns])
+    line("ours: events for an update", [f"{first[case]['events'] / first[case]['updates']:.1f}" for case in columns])
     for name in ("gossipy", "ours"):
         if name in found:
-            seconds = [statistics.median(row["setup_cpu_s"] for row in found[name][at]) for at in columns]
+            seconds = [statistics.median(row["setup_cpu_s"] for row in found[name][case]) for case in columns]
             line(f"{name}: CPU s of set-up", [f"{value:.2f}" for value in seconds])
 
 
@@ -292,15 +292,15 @@ def picture(rows, path):
     from matplotlib import pyplot
 
     figure, axes = pyplot.subplots(figsize=(6, 4), layout="constrained")
-    for marker, name, of in (
+    for marker, name, drawn in (
         ("o", "100 to 10,000 peers, 20 rounds", [row for row in rows if row["rounds"] == 20]),
         ("s", "1,000 peers, 5 to 80 rounds", [row for row in rows if row["peers"] == 1000]),
     ):
-        of.sort(key=lambda row: row["mixes"])
-        axes.loglog([row["mixes"] for row in of], [row["cpu_s"] for row in of], marker=marker, label=name)
+        drawn.sort(key=lambda row: row["mixes"])
+        axes.loglog([row["mixes"] for row in drawn], [row["cpu_s"] for row in drawn], marker=marker, label=name)
     most = max(rows, key=lambda row: row["mixes"])
     least = min(row["mixes"] for row in rows)
-    straight = [most["cpu_s"] * at / most["mixes"] for at in (least, most["mixes"])]
+    straight = [most["cpu_s"] * mixes / most["mixes"] for mixes in (least, most["mixes"])]
     axes.loglog([least, most["mixes"]], straight, "k:", label="linear")
     axes.set(xlabel="peers x mixes", ylabel="CPU seconds")
     axes.legend(frameon=False)

@@ -20,7 +20,7 @@ import json
 import sys
 import threading
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import idle
 
@@ -30,22 +30,32 @@ if TYPE_CHECKING:
 ELEMENTS = 100_000
 
 
+class Reading(NamedTuple):
+    """The counts and CPU seconds so far: of the process, of its network threads and inside step()."""
+
+    calls: dict[str, int]
+    cpu_s: float
+    network_s: float
+    step_s: float
+    exchanges: int
+
+
 def small(count: bool, seconds: float, elements: int = ELEMENTS) -> dict[str, float]:
-    """Run two nodes, and return their calls and CPU time for one side of an exchange."""
+    """Run two nodes, and return their calls and CPU time for one side of an exchange; ``count`` counts the calls."""
     import numpy as np
 
     from node import Config, Node
 
     calls = {"network": 0, "step": 0}
 
-    def profiled(frame: object, event: str, argument: object) -> None:
+    def count_network(frame: object, event: str, argument: object) -> None:
         if event == "call":
             calls["network"] += 1
 
     config = Config(mix_every_steps=1, filter="none", outer_momentum=0.0)
     nodes: list[Node] = []
     if count:
-        threading.setprofile(profiled)  # applies to the network threads, which start next
+        threading.setprofile(count_network)  # applies to the network threads, which start next
     done = threading.Event()
     steps_s = [0.0, 0.0]  # CPU seconds inside step()
 
@@ -59,14 +69,14 @@ def small(count: bool, seconds: float, elements: int = ELEMENTS) -> dict[str, fl
                 time.sleep(0.02)
                 node.step()
 
-            def stepped(frame: object, event: str, argument: object) -> None:
+            def count_step(frame: object, event: str, argument: object) -> None:
                 if event == "call":
                     calls["step"] += 1
 
             while not done.is_set():
                 time.sleep(0.002)
                 if count:
-                    sys.setprofile(stepped)
+                    sys.setprofile(count_step)
                 began = time.thread_time()
                 node.step()
                 steps_s[index] += time.thread_time() - began
@@ -82,12 +92,13 @@ def small(count: bool, seconds: float, elements: int = ELEMENTS) -> dict[str, fl
     while any(len(node.members) < 2 for node in nodes):
         time.sleep(0.05)
 
-    clocks = [time.pthread_getcpuclockid(one.ident) for one in threading.enumerate() if one.name == "gossip-network"]
+    network_threads = [thread for thread in threading.enumerate() if thread.name == "gossip-network"]
+    clocks = [time.pthread_getcpuclockid(thread.ident) for thread in network_threads]
 
-    def read() -> tuple[dict[str, int], float, float, float, int]:
+    def read() -> Reading:
         network_s = sum(map(time.clock_gettime, clocks))
-        done = sum(node.metrics().exchanges_done for node in nodes)
-        return dict(calls), time.process_time(), network_s, sum(steps_s), done
+        exchanges = sum(node.metrics().exchanges_done for node in nodes)
+        return Reading(dict(calls), time.process_time(), network_s, sum(steps_s), exchanges)
 
     before = read()
     time.sleep(seconds)
@@ -96,14 +107,14 @@ def small(count: bool, seconds: float, elements: int = ELEMENTS) -> dict[str, fl
     for thread in threads:
         thread.join()
     threading.setprofile(None)
-    exchanges = max(1, after[4] - before[4])
+    exchanges = max(1, after.exchanges - before.exchanges)
     return {
         "exchanges": exchanges,
-        "calls_network": (after[0]["network"] - before[0]["network"]) / exchanges,
-        "calls_step": (after[0]["step"] - before[0]["step"]) / exchanges,
-        "cpu_ms": 1e3 * (after[1] - before[1]) / exchanges,
-        "cpu_network_ms": 1e3 * (after[2] - before[2]) / exchanges,
-        "cpu_step_ms": 1e3 * (after[3] - before[3]) / exchanges,
+        "calls_network": (after.calls["network"] - before.calls["network"]) / exchanges,
+        "calls_step": (after.calls["step"] - before.calls["step"]) / exchanges,
+        "cpu_ms": 1e3 * (after.cpu_s - before.cpu_s) / exchanges,
+        "cpu_network_ms": 1e3 * (after.network_s - before.network_s) / exchanges,
+        "cpu_step_ms": 1e3 * (after.step_s - before.step_s) / exchanges,
     }
 
 
@@ -118,17 +129,17 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=10.0)
     parser.add_argument("--rounds", type=int, default=1, help="of so many seconds each, one after the other")
     parser.add_argument("--nodes", action="store_true", help="of --among: the others are nodes too, 50 in each process")
-    asked = parser.parse_args()
-    if asked.idle or asked.together or asked.among:
-        times = asked.seconds, asked.settle_s
-        found: dict[str, object] = {str(count): idle.alone(count, *times, asked.rounds) for count in asked.idle}
-        for count in asked.together:
-            found[f"{count} together"] = round(100 * idle.together(count, *times), 3)
-        for count in asked.among:
-            found[f"among {count}"] = (idle.among_nodes if asked.nodes else idle.among)(count, *times, asked.rounds)
-        print(json.dumps(found))
+    args = parser.parse_args()
+    if args.idle or args.together or args.among:
+        times = args.seconds, args.settle_s
+        figures: dict[str, object] = {str(count): idle.alone(count, *times, args.rounds) for count in args.idle}
+        for count in args.together:
+            figures[f"{count} together"] = round(100 * idle.together(count, *times), 3)
+        for count in args.among:
+            figures[f"among {count}"] = (idle.among_nodes if args.nodes else idle.among)(count, *times, args.rounds)
+        print(json.dumps(figures))
         return
-    counted, timed = small(True, asked.seconds), small(False, asked.seconds)
+    counted, timed = small(True, args.seconds), small(False, args.seconds)
     print(json.dumps({
         "exchanges_a_side": timed["exchanges"],
         "calls_network": round(counted["calls_network"]), "calls_step": round(counted["calls_step"]),

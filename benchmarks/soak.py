@@ -78,6 +78,8 @@ def slope(points: Sequence[tuple[float, float]]) -> float:
 
 
 class Soak:
+    """The swarm of a run: half of its members stay, and the others have a fault in turn."""
+
     def __init__(self, lab: Lab, arguments: argparse.Namespace) -> None:
         self.lab, self.arguments = lab, arguments
         self.members: list[Member] = []
@@ -101,17 +103,17 @@ class Soak:
         faults: itertools.cycle[tuple[str, Callable[[Member], None]]] = itertools.cycle(
             [("killed and back", self.kill), ("left, another came", self.replace), ("stopped", self.stop)]
         )
-        goers = itertools.cycle([member for member in self.members if not member.stays])
+        faulty = itertools.cycle([member for member in self.members if not member.stays])
         while (left := end - time.monotonic()) > 0:
             time.sleep(min(FAULT_S, left))
             if time.monotonic() >= end:
                 break
-            (name, fault), member = next(faults), next(goers)
+            (name, fault), member = next(faults), next(faulty)
             fault(member)
             self.faults.append(name)
-            gone = [one.name for one in self.members if one.patient.process.poll() is not None]
-            if gone:
-                raise RuntimeError(f"{', '.join(gone)} ended: {self.members[0].patient.now}")
+            ended = [other.name for other in self.members if other.patient.process.poll() is not None]
+            if ended:
+                raise RuntimeError(f"{', '.join(ended)} ended: {self.members[0].patient.now}")
 
     def seeds(self) -> list[Patient]:
         return [self.members[0].patient]
@@ -128,8 +130,8 @@ class Soak:
         except subprocess.TimeoutExpired:
             member.patient.signal(signal.SIGUSR1)  # it logs its stack traces
             time.sleep(2.0)
-            said = member.patient.errors.read_text(encoding="utf-8", errors="replace")
-            self.stuck.append(said[-4000:])
+            log = member.patient.errors.read_text(encoding="utf-8", errors="replace")
+            self.stuck.append(log[-4000:])
             member.patient.signal(signal.SIGKILL)
             member.patient.process.wait()
         time.sleep(GONE_S)
@@ -160,27 +162,27 @@ class Soak:
         members = self.stayed()
         lines = ["| | " + " | ".join(member.name for member in members) + " | may grow in an hour by |"]
         lines.append("|---|" + "---|" * (len(members) + 1))
-        good = True
+        is_flat = True
         for figure, (unit, size, bound) in FIGURES.items():
             cells = []
             for member in members:
                 points = [(row["t"], row[figure] / size) for row in member.patient.looks if figure in row]
                 grows = slope(points)
-                good = good and grows <= bound
+                is_flat = is_flat and grows <= bound
                 cells.append(f"{points[-1][1]:.0f}, {grows:+.2f} an hour")
             lines.append(f"| {figure}{f' ({unit})' if unit else ''} | " + " | ".join(cells) + f" | {bound:g} |")
-        text, flat = self.tables(members)
-        lines += text
-        minutes = sum(row["inside"] > 1.0 for member in members for row in member.patient.looks)
+        table_lines, are_bounded = self.tables(members)
+        lines += table_lines
+        slow_rows = sum(row["inside"] > 1.0 for member in members for row in member.patient.looks)
         lines += [
             "",
-            f"{len(self.faults)} faults; steps() over 1 s: {minutes} rows; last accuracies: "
+            f"{len(self.faults)} faults; steps() over 1 s: {slow_rows} rows; last accuracies: "
             + ", ".join(f"{100 * member.patient.now['accuracy']:.1f} %" for member in self.members)
             + ".",
         ]
         if self.stuck:
             lines += ["", f"{len(self.stuck)} had not ended {LEAVES_S:.0f} s after they were asked to:", *self.stuck]
-        return "\n".join(lines), good and flat and not self.stuck
+        return "\n".join(lines), is_flat and are_bounded and not self.stuck
 
     def tables(self, members: list[Member]) -> tuple[list[str], bool]:
         """Return a line for each table that grows on any of these nodes, and True if all of them are bounded."""
@@ -190,20 +192,19 @@ class Soak:
                 for path, items in row.get("tables", {}).items():
                     series.setdefault((path, member.name), []).append((row["t"], items))
         slopes = {key: slope(points) for key, points in series.items()}
-        flat, lines = True, []
+        are_bounded, lines = True, []
         for path in sorted({path for path, _ in slopes}):
             grows = [slopes.get((path, member.name), 0.0) for member in members]
             if max(grows) <= TABLE_PER_HOUR:
                 continue
-            bound = next((limit for mark, limit in BOUNDED.items() if mark in path), None)
-            last = max(points[-1][1] for (one, _), points in series.items() if one == path)
-            fine = bound is not None and last <= bound[0]
-            flat = flat and fine
-            why = f"{bound[0]:,}: {bound[1]}" if bound is not None else "no bound is known"
+            bound = next((limit for name, limit in BOUNDED.items() if name in path), None)
+            last = max(points[-1][1] for (other, _), points in series.items() if other == path)
+            are_bounded = are_bounded and bound is not None and last <= bound[0]
+            bound_text = f"{bound[0]:,}: {bound[1]}" if bound is not None else "no bound is known"
             cells = [f"{series[(path, m.name)][-1][1]:.0f}, {slopes[(path, m.name)]:+.1f} an hour"
                      if (path, m.name) in series else "" for m in members]  # fmt: skip
-            lines.append(f"| `{path}` | " + " | ".join(cells) + f" | {why} |")
-        return lines, flat
+            lines.append(f"| `{path}` | " + " | ".join(cells) + f" | {bound_text} |")
+        return lines, are_bounded
 
 
 def busy_s() -> float:
@@ -232,15 +233,15 @@ def main() -> None:
         with contextlib.suppress(KeyboardInterrupt):  # ^C ends the run early, with the rows so far
             soak.run()
         soak.write_rows(arguments.out.with_suffix(".csv"))
-        table, good = soak.verdict()
+        table, is_flat = soak.verdict()
         lab.end([member.patient for member in soak.members])
     took = time.monotonic() - began
     head = f"{arguments.nodes} nodes, {took / 60:.0f} minutes, {100 * busy_s() / took:.0f} % of one core in all: "
-    text = f"{head}{'flat' if good else 'NOT flat'}.\n\n{table}\n"
+    text = f"{head}{'flat' if is_flat else 'NOT flat'}.\n\n{table}\n"
     arguments.out.with_suffix(".md").write_text(text, encoding="utf-8")
     print(text)
-    print(json.dumps({"flat": good}))
-    sys.exit(0 if good else 1)
+    print(json.dumps({"flat": is_flat}))
+    sys.exit(0 if is_flat else 1)
 
 
 if __name__ == "__main__":

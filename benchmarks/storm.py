@@ -69,11 +69,11 @@ def schedule(storm: Storm, duration_s: float, speed: float, seed: int) -> list[F
     faults = []
     for kind, mean_s in zip(lasting, storm, strict=True):
         rng = random.Random(f"{kind} {seed}")
-        at = rng.expovariate(1 / mean_s)
-        while at < duration_s * speed - SPARED_S[kind]:
+        at_s = rng.expovariate(1 / mean_s)
+        while at_s < duration_s * speed - SPARED_S[kind]:
             node, lasts = rng.randrange(NODES), rng.uniform(*lasting[kind])
-            faults.append(Fault(at / speed, kind, node, lasts / speed))
-            at += rng.expovariate(1 / mean_s)
+            faults.append(Fault(at_s / speed, kind, node, lasts / speed))
+            at_s += rng.expovariate(1 / mean_s)
     return sorted(faults)
 
 
@@ -87,17 +87,17 @@ class Stormy(Chaos):
         self.schedule = list(faults)
         self.killed: list[tuple[Place, Patient]] = []  # (place, killed process)
 
-    def rage(self) -> None:
+    def apply_faults(self) -> None:
         began, left = time.monotonic(), list(self.schedule)
         while (now := time.monotonic()) < began + 60 * self.minutes:
-            self.look()
-            self.mend(now)
+            self.check_processes()
+            self.end_due_faults(now)
             while left and began + left[0].at <= now:
-                self.befall(left.pop(0))
+                self.apply_fault(left.pop(0))
             time.sleep(0.02)
-        self.calm()
+        self.end_faults()
 
-    def befall(self, fault: Fault) -> None:
+    def apply_fault(self, fault: Fault) -> None:
         """Apply a fault if its node is running now."""
         place, lasts = self.places[fault.node], (fault.lasts, fault.lasts)
         if fault.kind == "cut":
@@ -153,26 +153,26 @@ class Curve(NamedTuple):
 
     def at(self, samples: float) -> float:
         """Return the accuracy after ``samples`` samples, interpolated between two measurements."""
-        for number, known in enumerate(self.samples):
-            if known >= samples:
-                if number == 0 or known == self.samples[number - 1]:
+        for number, measured in enumerate(self.samples):
+            if measured >= samples:
+                if number == 0 or measured == self.samples[number - 1]:
                     return self.accuracies[number]
                 before = self.samples[number - 1]
-                part = (samples - before) / (known - before)
+                part = (samples - before) / (measured - before)
                 return (1 - part) * self.accuracies[number - 1] + part * self.accuracies[number]
         return math.nan
 
 
 def learned(lives: Sequence[Patient], every_s: float = 0.5) -> Curve:
     """Return the learning curve of a run from its first row to its last."""
-    rows = [life.looks for life in lives if life.looks]
-    first, last = min(found[0]["t"] for found in rows), max(found[-1]["t"] for found in rows)
+    diaries = [life.looks for life in lives if life.looks]
+    first, last = min(rows[0]["t"] for rows in diaries), max(rows[-1]["t"] for rows in diaries)
     curve = Curve([], [])
     for number in range(int((last - first) / every_s) + 1):
         now = first + (number + 1) * every_s
-        so_far = [[row for row in found if row["t"] <= now] for found in rows]
-        steps = sum(found[-1]["steps"] - found[0]["steps"] for found in so_far if found)
-        present = [found[-1]["accuracy"] for found in so_far if found and now - found[-1]["t"] < 2 * every_s]
+        so_far = [[row for row in rows if row["t"] <= now] for rows in diaries]
+        steps = sum(rows[-1]["steps"] - rows[0]["steps"] for rows in so_far if rows)
+        present = [rows[-1]["accuracy"] for rows in so_far if rows and now - rows[-1]["t"] < 2 * every_s]
         if present:
             curve.samples.append(float(steps * digits_node.BATCH))
             curve.accuracies.append(statistics.fmean(present))
@@ -187,20 +187,20 @@ def play(minutes: float, seed: int, faults: Sequence[Fault]) -> tuple[dict[str, 
         stack.callback(swarm.end)
         swarm.begin()
         began = time.monotonic()
-        swarm.rage()
+        swarm.apply_faults()
         ended = time.monotonic()
         time.sleep(2.0)
-        swarm.look()
+        swarm.check_processes()
         lives = [life for place in swarm.places for life in place.lives]
         kinds = [kind for _, kind in swarm.faults]
-        away = [found for place, life in swarm.killed if (found := back(place, life)) is not None]
-        found = {
+        back_s = [seconds for place, life in swarm.killed if (seconds := back(place, life)) is not None]
+        figures = {
             "seconds": ended - began, "steps": taken(lives, began, ended),
             "lost": sum(lost(life) for _, life in swarm.killed),
             "kinds": {kind: kinds.count(kind) for kind in set(kinds)},
-            "resume": waits(swarm.places, swarm.kills, 600.0), "back": away,
+            "resume": waits(swarm.places, swarm.kills, 600.0), "back": back_s,
         }  # fmt: skip
-        return found, learned(lives)
+        return figures, learned(lives)
 
 
 def beside(calm: dict[str, Any], storm: dict[str, Any], still: Curve, stormy: Curve, speed: float) -> dict[str, Any]:
@@ -210,8 +210,8 @@ def beside(calm: dict[str, Any], storm: dict[str, Any], still: Curve, stormy: Cu
         "trained": storm["steps"] / possible, "kept": (storm["steps"] - storm["lost"]) / possible,
         "faults an hour": sum(storm["kinds"].values()) / storm["seconds"] / speed * 3_600,
     }  # fmt: skip
-    both = min(still.samples[-1], stormy.samples[-1])
-    accuracies = [(both * share, stormy.at(both * share), still.at(both * share)) for share in SHARES]
+    common = min(still.samples[-1], stormy.samples[-1])  # the samples that both runs trained
+    accuracies = [(common * share, stormy.at(common * share), still.at(common * share)) for share in SHARES]
     return {"calm": calm, "storm": storm, "accuracies": accuracies}
 
 

@@ -26,7 +26,7 @@ Row = dict[str, Any]
 
 
 class Patient:
-    """One node's process and its diary."""
+    """One node's process and its diary, a file of JSON rows: events, and figures at intervals."""
 
     def __init__(self, name: str, process: subprocess.Popen[bytes], diary: Path, errors: Path) -> None:
         self.name, self.process, self.diary, self.errors = name, process, diary, errors
@@ -69,9 +69,9 @@ class Patient:
         looks = self.looks
         return looks[-1] if looks else {}
 
-    def first(self, after: float, what: Callable[[Row], bool]) -> float | None:
-        """Return the seconds from ``after`` to the first row for which ``what`` holds, or None."""
-        return next((row["t"] - after for row in self.looks if row["t"] > after and what(row)), None)
+    def first(self, after: float, condition: Callable[[Row], bool]) -> float | None:
+        """Return the seconds from ``after`` to the first row for which ``condition`` holds, or None."""
+        return next((row["t"] - after for row in self.looks if row["t"] > after and condition(row)), None)
 
     def pauses(self, after: float = 0.0, before: float = float("inf")) -> tuple[float, float]:
         """Return the longest step(), and the longest time between two minus the usual time, in seconds."""
@@ -150,13 +150,15 @@ class Lab:
     def joined(self, members: list[Patient]) -> None:
         self.until(lambda: all(member.event("joined") for member in members), START_S, "nodes to join")
 
-    def until(self, what: Callable[[], Any], seconds: float, name: str) -> float:
-        """Wait until ``what`` holds, and return the time. Raises TimeoutError after ``seconds``."""
+    def until(self, condition: Callable[[], Any], seconds: float, name: str) -> float:
+        """Wait until ``condition`` holds, and return the time. Raises TimeoutError after ``seconds``."""
         end = time.monotonic() + seconds
-        while not what():
-            gone = [p.name for p in self.patients if p.process.poll() not in (None, 0, -signal.SIGKILL)]
-            if gone:
-                raise RuntimeError(f"{', '.join(gone)} ended while waiting for {name}.")
+        while not condition():
+            ended = [
+                patient.name for patient in self.patients if patient.process.poll() not in (None, 0, -signal.SIGKILL)
+            ]
+            if ended:
+                raise RuntimeError(f"{', '.join(ended)} ended while waiting for {name}.")
             if time.monotonic() > end:
                 raise TimeoutError(f"Waited {seconds:g} s for {name} in vain.")
             time.sleep(POLL_S)

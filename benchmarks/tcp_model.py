@@ -57,11 +57,11 @@ def main() -> None:
     print("|---|---|---|---|---|---|---|---|")
     for row in measured():
         seconds = modelled(row)
-        middle = statistics.median(seconds)
+        median_s = statistics.median(seconds)
         spread = f" ({seconds[len(seconds) // 20]:.3g} to {seconds[-len(seconds) // 20]:.3g})" if row.loss else ""
         link = f"{row.latency_ms:g} ms | {row.mbit_s:g} | {100 * row.loss:g} % | {row.congestion} | {row.bytes / 1e6:g}"
         linux = f"{row.median_s:.3g} ({row.low_s:.3g} to {row.high_s:.3g})"
-        print(f"| {link} | {linux} | {middle:.3g}{spread} | {100 * (middle / row.median_s - 1):+.0f} % |")
+        print(f"| {link} | {linux} | {median_s:.3g}{spread} | {100 * (median_s / row.median_s - 1):+.0f} % |")
 
 
 if __name__ == "__main__":

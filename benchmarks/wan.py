@@ -117,16 +117,16 @@ class Swarm:
     def read(self) -> None:
         for rank, process in enumerate(self.processes):
             if process.poll() is not None:
-                said = (self.folder / f"{rank}.txt").read_text(errors="replace").strip()
-                sys.exit(f"wan: {self.program} ended by itself: {said[-2_000:] or 'it said nothing'}")
+                output = (self.folder / f"{rank}.txt").read_text(errors="replace").strip()
+                sys.exit(f"wan: {self.program} ended by itself: {output[-2_000:] or 'it said nothing'}")
             path = self.folder / f"{rank}.jsonl"
             if path.exists():
                 with path.open("rb") as file:
                     file.seek(self.read_to[rank])
                     text = file.read()
-                whole = text[: text.rfind(b"\n") + 1]
-                self.read_to[rank] += len(whole)
-                self.rows[rank] += map(json.loads, whole.splitlines())
+                complete = text[: text.rfind(b"\n") + 1]
+                self.read_to[rank] += len(complete)
+                self.rows[rank] += map(json.loads, complete.splitlines())
 
     def times(self, kind: str) -> list[float]:
         return [row["at"] for rows in self.rows for row in rows if row["kind"] == kind]
@@ -138,12 +138,12 @@ class Swarm:
             for rank, rows in enumerate(self.rows) for row in rows if row["kind"] == "look"
         )  # fmt: skip
         latest: dict[int, float] = {}
-        found = []
+        means = []
         for at, rank, accuracy in looks:
             latest[rank] = accuracy
             if len(latest) == NODES:
-                found.append((at, statistics.mean(latest.values())))
-        return found
+                means.append((at, statistics.mean(latest.values())))
+        return means
 
     def steps(self) -> int:
         """Return the smallest number of steps of a node."""
@@ -160,14 +160,14 @@ def race(kind: str, python: str, megabytes: float, limit_s: float, step_s: float
             time.sleep(0.5)
             swarm.read()
         late = links.stats().late_since(before)
-        seen = [(at - swarm.started, mean) for at, mean in swarm.accuracies() if at <= until]
+        curve = [(at - swarm.started, mean) for at, mean in swarm.accuracies() if at <= until]
         began_s = min(swarm.times("begins"), default=math.inf) - swarm.started
-        ended_s = seen[-1][0] if seen else math.nan
+        ended_s = curve[-1][0] if curve else math.nan
         return {
             "began_s": began_s, "steps": swarm.steps(),
             "step_s": (ended_s - began_s) / swarm.steps() if swarm.steps() else math.nan,
-            "reached": max((mean for _, mean in seen), default=0.0),
-            "seconds": {str(goal): next((at for at, mean in seen if mean >= goal), math.inf) for goal in TARGETS},
+            "reached": max((mean for _, mean in curve), default=0.0),
+            "seconds": {str(goal): next((at for at, mean in curve if mean >= goal), math.inf) for goal in TARGETS},
             "late": late, "disturbed": late > DISTURBED,
         }  # fmt: skip
 
@@ -208,10 +208,10 @@ def gossip_link(seconds: float, step_s: float, megabytes: float, seed: int) -> d
                 elif row["kind"] == "exchange.failed":
                     failed += begin <= row["at"] <= end
                     began.pop(row["session"], None)
-            reached = begin
-            for since, to in sorted(spans):
-                streaming += max(0.0, to - max(since, reached))
-                reached = max(reached, to)
+            covered_until = begin  # Spans may overlap; their union counts.
+            for since, until in sorted(spans):
+                streaming += max(0.0, until - max(since, covered_until))
+                covered_until = max(covered_until, until)
         share = streaming / NODES / (end - begin)
         used = moved / NODES / (end - begin)
         return {
@@ -265,10 +265,10 @@ def in_turn(
 
     Each run is added to ``found`` and saved at once, so that an interrupted benchmark keeps its finished runs.
     """
-    for turn in range(rounds):
+    for number in range(rounds):
         for name, job in jobs.items():
             for attempt in range(1 + again):
-                run = job(1 + turn + 1_000 * attempt)  # seed of the losses, the same for all jobs of a round
+                run = job(1 + number + 1_000 * attempt)  # seed of the losses, the same for all jobs of a round
                 found.setdefault(name, []).append(run)
                 print(f"{name}: {sentence(run)}; {run['late']:.1%} late{', disturbed' * run['disturbed']}", flush=True)
                 save()
@@ -351,8 +351,8 @@ def main() -> None:
     parser.add_argument("--hivemind", metavar="PYTHON", help="of an environment with hivemind; left out without")
     parser.add_argument("--json", type=Path, help="a file of every run, beside the tables")
     args = parser.parse_args()
-    if why := missing():
-        sys.exit(f"wan: {why}")
+    if obstacle := missing():
+        sys.exit(f"wan: {obstacle}")
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # what peers have started ends as well
     links: dict[str, Runs] = {}
     races: dict[float, dict[str, Runs]] = {}

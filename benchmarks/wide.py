@@ -36,12 +36,12 @@ ROWS = (
 )
 
 
-def doing(simulation: Simulation, host: Host) -> str:
+def activity_of(simulation: Simulation, host: Host) -> str:
     """Return the activity of a peer at this moment."""
     streams = simulation.swarm.sessions.flows
     if any(sender is host for sender, _ in streams):
         return "streaming"
-    states = {one.state for one in host.peer.exchanges.table.values() if one.has_slot}
+    states = {exchange.state for exchange in host.peer.exchanges.table.values() if exchange.has_slot}
     for state, word in (
         (State.STREAMING, "rest of a stream"), (State.VERIFIED, "COMMIT"), (State.PREPARING, "boundary"),
         (State.OFFERED, "Accept"),
@@ -58,17 +58,17 @@ def doing(simulation: Simulation, host: Host) -> str:
 def play(scenario: Scenario) -> tuple[Counter[str], float]:
     """Simulate a scenario; return the samples by activity, and the vector bytes that a peer sent a second."""
     assert scenario.duration_s is not None
-    simulation, seen = Simulation(scenario), Counter[str]()
+    simulation, samples = Simulation(scenario), Counter[str]()
     swarm = simulation.swarm
     swarm.run_until(BEGINS_S)
     before, now = swarm.links.carrier.flows.sent_bytes, BEGINS_S
     while now < scenario.duration_s:
         now += LOOK_S
         swarm.events.run_until(now)
-        seen.update(doing(simulation, host) for host in swarm.hosts)
-    spent = (scenario.duration_s - BEGINS_S) * scenario.peers
-    seen["mixes"] = swarm.sessions.mixes
-    return seen, (swarm.links.carrier.flows.sent_bytes - before) / spent
+        samples.update(activity_of(simulation, host) for host in swarm.hosts)
+    peer_seconds = (scenario.duration_s - BEGINS_S) * scenario.peers
+    samples["mixes"] = swarm.sessions.mixes
+    return samples, (swarm.links.carrier.flows.sent_bytes - before) / peer_seconds
 
 
 def kept_stream(network: NetworkModel, rate_bytes_s: float, seconds: float, seed: int) -> float:
@@ -90,11 +90,11 @@ def main() -> None:
         assert scenario.duration_s is not None
         runs = []
         for seed in range(1, options.seeds + 1):
-            one = dataclasses.replace(scenario, seed=seed)
-            seen, rate = play(one)
-            network = Simulation(one).swarm.network
+            seeded = dataclasses.replace(scenario, seed=seed)
+            samples, rate = play(seeded)
+            network = Simulation(seeded).swarm.network
             raw = kept_stream(network, network.up_bytes_s(0), scenario.duration_s, seed)
-            runs.append((seen, rate / network.up_bytes_s(0), rate / raw))
+            runs.append((samples, rate / network.up_bytes_s(0), rate / raw))
         used, beside = (statistics.median(run[place] for run in runs) for place in (1, 2))
         looks = scenario.peers * (scenario.duration_s - BEGINS_S) / LOOK_S
         print(

@@ -33,7 +33,7 @@ def job(model, nodes, rounds, samples):
     import torch
     from sklearn.datasets import load_digits
 
-    # gossipy.data imports torchvision for data sets that are not used here: anything answering to the name will do.
+    # gossipy.data imports torchvision for data sets that are not used here: a stand-in is enough.
     absent = ("torchvision", "torchvision.datasets", "torchvision.transforms")
     with mock.patch.dict(sys.modules, {name: mock.MagicMock() for name in absent}):
         import gossipy
@@ -59,21 +59,21 @@ def job(model, nodes, rounds, samples):
     class Timed(GossipNode):
         def evaluate(self, ext_data=None):
             begin = time.process_time()
-            found = super().evaluate(ext_data)
+            scores = super().evaluate(ext_data)
             count.evaluation_s += time.process_time() - begin
-            return found
+            return scores
 
     torch.set_num_threads(1)
     gossipy.LOG.setLevel(logging.ERROR)
     gossipy.set_seed(0)
     begin = time.process_time()
     pixels, labels = load_digits(return_X_y=True)
-    held = ClassificationDataHandler(
+    handler = ClassificationDataHandler(
         torch.from_numpy(pixels / 16).float(), torch.from_numpy(labels).long(), test_size=0.2
     )
-    dispatcher = DataDispatcher(held, n=nodes, eval_on_user=False, auto_assign=not samples)
+    dispatcher = DataDispatcher(handler, n=nodes, eval_on_user=False, auto_assign=not samples)
     if samples:
-        dispatcher.set_assignments([torch.randperm(held.size())[:samples].tolist() for _ in range(nodes)], None)
+        dispatcher.set_assignments([torch.randperm(handler.size())[:samples].tolist() for _ in range(nodes)], None)
     graph = networkx.to_numpy_array(networkx.random_regular_graph(8, nodes, seed=0))
     prototype = Counted(
         net=LogisticRegression(64, 10) if model == "linear" else TorchMLP(64, 10, hidden_dims=(64,)),

@@ -2,8 +2,8 @@
 
     python benchmarks/peers/raw_duplex.py [megabytes=40] [rounds=15]
 
-No framing, no checksum, no averaging: what does more cannot be faster on the same machine. Prints one JSON line with
-the median and the best seconds of a round.
+No framing, no checksum, no averaging: a program that does more cannot be faster on the same machine. Prints one JSON
+line with the median and the best seconds of a round.
 """
 
 import json
@@ -22,10 +22,10 @@ def send(sock, data):
         sock.sendall(data[start : start + PIECE_BYTES])
 
 
-def receive(sock, place):
+def receive(sock, buffer):
     filled = 0
-    while filled < len(place):
-        count = sock.recv_into(place[filled : filled + PIECE_BYTES])
+    while filled < len(buffer):
+        count = sock.recv_into(buffer[filled : filled + PIECE_BYTES])
         if not count:
             raise ConnectionError("the other side closed")
         filled += count

@@ -1,10 +1,10 @@
-"""Bare arithmetic on one thread: all models in a stack, everybody mixing at once, no events and no network.
+"""Bare arithmetic on one thread: all models in a stack, all nodes mixing at once, no events and no network.
 
     python benchmarks/peers/stacked_digits.py [--model linear|mlp] [--nodes 1000] [--rounds 30]
 
 The job of gossipy_digits.py as bare arithmetic on digits: in a round every node takes the mean with one partner, then
 two SGD steps on batches of 8 of its 16 samples. One update is one node's round. Gradients are written out and added
-where they are made. It is what a simulator's event handling is to be measured against, not quite a limit: each step
+where they are made. It is the reference for the cost of a simulator's event handling, but not quite a limit. Each step
 goes over the whole stack, so 1,000 MLPs (19 MB) fall out of the cache that 100 fit in.
 
 Needs torch and scikit-learn. Prints one JSON line.
@@ -22,7 +22,7 @@ BATCH, RATE = 8, 0.1
 
 
 def weights(nodes, generator, *sizes):
-    """The same random layers for every node: (nodes, inputs, outputs) and (nodes, 1, outputs) for each layer."""
+    """Return the same random layers for every node: (nodes, inputs, outputs) and (nodes, 1, outputs) for each layer."""
     layers = []
     for inputs, outputs in itertools.pairwise(sizes):
         matrix = torch.randn(inputs, outputs, generator=generator) * (2 / inputs) ** 0.5
@@ -31,34 +31,35 @@ def weights(nodes, generator, *sizes):
 
 
 def forward(layers, x):
-    """What enters each layer, and at last the logits: (nodes, batch, width) each."""
-    reached = [x]
+    """Return the input of each layer and then the logits: (nodes, batch, width) each."""
+    activations = [x]
     for depth, (matrix, bias) in enumerate(layers, 1):
         x = torch.baddbmm(bias, x, matrix)
-        reached.append(x.relu_() if depth < len(layers) else x)
-    return reached
+        activations.append(x.relu_() if depth < len(layers) else x)
+    return activations
 
 
 def step(layers, x, target):
-    """One SGD step of every node. ``target`` is one-hot."""
+    """Take one SGD step of every node. ``target`` is one-hot."""
     *inputs, logits = forward(layers, x)
-    back = torch.softmax(logits, -1).sub_(target)  # BATCH times the gradient of the mean cross-entropy
+    errors = torch.softmax(logits, -1).sub_(target)  # BATCH times the gradient of the mean cross-entropy
     for depth in reversed(range(len(layers))):
         matrix, bias = layers[depth]
-        before = (back @ matrix.mT).mul_(inputs[depth] > 0) if depth else None  # with the weights before the step
-        matrix.baddbmm_(inputs[depth].mT, back, alpha=-RATE / BATCH)
-        bias.sub_(back.sum(1, keepdim=True), alpha=RATE / BATCH)
-        back = before
+        # With the weights before the step. The first layer needs no gradient of its inputs.
+        errors_below = (errors @ matrix.mT).mul_(inputs[depth] > 0) if depth else None
+        matrix.baddbmm_(inputs[depth].mT, errors, alpha=-RATE / BATCH)
+        bias.sub_(errors.sum(1, keepdim=True), alpha=RATE / BATCH)
+        errors = errors_below
 
 
 def mix(layers, generator):
-    """Everybody takes the mean with one random partner; with an odd number one sits out."""
+    """Let every node take the mean with one random partner; with an odd number one node is left out."""
     nodes = len(layers[0][0])
-    one, other = torch.randperm(nodes, generator=generator)[: nodes // 2 * 2].view(2, -1)
+    nodes_a, nodes_b = torch.randperm(nodes, generator=generator)[: nodes // 2 * 2].view(2, -1)
     for tensor in (tensor for layer in layers for tensor in layer):
-        mean = tensor[one].add_(tensor[other]).mul_(0.5)
-        tensor[one] = mean
-        tensor[other] = mean
+        mean = tensor[nodes_a].add_(tensor[nodes_b]).mul_(0.5)
+        tensor[nodes_a] = mean
+        tensor[nodes_b] = mean
 
 
 def main():
@@ -76,16 +77,16 @@ def main():
     shuffled = torch.randperm(len(x), generator=generator)
     train, test = shuffled[:1437], shuffled[1437:]
     own = train[torch.randint(len(train), (args.nodes, 2, BATCH), generator=generator)]  # two batches of each node
-    batches = [x[own[:, at]].contiguous() for at in range(2)]  # (nodes, BATCH, 64)
-    targets = [torch.nn.functional.one_hot(y[own[:, at]], 10).float() for at in range(2)]
+    batches = [x[own[:, number]].contiguous() for number in range(2)]  # (nodes, BATCH, 64)
+    targets = [torch.nn.functional.one_hot(y[own[:, number]], 10).float() for number in range(2)]
     layers = weights(args.nodes, generator, *((64, 10) if args.model == "linear" else (64, 64, 10)))
     setup_s = time.process_time() - begin
 
     begin = time.process_time()
     for _ in range(args.rounds):
         mix(layers, generator)
-        for at in range(2):
-            step(layers, batches[at], targets[at])
+        for batch, target in zip(batches, targets, strict=True):
+            step(layers, batch, target)
     cpu_s = time.process_time() - begin
     guesses = forward(
         [(matrix[:20], bias[:20]) for matrix, bias in layers], x[test].expand(min(20, args.nodes), -1, -1)

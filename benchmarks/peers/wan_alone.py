@@ -1,7 +1,7 @@
-"""One node of ``benchmarks/wan.py`` that hears of nobody: what its own quarter of the images teaches."""
+"""One node of ``benchmarks/wan.py`` that averages with no other: it learns from its own quarter of the images alone."""
 
 import torch
 from wan_job import Job
 
 job = Job("nothing")
-job.train(job.model, torch.optim.SGD(job.model.parameters(), lr=job.said.rate))
+job.train(job.model, torch.optim.SGD(job.model.parameters(), lr=job.options.rate))

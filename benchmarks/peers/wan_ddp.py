@@ -13,6 +13,6 @@ from wan_job import Job
 LONGEST = datetime.timedelta(minutes=30)  # to connect, or for one step: the benchmark ends the run
 
 job = Job("DistributedDataParallel over gloo")
-distributed.init_process_group("gloo", f"tcp://{job.said.first}:7700", LONGEST, job.said.ranks, job.said.rank)
+distributed.init_process_group("gloo", f"tcp://{job.options.first}:7700", LONGEST, job.options.ranks, job.options.rank)
 model = DistributedDataParallel(job.model)
-job.train(model, torch.optim.SGD(job.model.parameters(), lr=job.said.rate))
+job.train(model, torch.optim.SGD(job.model.parameters(), lr=job.options.rate))

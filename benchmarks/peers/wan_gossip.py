@@ -14,19 +14,20 @@ from wan_job import BATCH, Job
 from node import Config, Node
 
 job = Job("gossip-trainer")
-said = job.said
-optimizer = torch.optim.SGD(job.model.parameters(), lr=said.rate)
+options = job.options
+optimizer = torch.optim.SGD(job.model.parameters(), lr=options.rate)
 node = Node(
-    job.model, optimizer, seeds=[f"{said.first}:7700"] if said.rank else (), listen=f"{said.address}:7700",
-    state_dir=said.folder / f"state-{said.rank}", config=Config.wan(codec="fp32", mix_every_steps=said.every),
+    job.model, optimizer, seeds=[f"{options.first}:7700"] if options.rank else (), listen=f"{options.address}:7700",
+    state_dir=options.folder / f"state-{options.rank}", config=Config.wan(codec="fp32", mix_every_steps=options.every),
 )  # fmt: skip
 
 
-def told(event) -> None:
+def note_exchange(event) -> None:
+    """Write an exchange's beginning or end into the diary, at its time by the monotonic clock."""
     at = event.at_s - time.time() + time.monotonic()
     job.note(event.kind, at=at, session=event.session, received=event.bytes_received)
 
 
-node.on("exchange", told)
+node.on("exchange", note_exchange)
 with node:
     job.train(job.model, optimizer, lambda loss: node.step(loss=loss, samples=BATCH))

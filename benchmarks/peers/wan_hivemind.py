@@ -12,21 +12,23 @@ import torch
 from wan_job import BATCH, Job
 
 job = Job("hivemind")
-said = job.said
-place = said.folder / "first"  # where the first one says its address, which has its key in it
-while said.rank and not place.exists():
+options = job.options
+address_file = options.folder / "first"  # the first peer writes its address there, which contains its key
+while options.rank and not address_file.exists():
     time.sleep(0.05)
 dht = hivemind.DHT(
-    host_maddrs=[f"/ip4/{said.address}/tcp/7700"], initial_peers=[place.read_text()] if said.rank else [], start=True
+    host_maddrs=[f"/ip4/{options.address}/tcp/7700"],
+    initial_peers=[address_file.read_text()] if options.rank else [],
+    start=True,
 )
-if not said.rank:
-    unfinished = place.with_suffix(".new")
+if not options.rank:
+    unfinished = address_file.with_suffix(".new")
     unfinished.write_text(str(dht.get_visible_maddrs()[0]))
-    unfinished.rename(place)
+    unfinished.rename(address_file)
 optimizer = hivemind.Optimizer(
     dht=dht, run_id="wan", params=job.model.parameters(),
-    optimizer=lambda params: torch.optim.SGD(params, lr=said.rate),
-    batch_size_per_step=BATCH, target_batch_size=BATCH * said.ranks * said.every, use_local_updates=True,
+    optimizer=lambda params: torch.optim.SGD(params, lr=options.rate),
+    batch_size_per_step=BATCH, target_batch_size=BATCH * options.ranks * options.every, use_local_updates=True,
     delay_state_averaging=True, matchmaking_time=3.0, averaging_timeout=60.0, verbose=True,
     averager_opts={"request_timeout": 1.0},  # it warns of one that is not shorter than matchmaking
 )  # fmt: skip

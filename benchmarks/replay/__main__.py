@@ -38,11 +38,11 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, metavar="DIR", help="folder for one JSON file per scenario, and gaps.md")
     parser.add_argument("--json", action="store_true", help="one JSON object per scenario instead of a table")
     parser.add_argument("--quiet", action="store_true", help="no progress line")
-    given = parser.parse_args(words)
+    arguments = parser.parse_args(words)
     try:
         return cli.replay(
-            given.scenarios, seed=given.seed, seeds=given.seeds, runs=given.runs, settings=given.set, out=given.out,
-            as_json=given.json, quiet=given.quiet,
+            arguments.scenarios, seed=arguments.seed, seeds=arguments.seeds, runs=arguments.runs,
+            settings=arguments.set, out=arguments.out, as_json=arguments.json, quiet=arguments.quiet,
         )  # fmt: skip
     except GossipError as error:
         print(error, file=sys.stderr)

@@ -53,8 +53,8 @@ def replay(
     from sim.report.result import folder_names
 
     plans = [Plan.of(scenario) for scenario in read_scenarios(files, seed, settings)]
-    if why := missing():
-        raise LocalError(f"A replay plays real processes, and {why}")
+    if obstacle := missing():
+        raise LocalError(f"A replay plays real processes, and {obstacle}")
     if out is not None:
         try:
             out.mkdir(parents=True, exist_ok=True)
@@ -63,14 +63,14 @@ def replay(
     reports: list[Report] = []
     try:
         for plan, name in zip(plans, folder_names([plan.scenario.name for plan in plans]), strict=True):
-            report = of(plan, seeds, runs, quiet)
+            report = report_of(plan, seeds, runs, quiet)
             reports.append(report)
             print(report.to_json() if as_json else "\n".join(report.lines()), flush=True)
             if out is not None:
                 report.write(out / f"{name}.json")
     except KeyboardInterrupt:
-        kept = f"what was finished is in {out}" if out is not None and reports else "nothing was saved"
-        print(f"Stopped; {kept}.", file=sys.stderr)
+        saved_text = f"what was finished is in {out}" if out is not None and reports else "nothing was saved"
+        print(f"Stopped; {saved_text}.", file=sys.stderr)
         return 130
     finally:
         if out is not None and reports:
@@ -78,18 +78,18 @@ def replay(
     return 0
 
 
-def of(plan: Plan, seeds: int, runs: int, quiet: bool) -> Report:
-    """One scenario: so many predictions, and so many runs in real time, each with the next seed."""
+def report_of(plan: Plan, seeds: int, runs: int, quiet: bool) -> Report:
+    """Predict a scenario with ``seeds`` seeds, and play it ``runs`` times in real time, each with the next seed."""
     from benchmarks.replay.forks import in_processes
     from benchmarks.replay.play import play
     from benchmarks.replay.predict import predicted
     from benchmarks.replay.report import Report
     from sim.jobs import cores
 
-    shown = sys.stderr.isatty() and not quiet
+    is_shown = sys.stderr.isatty() and not quiet
 
     def say(sentence: str) -> None:
-        if shown:
+        if is_shown:
             print(f"\r\033[K{plan.scenario.name}: {sentence}", end="", file=sys.stderr, flush=True)
 
     report = Report(plan.scenario.name)
@@ -100,12 +100,13 @@ def of(plan: Plan, seeds: int, runs: int, quiet: bool) -> Report:
             report.predictions.append(figures)
             say(f"{len(report.predictions)} of {seeds} simulations are done")
         for number in range(runs):
-            head = f"run {number + 1} of {runs}"
-            say(f"{head}, processes start")
-            why = report.add_run(play(with_seed(plan, number), partial(told, say, head)))
-            if why and not quiet:
+            run = f"run {number + 1} of {runs}"
+            say(f"{run}, processes start")
+            disturbance = report.add_run(play(with_seed(plan, number), partial(say_of_run, say, run)))
+            if disturbance and not quiet:
                 say("")
-                print(f"{plan.scenario.name}, {head}: disturbed, not counted: {why}.", file=sys.stderr, flush=True)
+                sentence = f"{plan.scenario.name}, {run}: disturbed, not counted: {disturbance}."
+                print(sentence, file=sys.stderr, flush=True)
     finally:
         say("")
     return report
@@ -117,5 +118,5 @@ def with_seed(plan: Plan, number: int) -> Plan:
     return Plan.of(plan.scenario.replace(seed=plan.scenario.seed + number))
 
 
-def told(say: Callable[[str], None], head: str, sentence: str) -> None:
-    say(f"{head}, {sentence}")
+def say_of_run(say: Callable[[str], None], run: str, sentence: str) -> None:
+    say(f"{run}, {sentence}")

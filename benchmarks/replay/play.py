@@ -68,14 +68,16 @@ def play(plan: Plan, say: Callable[[str], None]) -> Seen:
 
 
 class Playing:
+    """A play in progress: the process of each life, and the links as the plan has them at present."""
+
     def __init__(self, plan: Plan, links: EmulatedLinks, folder: Path, say: Callable[[str], None]) -> None:
         self.plan, self.links, self.folder, self.say = plan, links, folder, say
-        self.bodies: list[Body] = []
-        self.now_up: dict[int, Body] = {}
+        self.bodies: list[Body] = []  # One for each life of the plan.
+        self.now_up: dict[int, Body] = {}  # By node.
         self.dark: set[int] = set()  # Nodes whose machines lost power.
-        self.split: set[tuple[int, int]] = set()
+        self.split: set[tuple[int, int]] = set()  # The pairs of nodes that a cut separates.
         self.order: list[int] = []  # Nodes in the order of their first start.
-        self.zero = 0.0
+        self.zero = 0.0  # The time of the beginning, by the monotonic clock.
 
     def run(self) -> None:
         """Run from the first process to the last; none is left, whatever happens."""
@@ -160,12 +162,12 @@ class Playing:
         if node in self.dark:
             self.dark.remove(node)
             self.connect()
-        present = [each for each in self.order if each in self.now_up]
+        present = [other for other in self.order if other in self.now_up]
         rng = random.Random(derive(self.plan.scenario.seed, self.plan.names[node], f"seeds at {life.from_s}"))
-        seeds = tuple(f"{self.links.address(each)}:{PORT}" for each in rng.sample(present, min(SEEDS, len(present))))
-        taken = max(
-            (row["steps"] for each in self.bodies if each.life.node == node for row in looks(read(each))), default=0
-        )
+        drawn = rng.sample(present, min(SEEDS, len(present)))
+        seeds = tuple(f"{self.links.address(seed)}:{PORT}" for seed in drawn)
+        earlier = [row for other in self.bodies if other.life.node == node for row in looks(read(other))]
+        taken = max((row["steps"] for row in earlier), default=0)
         body.parent.send(Go(self.zero, seeds, taken))
         self.now_up[node] = body
         if node not in self.order:
@@ -194,6 +196,7 @@ class Playing:
             self.links.cut(node, -1)
 
     def end(self) -> None:
+        """Kill the processes that are left, and close their connections."""
         for body in self.bodies:
             body.process.kill()
         for body in self.bodies:
@@ -204,7 +207,7 @@ class Playing:
     def seen(self) -> Seen:
         plan, seen = self.plan, Seen(self.plan)
         duration_s, learners = plan.duration_s, Learners(plan.scenario.task, plan.names, plan.scenario.seed)
-        at: dict[float, list[np.ndarray[Any, Any]]] = {}
+        models_at: dict[float, list[np.ndarray[Any, Any]]] = {}  # By time of the look.
         for body in self.bodies:
             rows = [row for row in read(body) if row["at_s"] <= duration_s]
             joined = [row for row in rows if row["kind"] == "joined"]
@@ -218,18 +221,20 @@ class Playing:
                 Change(row["at_s"], body.life.node, PeerId(bytes.fromhex(row["subject"])), row["state"])
                 for row in rows if row["kind"] == "member"
             ]  # fmt: skip
-            found = looks(rows)
-            if found:
-                seen.failed += found[-1]["failed"]
-                seen.sent_bytes += found[-1]["sent"]
-                minutes = max(found[-1]["at_s"] - body.life.from_s, 1.0) / 60
-                seen.late_s_minute = max(seen.late_s_minute, found[-1]["late_s"] / minutes)
-            vectors = np.fromfile(body.folder / "vectors.f32", np.float32) if found else np.empty(0, np.float32)
-            for row, vector in zip(found, vectors.reshape(-1, learners.elements) if found else (), strict=False):
-                at.setdefault(round(row["look_at"], 6), []).append(vector)
-        for when, models in sorted(at.items()):
+            look_rows = looks(rows)
+            if not look_rows:
+                continue
+            last = look_rows[-1]
+            seen.failed += last["failed"]
+            seen.sent_bytes += last["sent"]
+            minutes = max(last["at_s"] - body.life.from_s, 1.0) / 60
+            seen.late_s_minute = max(seen.late_s_minute, last["late_s"] / minutes)
+            vectors = np.fromfile(body.folder / "vectors.f32", np.float32).reshape(-1, learners.elements)
+            for row, vector in zip(look_rows, vectors, strict=False):
+                models_at.setdefault(round(row["look_at"], 6), []).append(vector)
+        for when, models in sorted(models_at.items()):
             stacked = np.stack(models)
-            seen.rows(when, learners.evaluate(stacked)[1].tolist(), stacked)
+            seen.record_models(when, learners.evaluate(stacked)[1].tolist(), stacked)
         seen.late_packets = self.after.late_since(self.before)
         return seen
 

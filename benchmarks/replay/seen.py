@@ -41,16 +41,16 @@ class Change:
 class Watch:
     """An observer of one peer's effects, as its driver performs them.
 
-    It is the same for both drivers, so that their seconds compare: an exchange lasts from the request for its snapshot
-    to the mix to which both sides have committed.
+    It is the same for both drivers, so that their seconds compare: an exchange lasts from the request for its snapshot,
+    a copy of the model, to the mix to which both sides have committed.
     """
 
     WATCHED = (Snapshot, Rename, Transfer, Gather, Mix, Merge, Release, MemberChanged)
 
     def __init__(self, node: int) -> None:
         self.node = node
-        self.wished: dict[int, float] = {}  # By session; as many as the peer has in progress.
-        self.agreed: dict[int, float] = {}  # By session: when its streams began.
+        self.requested_at: dict[int, float] = {}  # By session in progress: when its snapshot was requested.
+        self.streams_at: dict[int, float] = {}  # By session in progress: when its streams began.
         self.mixes: list[tuple[float, float]] = []  # The time of a mix, and the duration of its exchange.
         self.streams: list[float] = []  # The part of that taken by streams and commits.
         self.changes: list[Change] = []
@@ -58,20 +58,20 @@ class Watch:
     def see(self, effect: Effect, now: float) -> None:
         match effect:
             case Snapshot(session):
-                self.wished[session] = now
+                self.requested_at[session] = now
             case Rename(session, to):
-                if session in self.wished:
-                    self.wished[to] = self.wished.pop(session)
+                if session in self.requested_at:
+                    self.requested_at[to] = self.requested_at.pop(session)
             case Transfer(session) | Gather(session):
-                self.agreed[session] = now
+                self.streams_at[session] = now
             case Mix(session) | Merge(session):
-                if session in self.agreed:
-                    self.streams.append(now - self.agreed.pop(session))
-                if (began := self.wished.get(session)) is not None:
-                    self.mixes.append((now, now - began))
+                if session in self.streams_at:
+                    self.streams.append(now - self.streams_at.pop(session))
+                if (requested_at := self.requested_at.get(session)) is not None:
+                    self.mixes.append((now, now - requested_at))
             case Release(session):
-                self.wished.pop(session, None)
-                self.agreed.pop(session, None)
+                self.requested_at.pop(session, None)
+                self.streams_at.pop(session, None)
             case MemberChanged(peer, _, after):
                 self.changes.append(Change(now, self.node, peer, after.value))
             case _:
@@ -113,77 +113,78 @@ class Seen:
             "kill to dead s, median": median(self.deaths()),
         }
         for number, cut in enumerate(plan.cuts, start=1):
-            of = f" of cut {number}" if len(plan.cuts) > 1 else ""
-            figures[f"healing s{of}"] = healing_s = self.healing(cut)
-            figures[f"suspicions after healing{of}"] = self.suspected(cut, healing_s)
+            which = f" of cut {number}" if len(plan.cuts) > 1 else ""
+            figures[f"healing s{which}"] = healing_s = self.healing(cut)
+            figures[f"suspicions after healing{which}"] = self.suspected(cut, healing_s)
         for target in plan.targets:
-            figures[f"s to {target:.0%}"] = next((at for at, mean in self.accuracy if mean >= target), np.nan)
+            figures[f"s to {target:.0%}"] = next((when for when, mean in self.accuracy if mean >= target), np.nan)
         for share in (0.25, 0.5, 0.75, 1.0):
-            at = share * plan.duration_s
-            near = [value for when, value in self.distance if when <= at + 1e-6]
-            figures[f"consensus distance at {at:g} s"] = near[-1] if near else np.nan
+            until_s = share * plan.duration_s
+            distances = [value for when, value in self.distance if when <= until_s + 1e-6]
+            figures[f"consensus distance at {until_s:g} s"] = distances[-1] if distances else np.nan
         return {name: float(value) for name, value in figures.items()}
 
     def deaths(self) -> list[float]:
         """Return, for each end without a farewell, the time until each remaining node held the node to be dead."""
-        found: list[float] = []
+        delays_s: list[float] = []
         for life in self.plan.lives:
             if life.farewell or life.until_s >= self.plan.duration_s:
                 continue
-            again = min(
-                (each.from_s for each in self.plan.lives if each.node == life.node and each.from_s > life.from_s),
+            returns_at = min(
+                (later.from_s for later in self.plan.lives if later.node == life.node and later.from_s > life.from_s),
                 default=self.plan.duration_s,
             )
-            first: dict[int, float] = {}
+            first_delays: dict[int, float] = {}  # By observer.
             for change in self.changes:
-                known = self.ids.get(change.subject) == life.node and change.observer != life.node
-                if known and change.state == MemberState.DEAD.value and life.until_s <= change.at_s < again:
-                    first.setdefault(change.observer, change.at_s - life.until_s)
-            found += first.values()
-        return found
+                is_by_other = self.ids.get(change.subject) == life.node and change.observer != life.node
+                is_dead = change.state == MemberState.DEAD.value
+                if is_by_other and is_dead and life.until_s <= change.at_s < returns_at:
+                    first_delays.setdefault(change.observer, change.at_s - life.until_s)
+            delays_s += first_delays.values()
+        return delays_s
 
     def healing(self, cut: Separation) -> float:
         """Return the seconds from a cut's end until no live node held another live node to be suspect or dead."""
-        held: dict[tuple[int, int], str] = {}
-        whole_at = cut.until_s  # Unless a node is still held to be gone.
+        states: dict[tuple[int, int], str] = {}  # By observer and subject: the latest state in the observer's view.
+        healed_at = cut.until_s  # Unless a node is still held to be gone.
         for change in self.between_those_up():
-            if change.at_s > cut.until_s and not self.apart(held, whole_at):
+            if change.at_s > cut.until_s and not self.are_apart(states, healed_at):
                 break
-            held[change.observer, self.ids[change.subject]] = change.state
-            whole_at = max(whole_at, change.at_s)
-        return np.nan if self.apart(held, whole_at) else whole_at - cut.until_s
+            states[change.observer, self.ids[change.subject]] = change.state
+            healed_at = max(healed_at, change.at_s)
+        return np.nan if self.are_apart(states, healed_at) else healed_at - cut.until_s
 
     def suspected(self, cut: Separation, healing_s: float) -> float:
         """Return how often a live node was suspected between the healing of a cut and the next cut.
 
         After a cut, TCP leaves a surviving link silent for as long again.
         """
-        later = [other.at_s for other in self.plan.cuts if other.at_s >= cut.until_s]
-        until_s = min(later, default=self.plan.duration_s)
-        found = [
+        later_cuts_at = [other.at_s for other in self.plan.cuts if other.at_s >= cut.until_s]
+        until_s = min(later_cuts_at, default=self.plan.duration_s)
+        suspicions = [
             change for change in self.between_those_up()
             if change.state == MemberState.SUSPECT.value and cut.until_s + healing_s < change.at_s <= until_s
         ]  # fmt: skip
-        return np.nan if math.isnan(healing_s) else float(len(found))
+        return np.nan if math.isnan(healing_s) else float(len(suspicions))
 
     def between_those_up(self) -> list[Change]:
-        """Return changes in order of time, only between known nodes that were up."""
-        found = [
+        """Return the changes between nodes that were up, in order of time."""
+        changes = [
             change for change in self.changes
             if (subject := self.ids.get(change.subject)) is not None
             and self.plan.up(subject, change.at_s) and self.plan.up(change.observer, change.at_s)
         ]  # fmt: skip
-        return sorted(found, key=lambda each: each.at_s)
+        return sorted(changes, key=lambda change: change.at_s)
 
-    def apart(self, held: Mapping[tuple[int, int], str], at_s: float) -> bool:
+    def are_apart(self, states: Mapping[tuple[int, int], str], at_s: float) -> bool:
         """Return True if a live node holds another live node to be suspect or dead."""
         return any(
             state in (MemberState.SUSPECT.value, MemberState.DEAD.value)
             and self.plan.up(observer, at_s) and self.plan.up(subject, at_s)
-            for (observer, subject), state in held.items()
+            for (observer, subject), state in states.items()
         )  # fmt: skip
 
-    def rows(self, at_s: float, accuracies: Sequence[float], vectors: NDArray[np.float32]) -> None:
+    def record_models(self, at_s: float, accuracies: Sequence[float], vectors: NDArray[np.float32]) -> None:
         """Record all models (nodes, elements) at one time."""
         if len(vectors):
             self.accuracy.append((at_s, float(np.mean(accuracies))))

@@ -61,97 +61,102 @@ def besiege(attack: Attack, target: Target) -> None:
 
 
 def play(attack: Attack, siege_s: float) -> Verdict:
+    """Play one attack against a fresh swarm. Times are readings of the monotonic clock, like those in the diaries."""
     verdict = Verdict(attack)
     with Fortress(dict(attack.config)) as fortress:
-        nodes = fortress.raised(NODES)
+        nodes = fortress.raise_nodes(NODES)
         time.sleep(1.0 + CALM_S)
-        calm = time.monotonic() - CALM_S
-        began = time.monotonic()
-        before = mixing(nodes, calm, began)
-        usual, was = accuracy(nodes, calm, began), resident(nodes, calm, began)
-        length = [node.now["along"] for node in nodes]
+        calm_began, calm_ended = time.monotonic() - CALM_S, time.monotonic()
+        calm_mixing = mixing(nodes, calm_began, calm_ended)
+        calm_accuracy = accuracy(nodes, calm_began, calm_ended)
+        calm_memory_mb = resident(nodes, calm_began, calm_ended)
+        calm_along = [node.now["along"] for node in nodes]
         besieger = fortress.besieger(lambda: besiege(attack, fortress.target(nodes)))
         time.sleep(GRACE_S)
-        newcomer, came = None, time.monotonic()
+        newcomer, newcomer_began = None, time.monotonic()
         if attack.newcomer:
-            liars: list[str] = []
-            while len(liars) < attack.seeds:
+            lying_seeds: list[str] = []
+            while len(lying_seeds) < attack.seeds:
                 time.sleep(0.05)
-                liars = (fortress.folder / "seeds").read_text().split()
-            came = time.monotonic()
-            newcomer = fortress.start([*liars, nodes[0].address] if liars else [nodes[1].address, nodes[0].address])
+                lying_seeds = (fortress.folder / "seeds").read_text().split()
+            newcomer_began = time.monotonic()
+            first_seeds = lying_seeds or [nodes[1].address]
+            newcomer = fortress.start([*first_seeds, nodes[0].address])
         time.sleep(siege_s)
         if besieger.poll() is not None:
             log = (fortress.folder / "besieger.log").read_text(errors="replace")
             raise RuntimeError(f"The attacker of {attack.name} ended by itself:\n{log[-3000:]}")
         besieger.kill()
-        gone = time.monotonic()
-        share = (NODES - 1) / (NODES - 1 + attack.partners)
-        verdict.mixing = mixing(nodes, began + GRACE_S, gone, newcomer) / max(before, 1e-9) / share
-        verdict.memory_mb = max(now - then for now, then in zip(resident(nodes, began, gone), was, strict=True))
+        began, ended = calm_ended, time.monotonic()  # The beginning and the end of the attack.
+        share = (NODES - 1) / (NODES - 1 + attack.partners)  # What a fair attacker leaves of the honest mixes.
+        verdict.mixing = mixing(nodes, began + GRACE_S, ended, newcomer) / max(calm_mixing, 1e-9) / share
+        memory_mb = resident(nodes, began, ended)
+        verdict.memory_mb = max(now - then for now, then in zip(memory_mb, calm_memory_mb, strict=True))
         verdict.pause_s = max((row["inside"] for node in nodes for row in node.looks if row["t"] > began), default=0)
         verdict.moved = max(
-            abs(node.now["along"] - then) / node.now["norm"] for node, then in zip(nodes, length, strict=True)
+            abs(node.now["along"] - then) / node.now["norm"] for node, then in zip(nodes, calm_along, strict=True)
         )
-        expected = steps_of(nodes, calm, began) / CALM_S * (gone - began)
-        if steps_of(nodes, began, gone) < 0.5 * expected:
-            verdict.faults.append(f"steps at {100 * steps_of(nodes, began, gone) / expected:.0f} %")
-        verdict.progress = progressed(nodes, began + GRACE_S, gone, digits_node.BATCH)
-        verdict.usual = contacts(nodes, began + GRACE_S, gone) / NODES
-        verdict.well_s = well_after(nodes, gone, before, newcomer)
-        end = time.monotonic()
-        verdict.accuracy = accuracy(nodes, end - 1.0, end) - usual
+        expected = steps_of(nodes, calm_began, began) / CALM_S * (ended - began)
+        if steps_of(nodes, began, ended) < 0.5 * expected:
+            verdict.faults.append(f"steps at {100 * steps_of(nodes, began, ended) / expected:.0f} %")
+        verdict.progress = progressed(nodes, began + GRACE_S, ended, digits_node.BATCH)
+        verdict.usual = contacts(nodes, began + GRACE_S, ended) / NODES
+        verdict.well_s = well_after(nodes, ended, calm_mixing, newcomer)
+        now = time.monotonic()
+        verdict.accuracy = accuracy(nodes, now - 1.0, now) - calm_accuracy
         if newcomer is not None:
-            judge_newcomer(verdict, newcomer, nodes[0], came, gone, usual)
-        stopped = [node.name for node in nodes if node.process.poll() is not None]
-        if stopped:
-            log = next(node for node in nodes if node.name == stopped[0]).errors.read_text(errors="replace")
-            last = [line for line in log.strip().splitlines() if line.strip()][-1:]
-            verdict.faults.append(f"{len(stopped)} of {NODES} nodes ended: {' '.join(last)[:160]}")
-        if any(node.now["finished"] for node in nodes):
-            verdict.faults.append("nodes hold the run to be finished")
-        read = (fortress.folder / "besieger.log").read_text(errors="replace")
-        if "READ" in read:
-            verdict.faults.append("a node spoke to a stranger")
-        identities = (fortress.folder / "identities").read_text().split()
-        logs = [node.errors for node in fortress.nodes]
-        verdict.named = names(logs, identities, attack.named == "address")
-        honest = [node.id for node in fortress.nodes if node.event("joined")]
-        if wrongly := names(logs, honest, False):
-            verdict.faults.append(f"an honest node was named: {wrongly}")
+            judge_newcomer(verdict, newcomer, nodes[0], newcomer_began, calm_accuracy)
+        judge_logs(verdict, fortress, nodes)
     verdict.judge()
     return verdict
 
 
-def well_after(nodes: list[Patient], gone: float, before: float, newcomer: Patient | None) -> float | None:
+def judge_logs(verdict: Verdict, fortress: Fortress, nodes: list[Patient]) -> None:
+    """Find faults in the nodes' ends and logs, and the line that names the attacker."""
+    stopped = [node for node in nodes if node.process.poll() is not None]
+    if stopped:
+        log = stopped[0].errors.read_text(errors="replace")
+        last_line = [line for line in log.strip().splitlines() if line.strip()][-1:]
+        verdict.faults.append(f"{len(stopped)} of {NODES} nodes ended: {' '.join(last_line)[:160]}")
+    if any(node.now["finished"] for node in nodes):
+        verdict.faults.append("nodes hold the run to be finished")
+    if "READ" in (fortress.folder / "besieger.log").read_text(errors="replace"):  # The attack other-secret prints it.
+        verdict.faults.append("a node spoke to a stranger")
+    identities = (fortress.folder / "identities").read_text().split()
+    logs = [node.errors for node in fortress.nodes]
+    verdict.named = names(logs, identities, verdict.attack.named == "address")
+    honest = [node.id for node in fortress.nodes if node.event("joined")]
+    if wrongly := names(logs, honest, False):
+        verdict.faults.append(f"an honest node was named: {wrongly}")
+
+
+def well_after(nodes: list[Patient], ended: float, calm_mixing: float, newcomer: Patient | None) -> float | None:
     """Return the seconds until all honest nodes share one run and mix as in the calm, or None if they do not."""
-    while time.monotonic() < gone + WELL_S + 1.0:
+    while time.monotonic() < ended + WELL_S + 1.0:
         time.sleep(0.25)
         now = time.monotonic()
-        if now < gone + WINDOW_S:
+        if now < ended + WINDOW_S:
             continue
         if any(node.process.poll() is not None for node in nodes):
             return None
         rows = [node.now for node in nodes]
-        one_run = len({row["run_id"] for row in rows}) == 1 and all(row["ready"] for row in rows)
-        enough = all(row["alive"] >= len(nodes) for row in rows)
-        if one_run and enough and mixing(nodes, now - WINDOW_S, now, newcomer) >= 0.9 * before:
-            return now - gone - WINDOW_S
+        share_run = len({row["run_id"] for row in rows}) == 1 and all(row["ready"] for row in rows)
+        see_all = all(row["alive"] >= len(nodes) for row in rows)
+        if share_run and see_all and mixing(nodes, now - WINDOW_S, now, newcomer) >= 0.9 * calm_mixing:
+            return now - ended - WINDOW_S
     return None
 
 
-def judge_newcomer(
-    verdict: Verdict, newcomer: Patient, member: Patient, came: float, gone: float, usual: float
-) -> None:
+def judge_newcomer(verdict: Verdict, newcomer: Patient, member: Patient, began: float, calm_accuracy: float) -> None:
     joined = newcomer.event("joined")
     rows = newcomer.looks
     if joined is None or not rows:
         verdict.newcomer = "never joined"
     elif rows[0]["run_id"] != member.now["run_id"]:
         verdict.newcomer = "began a run of its own"
-    elif joined["t"] - came > 10.0:
-        verdict.newcomer = f"joined after {joined['t'] - came:.1f} s"
-    elif max(row["accuracy"] for row in rows[:4]) < usual - 0.05:
+    elif joined["t"] - began > 10.0:
+        verdict.newcomer = f"joined after {joined['t'] - began:.1f} s"
+    elif max(row["accuracy"] for row in rows[:4]) < calm_accuracy - 0.05:
         verdict.newcomer = f"began at {100 * rows[0]['accuracy']:.0f} %"
     if verdict.newcomer:
         verdict.faults.append(f"newcomer {verdict.newcomer}")
@@ -168,7 +173,7 @@ def main() -> None:
     if unknown:
         parser.error(f"unknown attack {unknown[0]}: take some of {', '.join(ATTACKS)}")
     digits_node.warm_up()
-    began, verdicts = time.monotonic(), []
+    started, verdicts = time.monotonic(), []
     if not arguments.json:
         print(Verdict.HEAD, flush=True)
     for name in chosen:
@@ -188,7 +193,7 @@ def main() -> None:
         }  # fmt: skip
         print(json.dumps(figures, indent=2))
     else:
-        took = time.monotonic() - began
+        took = time.monotonic() - started
         print(f"\n{kept} of {len(verdicts)} kept; memory budget {BUDGET_MB:.0f} MB; {took:.0f} s.")
     sys.exit(0 if kept == len(verdicts) else 1)
 

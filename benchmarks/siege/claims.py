@@ -14,7 +14,7 @@ from line import Line, chunk_of, open_line
 
 from gossip.ids import Address, MemberRecord
 from gossip.membership.accusations import accusation
-from gossip.wire.messages import Fetch, Gossip, Reach, Records, Serving, StatusQuery
+from gossip.wire.messages import MAX_UPDATES, Fetch, Gossip, Reach, Records, Serving, StatusQuery
 from gossip.wire.records import signed
 from node.identity.keys import Identity
 from node.transport.tls import swarm_contexts
@@ -24,17 +24,17 @@ SYBILS = 300
 
 def sybils(foe: Foe, count: int, **fields: Any) -> list[MemberRecord]:
     """Create signed records of members that do not exist."""
-    made = []
+    records = []
     for _ in range(count):
         identity = Identity.fresh()
-        given = {"incarnation": 1, "ready": True, "run_id": foe.target.run_id} | fields
-        made.append(signed(MemberRecord(identity.id, identity.public_key, **given), identity.sign))
-    return made
+        values = {"incarnation": 1, "ready": True, "run_id": foe.target.run_id} | fields
+        records.append(signed(MemberRecord(identity.id, identity.public_key, **values), identity.sign))
+    return records
 
 
 async def spread(member: Member, records: list[MemberRecord], pause_s: float = 0.01) -> None:
-    for at in range(0, len(records), 32):
-        await member.tell(Gossip(tuple(records[at : at + 32])))
+    for start in range(0, len(records), MAX_UPDATES):
+        await member.tell(Gossip(tuple(records[start : start + MAX_UPDATES])))
         await trio.sleep(pause_s)
 
 
@@ -68,7 +68,7 @@ async def version(foe: Foe) -> None:
 async def richer(foe: Foe) -> None:
     member = await foe.member(run_id=b"\xff" * 16, samples=MAX, progress=MAX, version=1000.0)
     noise = np.random.default_rng(0).standard_normal(foe.target.elements).astype(np.float32)
-    member.on[Fetch] = donor(member, noise, b"\xff" * 16, 1000.0, ())
+    member.handlers[Fetch] = donor(member, noise, b"\xff" * 16, 1000.0, ())
     await trio.sleep_forever()
 
 
@@ -76,11 +76,13 @@ async def richer(foe: Foe) -> None:
 async def donors(foe: Foe) -> None:
     member = await foe.member(version=float(MAX), samples=10**9)
     noise = np.random.default_rng(0).standard_normal(foe.target.elements).astype(np.float32)
-    member.on[Fetch] = donor(member, 3 * noise, foe.target.run_id, float(MAX), ("zzz",))
+    member.handlers[Fetch] = donor(member, 3 * noise, foe.target.run_id, float(MAX), ("zzz",))
     await trio.sleep_forever()
 
 
 def donor(member: Member, vector: np.ndarray[Any, Any], run_id: bytes, version: float, keys: tuple[str, ...]) -> Any:
+    """Return a handler of Fetch that gives a newcomer this vector, and states these optimizer keys."""
+
     async def serve(line: Line, fetch: Fetch, _body: bytes) -> None:
         scalars = tuple((f"{key}.step", 1e308) for key in keys)
         await line.send(Serving(fetch.session, version, run_id, keys, scalars))
@@ -100,7 +102,7 @@ async def accusations(foe: Foe) -> None:
             accusation(peer, record.incarnation, dead, member.record.id, member.identity.sign)
             for peer, record in member.known.items() for dead in (False, True) if peer != member.record.id
         )  # fmt: skip
-        await member.tell(Gossip(hints[:32]))
+        await member.tell(Gossip(hints[:MAX_UPDATES]))
         await trio.sleep(0.1)
 
 
@@ -114,7 +116,7 @@ async def forged_accusations(foe: Foe) -> None:
             )
             for peer, record in member.known.items() for other in member.known if other not in (peer, member.record.id)
         )  # fmt: skip
-        await member.tell(Gossip(hints[:32]))
+        await member.tell(Gossip(hints[:MAX_UPDATES]))
         await trio.sleep(0.1)
 
 
@@ -166,8 +168,8 @@ async def sybils_swallowing(foe: Foe) -> None:
     addresses = [trap.getsockname() for trap in traps[::3]]
     while True:
         made = [
-            one for host, port in addresses
-            for one in sybils(foe, SYBILS // 16 + 1, address=Address(host, port), samples=10_000)
+            record for host, port in addresses
+            for record in sybils(foe, SYBILS // 16 + 1, address=Address(host, port), samples=10_000)
         ]  # fmt: skip
         await spread(member, made)
         await trio.sleep(5.0)
@@ -180,11 +182,11 @@ async def sign_flood(foe: Foe) -> None:
     sequence = 1
     while True:
         batch = []
-        for number in range(32):
+        for number in range(MAX_UPDATES):
             record = MemberRecord(identity.id, identity.public_key, 1, sequence + number, run_id=foe.target.run_id)
             batch.append(signed(record, identity.sign))
         await member.tell(Gossip(tuple(batch)))  # the newest record last, so that each one is news
-        sequence += 32
+        sequence += MAX_UPDATES
         await trio.sleep(0.005)
 
 
@@ -207,7 +209,7 @@ async def out_of_reach(foe: Foe) -> None:
     async def lie(line: Line, _reach: Reach, _body: bytes) -> None:
         await line.send(Reached(False))
 
-    member.on[Reach] = lie
+    member.handlers[Reach] = lie
     while True:
         await member.tell(Reached(False))
         await trio.sleep(0.2)
@@ -243,7 +245,7 @@ async def eclipse(foe: Foe) -> None:
     member = await foe.member(mixes=True)
     made = sybils(foe, 100, address=member.record.address, samples=50_000)
     noise = np.random.default_rng(0).standard_normal(foe.target.elements).astype(np.float32)
-    member.on[Fetch] = donor(member, noise, foe.target.run_id, member.version + 10, ())
+    member.handlers[Fetch] = donor(member, noise, foe.target.run_id, member.version + 10, ())
     while True:
         await spread(member, made)
         await member.tell(Records((member.record, *made[:64]), b""))

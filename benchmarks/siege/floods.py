@@ -10,6 +10,7 @@ from attack import attack
 from foe import Foe, Member, nothing
 from line import Line, open_line
 
+from gossip.ids import Address
 from gossip.wire.frames import encode
 from gossip.wire.messages import Chunk, Digest, Offer, Ping, PingReq, Reach, StatusQuery
 
@@ -19,7 +20,7 @@ BATCH = 64  # frames in one write
 async def pour(member: Member, frames: itertools.cycle[bytes], pause_s: float) -> None:
     """Send batches of frames over every open link, as fast as the nodes take them, with a pause after each batch."""
 
-    async def one(line: Line) -> None:
+    async def pour_into(line: Line) -> None:
         while line.open:
             await line.write(b"".join(itertools.islice(frames, BATCH)))
             await trio.sleep(pause_s)
@@ -27,7 +28,7 @@ async def pour(member: Member, frames: itertools.cycle[bytes], pause_s: float) -
     while True:
         async with trio.open_nursery() as nursery:
             for line in member.open_lines():
-                nursery.start_soon(one, line)
+                nursery.start_soon(pour_into, line)
         await trio.sleep(0.1)
 
 
@@ -39,9 +40,10 @@ async def flood_pings(foe: Foe) -> None:
 @attack("1,500 offers a second to each, just below the limit of messages")
 async def flood_offers(foe: Foe) -> None:
     member = await foe.member()
-    t = foe.target
+    target = foe.target
     offers = [
-        encode(Offer(random.getrandbits(62), t.fingerprint, t.run_id, t.version, 0.5, "fp32")) for _ in range(4096)
+        encode(Offer(random.getrandbits(62), target.fingerprint, target.run_id, target.version, 0.5, "fp32"))
+        for _ in range(4096)
     ]
     await pour(member, itertools.cycle(offers), BATCH / 1500)
 
@@ -59,9 +61,9 @@ async def never_reads(foe: Foe) -> None:
     member = foe.quiet()
     frames = b"".join([encode(Digest(b"")), encode(StatusQuery(b"")), encode(Ping(1, ()))])
 
-    async def one(address: object) -> None:
+    async def attack_node(address: Address) -> None:
         while True:
-            line = await open_line(address, member.contexts, foe.target.fingerprint, member.record)  # type: ignore[arg-type]
+            line = await open_line(address, member.contexts, foe.target.fingerprint, member.record)
             while line is not None and line.open:
                 with trio.move_on_after(1.0):
                     await line.write(frames * 20)
@@ -70,53 +72,53 @@ async def never_reads(foe: Foe) -> None:
 
     async with trio.open_nursery() as nursery:
         for address in foe.target.nodes:
-            nursery.start_soon(one, address)
+            nursery.start_soon(attack_node, address)
 
 
 @attack("200 links a second, each up to its Hello", named="")
 async def flood_connections(foe: Foe) -> None:
     member = await foe.member()
 
-    async def one(address: object) -> None:
+    async def attack_node(address: Address) -> None:
         while True:
-            line = await open_line(address, member.contexts, foe.target.fingerprint, member.record)  # type: ignore[arg-type]
+            line = await open_line(address, member.contexts, foe.target.fingerprint, member.record)
             if line is not None:
                 line.close()
             await trio.sleep(0.02)
 
     async with trio.open_nursery() as nursery:
         for address in foe.target.nodes:
-            nursery.start_soon(one, address)
+            nursery.start_soon(attack_node, address)
 
 
 @attack("300 links of 300 members, held open", named="", newcomer=True)
 async def crowd(foe: Foe) -> None:
-    async def one(address: object) -> None:
+    async def attack_node(address: Address) -> None:
         while True:
             member = foe.quiet()
-            line = await open_line(address, member.contexts, foe.target.fingerprint, member.record)  # type: ignore[arg-type]
+            line = await open_line(address, member.contexts, foe.target.fingerprint, member.record)
             if line is not None:
-                await line.hear(member.heard)
+                await line.read_all(member.on_message)
             await trio.sleep(0.5)
 
     async with trio.open_nursery() as nursery:
         for address in foe.target.nodes:
             for _ in range(75):
-                nursery.start_soon(one, address)
+                nursery.start_soon(attack_node, address)
                 await trio.sleep(0.01)
 
 
 @attack("300 members that come and go: each takes every offer and makes its own, and streams nothing", named="")
 async def crowd_stall(foe: Foe) -> None:
-    async def one(address: object) -> None:
+    async def attack_node(address: Address) -> None:
         while True:
             member = foe.quiet()
-            member.mixes, member.on[Chunk] = True, nothing
-            line = await open_line(address, member.contexts, foe.target.fingerprint, member.record)  # type: ignore[arg-type]
+            member.mixes, member.handlers[Chunk] = True, nothing
+            line = await open_line(address, member.contexts, foe.target.fingerprint, member.record)
             if line is not None:
                 async with trio.open_nursery() as nursery:
                     nursery.start_soon(offering, member, line)
-                    await line.hear(member.heard)
+                    await line.read_all(member.on_message)
                     nursery.cancel_scope.cancel()
             await trio.sleep(0.5)
 
@@ -128,5 +130,5 @@ async def crowd_stall(foe: Foe) -> None:
     async with trio.open_nursery() as nursery:
         for address in foe.target.nodes:
             for _ in range(75):
-                nursery.start_soon(one, address)
+                nursery.start_soon(attack_node, address)
                 await trio.sleep(0.01)

@@ -98,7 +98,9 @@ class Member:
         self.lines: list[Line] = []
         self.known: dict[PeerId, MemberRecord] = {}
         self.sessions: dict[int, Session] = {}
-        self.on: dict[type, Callable[[Line, Any, bytes], Awaitable[None]]] = {}  # the attack's handlers, by message
+        self.handlers: dict[
+            type, Callable[[Line, Any, bytes], Awaitable[None]]
+        ] = {}  # the attack's handlers, by message
         self.transform: Callable[[Floats], Floats] = lambda vector: vector  # received vector -> vector to send
         self.version: float = target.version  # version stated in Offer and Accept
         self.claim = UNSTATED  # progress stated in Offer and Accept
@@ -131,7 +133,7 @@ class Member:
                 self.lines.append(line)
                 assert line.record is not None
                 self.known[line.record.id] = line.record
-                await line.hear(self.heard)
+                await line.read_all(self.on_message)
                 self.lines.remove(line)
             await trio.sleep(0.3)
 
@@ -154,7 +156,7 @@ class Member:
             line = Line(tls)
             if await line.hello(hello_of(self.target.fingerprint, self.record)) is not None:
                 self.lines.append(line)
-                await line.hear(self.heard)
+                await line.read_all(self.on_message)
                 self.lines.remove(line)
 
         self.update(address=address)
@@ -178,16 +180,16 @@ class Member:
             await self.tell(Gossip((self.record,)))
 
     # -- messages ----------------------------------------------------------------------------------------------------
-    async def heard(self, line: Line, message: Message, body: bytes) -> None:
+    async def on_message(self, line: Line, message: Message, body: bytes) -> None:
         for update in getattr(message, "updates", getattr(message, "records", ())):
-            await self.hear_update(line, update)
-        special = self.on.get(type(message))
-        if special is not None:
-            await special(line, message, body)
+            await self.on_update(line, update)
+        handler = self.handlers.get(type(message))
+        if handler is not None:
+            await handler(line, message, body)
             return
         await self.answer(line, message, body)
 
-    async def hear_update(self, line: Line, update: MemberRecord | Hint) -> None:
+    async def on_update(self, line: Line, update: MemberRecord | Hint) -> None:
         if isinstance(update, MemberRecord):
             self.known[update.id] = update
         elif update.peer == self.record.id and update.incarnation >= self.record.incarnation:
@@ -214,7 +216,7 @@ class Member:
                 if session is not None:
                     session.codec, session.weight = message.codec, message.weight
             case Chunk():
-                await self.chunk(line, message, body)
+                await self.on_chunk(line, message, body)
             case Commit():
                 self.mixed += self.sessions.pop(message.session, None) is not None
             case Outcome():
@@ -251,13 +253,13 @@ class Member:
                 await self.offer(line)
             await trio.sleep(pause_s)
 
-    async def chunk(self, line: Line, chunk: Chunk, body: bytes) -> None:
-        session = self.whole(chunk, body)
+    async def on_chunk(self, line: Line, chunk: Chunk, body: bytes) -> None:
+        session = self.take_chunk(chunk, body)
         if session is not None:
             await self.send_vector(session, self.transform(self.decoded(session)))
             await line.send(Commit(session.number))
 
-    def whole(self, chunk: Chunk, body: bytes) -> Session | None:
+    def take_chunk(self, chunk: Chunk, body: bytes) -> Session | None:
         """Add a chunk, and return its session once, when the partner's vector is complete."""
         session = self.sessions.get(chunk.session)
         if session is None or session.answered:

@@ -1,4 +1,4 @@
-"""The honest swarm under attack: each node is a process, forked from one that has already imported torch."""
+"""The honest swarm under attack (the fortress): each node is a process, forked from one that has imported torch."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Fortress:
         self.secret.write_text(new_secret())
         self.secret.chmod(0o600)
         self.nodes: list[Patient] = []
-        self.others: list[Forked] = []
+        self.others: list[Forked] = []  # the attackers
 
     def __enter__(self) -> Self:
         return self
@@ -46,10 +46,10 @@ class Fortress:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        everybody = [*(node.process for node in self.nodes), *self.others]
-        for process in everybody:
+        processes = [*(node.process for node in self.nodes), *self.others]
+        for process in processes:
             process.kill()
-        for process in everybody:
+        for process in processes:
             process.wait()
         shutil.rmtree(self.folder, ignore_errors=True)
 
@@ -71,7 +71,7 @@ class Fortress:
         self.nodes.append(node)
         return node
 
-    def raised(self, count: int) -> list[Patient]:
+    def raise_nodes(self, count: int) -> list[Patient]:
         """Start ``count`` nodes, and return them once they mix with each other."""
         first = self.start([])
         self.until(lambda: first.event("joined") is not None, "the first node")
@@ -80,16 +80,18 @@ class Fortress:
         self.until(lambda: all(node.now.get("alive", 0) >= count and node.now["done"] > 2 for node in nodes), "a swarm")
         return nodes
 
-    def until(self, what: Callable[[], bool], name: str, seconds: float = JOIN_S) -> None:
+    def until(self, condition: Callable[[], bool], name: str, seconds: float = JOIN_S) -> None:
+        """Wait until a condition holds; ``name`` says in the error what was waited for."""
         end = time.monotonic() + seconds
-        while not what():
-            gone = [node.name for node in self.nodes if node.process.poll() is not None]
-            if gone or time.monotonic() > end:
+        while not condition():
+            ended = [node.name for node in self.nodes if node.process.poll() is not None]
+            if ended or time.monotonic() > end:
                 logs = "\n".join(node.errors.read_text(errors="replace")[-800:] for node in self.nodes)
-                raise RuntimeError(f"Waited for {name}; ended: {gone}.\n{logs}")
+                raise RuntimeError(f"Waited for {name}; ended: {ended}.\n{logs}")
             time.sleep(0.05)
 
     def target(self, nodes: list[Patient]) -> Target:
+        """Return what an attack may know of the swarm."""
         joined = nodes[0].event("joined")
         assert joined is not None
         addresses: list[Address] = [parse_address(node.address) for node in nodes]

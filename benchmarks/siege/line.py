@@ -17,10 +17,10 @@ from node.transport.byte_stream import ByteStream
 from node.transport.tcp import TcpNetwork
 from node.transport.tls import Contexts, TlsStream
 
-__all__ = ["Heard", "Line", "chunk_of", "hello_of", "open_lane", "open_line", "plain", "tls"]
+__all__ = ["Line", "MessageHandler", "chunk_of", "hello_of", "open_lane", "open_line", "plain", "tls"]
 
 CONNECT_S = 5.0
-Heard = Callable[["Line", Message, bytes], Awaitable[None]]
+MessageHandler = Callable[["Line", Message, bytes], Awaitable[None]]
 """A handler of (line, message, body of a chunk)."""
 
 
@@ -52,10 +52,10 @@ class Line:
         """Exchange Hellos, and return the node's, or None if it closed the connection."""
         await self.write(encode(hello))
         try:
-            got = await self.reader.read_message()
+            frame = await self.reader.read_message()
         except Exception:  # the connection broke, as in write()
-            got = None
-        theirs = None if got is None else got[0]
+            frame = None
+        theirs = None if frame is None else frame[0]
         if not isinstance(theirs, Hello) or theirs.record is None:
             self.close()
             return None
@@ -65,25 +65,25 @@ class Line:
     async def first(self) -> Message | None:
         """Return the next message, or None if the connection ends."""
         try:
-            got = await self.reader.read_message()
+            frame = await self.reader.read_message()
         except Exception:  # the connection broke, as in write()
             return None
-        return None if got is None else got[0]
+        return None if frame is None else frame[0]
 
-    async def hear(self, heard: Heard) -> None:
-        """Read frames until the connection ends, and call ``heard`` for each."""
+    async def read_all(self, handler: MessageHandler) -> None:
+        """Read frames until the connection ends, and call ``handler`` for each."""
         try:
             while True:
-                got = await self.reader.read_message()
-                if got is None:
+                frame = await self.reader.read_message()
+                if frame is None:
                     return
-                message, size = got
+                message, size = frame
                 body = bytearray(size)
                 if size:
                     await self.reader.read_exactly(memoryview(body))
                 if isinstance(message, Close):
                     return
-                await heard(self, message, bytes(body))
+                await handler(self, message, bytes(body))
         except Exception:  # the attack goes on after any failure of a connection
             return
         finally:

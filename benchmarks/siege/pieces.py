@@ -25,23 +25,23 @@ Send = Callable[[Line, int, bytes], Awaitable[None]]
 
 async def serve(member: Member, vector: np.ndarray[Any, Any], send: Send) -> None:
     """Serve these weights to newcomers, with the optimizer state that an honest donor states."""
-    heard: list[Serving] = []
+    servings: list[Serving] = []
 
-    async def stated(_line: Line, serving: Serving, _body: bytes) -> None:
-        heard.append(serving)
+    async def on_serving(_line: Line, serving: Serving, _body: bytes) -> None:
+        servings.append(serving)
 
-    async def fetched(line: Line, fetch: Fetch, _body: bytes) -> None:
-        await line.send(dataclasses.replace(heard[0], session=fetch.session))
+    async def on_fetch(line: Line, fetch: Fetch, _body: bytes) -> None:
+        await line.send(dataclasses.replace(servings[0], session=fetch.session))
         if fetch.stop > fetch.start:
             values = np.resize(vector, fetch.stop)[fetch.start :]
             await send(line, fetch.session, values.astype("<f4").tobytes())
 
-    member.on[Serving] = stated
-    while not heard:
+    member.handlers[Serving] = on_serving
+    while not servings:
         for line in member.open_lines():
             await line.send(Fetch(1, (), 0, 0))
         await trio.sleep(0.2)
-    member.on[Fetch] = fetched
+    member.handlers[Fetch] = on_fetch
 
 
 async def whole(line: Line, session: int, body: bytes) -> None:
@@ -50,9 +50,9 @@ async def whole(line: Line, session: int, body: bytes) -> None:
 
 async def byte_by_byte(line: Line, session: int, body: bytes) -> None:
     await line.write(encode(chunk_of(session, 0, len(body) // 4, body), len(body)))
-    for at in range(len(body)):
+    for place in range(len(body)):
         await trio.sleep(1.0)
-        await line.write(body[at : at + 1])
+        await line.write(body[place : place + 1])
 
 
 async def spoiled(line: Line, session: int, body: bytes) -> None:

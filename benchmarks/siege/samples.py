@@ -48,10 +48,10 @@ async def extremes(foe: Foe) -> None:
             whole = random.choice([0, 1, MAX])
             changes = {"version": value, "loss": value, "samples": whole, "progress": MAX - whole, "steps": whole}
             if value in BEYOND or value != value:  # sign a copy, as a refused record must not stay
-                told = member.sign(member.record, sequence=member.record.sequence + 1, **changes)
+                record = member.sign(member.record, sequence=member.record.sequence + 1, **changes)
             else:
-                told = member.update(**changes)
-            await member.tell(Gossip((told,)))
+                record = member.update(**changes)
+            await member.tell(Gossip((record,)))
         await trio.sleep(0.05)
 
 
@@ -61,7 +61,7 @@ def claim_more(member: Member) -> None:
     async def invited(line: Line, invite: Invite, _body: bytes) -> None:
         await line.send(Joined(invite.session, invite.version, invite.codec, HUGE_CLAIM))
 
-    member.claim, member.on[Invite] = HUGE_CLAIM, invited
+    member.claim, member.handlers[Invite] = HUGE_CLAIM, invited
 
 
 @attack(

@@ -28,7 +28,7 @@ from gossip.wire.messages import (
 )
 
 
-async def each(member: Member, pause_s: float, **offer: Any) -> None:
+async def offer_to_all(member: Member, pause_s: float, **offer: Any) -> None:
     """Send offers to every node, again and again."""
     while True:
         for line in member.open_lines():
@@ -39,21 +39,21 @@ async def each(member: Member, pause_s: float, **offer: Any) -> None:
 @attack("offers to everybody, all the time, and streams nothing")
 async def offer_stall(foe: Foe) -> None:
     member = await foe.member(mixes=True)
-    member.on[Chunk] = nothing
-    await each(member, 0.05)
+    member.handlers[Chunk] = nothing
+    await offer_to_all(member, 0.05)
 
 
 @attack("takes every offer, and streams nothing")
 async def accept_stall(foe: Foe) -> None:
     member = await foe.member(mixes=True)
-    member.on[Chunk] = nothing
+    member.handlers[Chunk] = nothing
     await trio.sleep_forever()
 
 
 @attack("answers no offer")
 async def answer_stall(foe: Foe) -> None:
     member = await foe.member()
-    member.on[Offer] = nothing
+    member.handlers[Offer] = nothing
     await trio.sleep_forever()
 
 
@@ -62,12 +62,12 @@ async def commit_stall(foe: Foe) -> None:
     member = await foe.member(mixes=True)
 
     async def chunk(line: Line, chunk: Chunk, body: bytes) -> None:
-        session = member.whole(chunk, body)
+        session = member.take_chunk(chunk, body)
         if session is not None:
             await member.send_vector(session, member.decoded(session))
 
-    member.on[Chunk], member.on[Commit], member.on[Outcome] = chunk, nothing, nothing
-    await each(member, 0.1)
+    member.handlers[Chunk], member.handlers[Commit], member.handlers[Outcome] = chunk, nothing, nothing
+    await offer_to_all(member, 0.1)
 
 
 @attack("stalls at one step after another: half a body, no second half, an accept and silence, a fetch never read")
@@ -96,8 +96,8 @@ async def stalls(foe: Foe) -> None:
             await trio.sleep(1.0)
             await line.send(Abort(session.number, "replaced"))
 
-    member.on[Chunk] = chunk
-    await each(member, 0.2)
+    member.handlers[Chunk] = chunk
+    await offer_to_all(member, 0.2)
 
 
 @attack("offers and accepts, and aborts when everything has been streamed, giving an innocent reason")
@@ -108,13 +108,13 @@ async def aborts(foe: Foe) -> None:
         if member.sessions.pop(chunk.session, None) is not None:
             await line.send(Abort(chunk.session, "replaced"))
 
-    member.on[Chunk] = chunk
-    await each(member, 0.05)
+    member.handlers[Chunk] = chunk
+    await offer_to_all(member, 0.05)
 
 
 @attack("mixes with everybody as often as it can", partners=1, named="")
 async def monopoly(foe: Foe) -> None:
-    await each(await foe.member(mixes=True), 0.02)
+    await offer_to_all(await foe.member(mixes=True), 0.02)
 
 
 @attack("a patient liar: theirs and half a unit more in one direction, below what is cut off", partners=1, named="")
@@ -122,7 +122,7 @@ async def frog(foe: Foe) -> None:
     member = await foe.member(mixes=True)
     push = np.full(foe.target.elements, 0.5 / foe.target.elements**0.5, np.float32)
     member.transform = lambda vector: vector + push
-    await each(member, 0.02)
+    await offer_to_all(member, 0.02)
 
 
 @attack("sends NaN, 1e38, the vector's opposite and noise by turns", partners=1)
@@ -134,7 +134,7 @@ async def poison(foe: Foe) -> None:
         lambda v: rng.standard_normal(v.size).astype(np.float32) * 10,
     ])  # fmt: skip
     member.transform = lambda vector: next(lies)(vector)
-    await each(member, 0.05)
+    await offer_to_all(member, 0.05)
 
 
 @attack("says commit before busy, so that it might count with the next partner", named="")
@@ -145,7 +145,7 @@ async def third_party(foe: Foe) -> None:
         await line.send(Commit(offer.session))
         await line.send(Busy(offer.session))
 
-    member.on[Offer] = offered
+    member.handlers[Offer] = offered
     await trio.sleep_forever()
 
 
@@ -157,7 +157,7 @@ async def refuser(foe: Foe) -> None:
     async def offered(line: Line, offer: Offer, _body: bytes) -> None:
         await line.send(Refuse(offer.session, next(codes)))
 
-    member.on[Offer] = offered
+    member.handlers[Offer] = offered
     await trio.sleep_forever()
 
 

@@ -65,17 +65,17 @@ async def slowloris(foe: Foe) -> None:
     member = await foe.member()
     client_hello = b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03"
 
-    async def inside(address: Address, before: bytes) -> None:
+    async def inside_tls(address: Address, beginning: bytes) -> None:
         while True:
             try:
                 stream = await tls(address, member.contexts)
-                await stream.send_all(before)
+                await stream.send_all(beginning)
                 await drip(stream, 1.0)
                 stream.close_now()
             except Exception:  # the node refused the connection
                 await trio.sleep(0.2)
 
-    async def after(address: Address) -> None:
+    async def in_chunk(address: Address) -> None:
         body = bytes(4 * foe.target.elements)
         from line import chunk_of
 
@@ -97,8 +97,8 @@ async def slowloris(foe: Foe) -> None:
             for _ in range(20):
                 nursery.start_soon(hold, address, client_hello, 1.0)
             for _ in range(4):
-                nursery.start_soon(inside, address, b"GSP1")
-            nursery.start_soon(after, address)
+                nursery.start_soon(inside_tls, address, b"GSP1")
+            nursery.start_soon(in_chunk, address)
 
 
 @attack("garbage at every layer: before TLS, inside TLS, frames, msgpack, wrong fields")
@@ -122,7 +122,7 @@ async def garbage(foe: Foe) -> None:
             if line is not None:
                 await line.write(junk)
                 with trio.move_on_after(0.3):
-                    await line.hear(member.heard)
+                    await line.read_all(member.on_message)
                 line.close()
             await trio.sleep(0.1)
 
@@ -138,8 +138,8 @@ async def garbage(foe: Foe) -> None:
 
     async with trio.open_nursery() as nursery:
         for address in foe.target.nodes:
-            for way in (outside, inside, instead_of_hello):
-                nursery.start_soon(way, address)
+            for send_garbage in (outside, inside, instead_of_hello):
+                nursery.start_soon(send_garbage, address)
 
 
 def junks(rng: random.Random) -> Iterator[bytes]:
@@ -180,19 +180,19 @@ async def absurd(foe: Foe) -> None:
     member = foe.quiet()
     frames = itertools.cycle(list(absurdities(member.record)))
 
-    async def one(address: Address) -> None:
+    async def attack_node(address: Address) -> None:
         while True:
             line = await open_line(address, member.contexts, foe.target.fingerprint, member.record)
             while line is not None and line.open:
                 await line.write(next(frames))
                 with trio.move_on_after(0.01):
-                    await line.hear(member.heard)
+                    await line.read_all(member.on_message)
                     break
             await trio.sleep(0.02)
 
     async with trio.open_nursery() as nursery:
         for address in foe.target.nodes:
-            nursery.start_soon(one, address)
+            nursery.start_soon(attack_node, address)
 
 
 EXTREMES: dict[str, list[Any]] = {
@@ -231,23 +231,23 @@ def absurdities(record: MemberRecord) -> Iterator[bytes]:
 @attack("every frame that a node sends it, to all others and back, again and again", named="")
 async def replays(foe: Foe) -> None:
     member = await foe.member()
-    heard: list[tuple[bytes, bytes]] = []
-    polite = member.heard
+    recorded: list[tuple[bytes, bytes]] = []
+    usual_handler = member.on_message
 
     async def keep(line: Line, message: Message, body: bytes) -> None:
-        if len(heard) < 2000 and type(message).__name__ not in ("Hello", "Close"):
-            heard.append((encode(message, len(body)), body))
-        await polite(line, message, body)
+        if len(recorded) < 2000 and type(message).__name__ not in ("Hello", "Close"):
+            recorded.append((encode(message, len(body)), body))
+        await usual_handler(line, message, body)
 
-    member.heard = keep  # type: ignore[method-assign]
+    member.on_message = keep  # type: ignore[method-assign]
     rng = random.Random(0)
     for line in member.open_lines():
         line.close()  # live() reopens the line, whose messages then go to keep()
     while True:
         await trio.sleep(0.01)
         lines = member.open_lines()
-        if heard and lines:
-            frame, body = rng.choice(heard)
+        if recorded and lines:
+            frame, body = rng.choice(recorded)
             await rng.choice(lines).write(frame + body)
 
 
@@ -256,7 +256,7 @@ async def other_secret(foe: Foe) -> None:
     """Dial as a member of another swarm that knows this one's addresses; it must not read or join anything."""
     contexts = swarm_contexts(Identity.fresh(), bytes(range(32)))
 
-    async def one(address: Address) -> None:
+    async def attack_node(address: Address) -> None:
         while True:
             try:
                 stream = await tls(address, contexts)
@@ -270,4 +270,4 @@ async def other_secret(foe: Foe) -> None:
 
     async with trio.open_nursery() as nursery:
         for address in foe.target.nodes:
-            nursery.start_soon(one, address)
+            nursery.start_soon(attack_node, address)

@@ -40,19 +40,19 @@ class Verdict:
     faults: list[str] = field(default_factory=list)
 
     def judge(self) -> None:
-        said = self.faults
+        faults = self.faults
         if not self.mixing >= MIXING:
-            said.append(f"mixing at {100 * self.mixing:.0f} %")
+            faults.append(f"mixing at {100 * self.mixing:.0f} %")
         if not self.accuracy >= -ACCURACY:
-            said.append(f"accuracy {100 * self.accuracy:+.1f} points")
+            faults.append(f"accuracy {100 * self.accuracy:+.1f} points")
         if not self.memory_mb <= BUDGET_MB:
-            said.append(f"memory +{self.memory_mb:.0f} MB")
+            faults.append(f"memory +{self.memory_mb:.0f} MB")
         if not self.progress <= PROGRESS * self.usual:
-            said.append(f"progress {self.progress:.2f}, where the members in contact make {self.usual:.2f}")
+            faults.append(f"progress {self.progress:.2f}, where the members in contact make {self.usual:.2f}")
         if self.well_s is None or self.well_s > WELL_S:
-            said.append(f"not well {WELL_S:.0f} s after")
+            faults.append(f"not well {WELL_S:.0f} s after")
         if self.attack.named and not self.named:
-            said.append("named by nobody")
+            faults.append("named by nobody")
 
     @property
     def row(self) -> str:
@@ -112,30 +112,30 @@ def progressed(nodes: Iterable[Patient], since: float, until: float, batch: int)
 
 def contacts(nodes: Iterable[Patient], since: float, until: float) -> float:
     """Return the members that a node was in contact with, itself included: the mean of the node that had most."""
-    found = [[row["alive"] for row in node.looks if since <= row["t"] <= until] for node in nodes]
-    return max((statistics.fmean(one) for one in found if one), default=float("nan"))
+    counts = [[row["alive"] for row in node.looks if since <= row["t"] <= until] for node in nodes]
+    return max((statistics.fmean(of_node) for of_node in counts if of_node), default=float("nan"))
 
 
 def accuracy(nodes: Iterable[Patient], since: float, until: float) -> float:
     """Return the mean accuracy over the nodes and over this time."""
-    seen = [row["accuracy"] for node in nodes for row in node.looks if since <= row["t"] <= until]
-    return statistics.fmean(seen) if seen else float("nan")
+    values = [row["accuracy"] for node in nodes for row in node.looks if since <= row["t"] <= until]
+    return statistics.fmean(values) if values else float("nan")
 
 
 def resident(nodes: Iterable[Patient], since: float, until: float) -> list[float]:
     """Return the peak resident memory of each node in this time, in MB."""
-    found = [[row["rss"] / 1e6 for row in node.looks if since <= row["t"] <= until] for node in nodes]
-    return [max(one) if one else float("nan") for one in found]
+    readings = [[row["rss"] / 1e6 for row in node.looks if since <= row["t"] <= until] for node in nodes]
+    return [max(of_node) if of_node else float("nan") for of_node in readings]
 
 
 def names(logs: Sequence[Path], identities: Iterable[str], address: bool) -> str:
     """Return the first log line that names one of these members (or an address, if ``address``), "" for none."""
-    wanted = [identity[:8] for identity in identities]
+    short_ids = [identity[:8] for identity in identities]
     for log in logs:
         for line in log.read_text(errors="replace").splitlines():
             text = re.sub(r"^[0-9a-f]{8}  ", "", line.strip())  # drop the id of the node that logged it
             if not any(word in text for word in NAMING):
                 continue
-            if any(one in text for one in wanted) or (address and "127.0.0.1" in text):
+            if any(short_id in text for short_id in short_ids) or (address and "127.0.0.1" in text):
                 return re.sub(r"^.*misbehaves: |^A transfer with [0-9a-f]+ ", "", text).rstrip(".")
     return ""

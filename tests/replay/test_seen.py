@@ -32,7 +32,7 @@ def test_an_exchange_lasts_from_the_wish_to_the_mix():
         watch.see(effect, at)
     assert watch.mixes == [(2.5, 1.5)]
     assert watch.streams == [0.75]
-    assert watch.wished == watch.agreed == {}
+    assert watch.requested_at == watch.streams_at == {}
     watch.see(MemberChanged(IDS[1], MemberState.ALIVE, MemberState.DEAD), 4.0)
     assert watch.changes == [Change(4.0, 0, IDS[1], "dead")]
 
@@ -103,8 +103,8 @@ def test_who_is_suspected_after_a_cut_has_healed_is_counted_and_does_not_make_th
 def test_consensus_and_times_to_targets_come_of_the_rows():
     seen = Seen(plan())
     vectors = np.array([[1, 0], [-1, 0]], np.float32)
-    seen.rows(5.0, [0.7, 0.8], vectors)
-    seen.rows(7.5, [0.85, 0.97], 2 * vectors)
+    seen.record_models(5.0, [0.7, 0.8], vectors)
+    seen.record_models(7.5, [0.85, 0.97], 2 * vectors)
     figures = seen.figures()
     assert figures["consensus distance at 7.5 s"] == 2.0
     assert figures["s to 80%"] == figures["s to 90%"] == 7.5
