@@ -345,9 +345,8 @@ def main():
     for name, value in medians.items():
         best = min(row["best_s"] for row in rows[name])
         cpu = statistics.median(row.get("cpu_s", math.nan) for row in rows[name])  # of one process
-        cycle = statistics.median(
-            row.get("cycle_s", math.nan) for row in rows[name]
-        )  # from the end of a mix to the end of the next
+        # A cycle lasts from the end of a mix to the end of the next.
+        cycle = statistics.median(row.get("cycle_s", math.nan) for row in rows[name])
         print(
             f"{name:16}{1e3 * value:10.1f}{1e3 * best:10.1f}{value / medians['raw sockets']:8.2f}{1e3 * cpu:9.1f}"
             f"{1e3 * cycle:11.1f}{value / cycle:7.2f}"

@@ -116,10 +116,10 @@ def agreement(args):
         line(name, [f"{statistics.mean(row[key] for row in whole):.4g}" for key in FIGURES])
         cells = []
         for key in FIGURES:
-            one, other = ([row[key] for row in rows] for rows in (whole, exchange))
-            error = math.sqrt((statistics.variance(one) + statistics.variance(other)) / len(one))
-            apart = (statistics.mean(other) - statistics.mean(one)) / error if error else 0.0
-            cells.append(f"{statistics.mean(other):.4g} ({apart:+.1f})")
+            at_whole, at_exchange = ([row[key] for row in rows] for rows in (whole, exchange))
+            error = math.sqrt((statistics.variance(at_whole) + statistics.variance(at_exchange)) / len(at_whole))
+            apart = (statistics.mean(at_exchange) - statistics.mean(at_whole)) / error if error else 0.0
+            cells.append(f"{statistics.mean(at_exchange):.4g} ({apart:+.1f})")
         line("  exchange", cells)
 
 
@@ -139,13 +139,13 @@ def gossipy(args):
     print("\nUpdates of nodes per CPU second, 1,000 peers, no latency, no filter, one thread\n")
     line("", ["gossipy", "exchange", "times"])
     for model in ("linear", "mlp"):
-        job_of = [HERE / "peers/gossipy_digits.py", "--model", model, "--nodes", 1000, "--rounds", 4]
+        command = [HERE / "peers/gossipy_digits.py", "--model", model, "--nodes", 1000, "--rounds", 4]
         found = {"gossipy": [], "exchange": []}
         for _ in range(args.rounds):
-            found["gossipy"].append(child(*job_of, python=args.gossipy)["updates_per_cpu_s"])
+            found["gossipy"].append(child(*command, python=args.gossipy)["updates_per_cpu_s"])
             found["exchange"].append(played(job(model, 1000, 60, fidelity="exchange"))["updates_per_cpu_s"])
-        theirs, ours = (statistics.median(rows) for rows in found.values())
-        line(model, [f"{theirs:,.0f}", f"{ours:,.0f}", f"{ours / theirs:.1f}"])
+        gossipy_speed, our_speed = (statistics.median(rows) for rows in found.values())
+        line(model, [f"{gossipy_speed:,.0f}", f"{our_speed:,.0f}", f"{our_speed / gossipy_speed:.1f}"])
 
 
 def main():

@@ -117,7 +117,7 @@ def load(peers: int, seed: int, idle: bool, watch_s: float) -> dict[str, object]
     swarm.run_until(1.5 * watch_s)  # timed without the meter, which costs time too
     cpu_s, meter = time.process_time() - began, Meter(swarm)
     swarm.run_until(2 * watch_s)
-    member_seconds = peers * watch_s / 2  # of the second half, in which the meter counts; the first half is timed
+    member_seconds = peers * watch_s / 2  # the meter counts in the second half, and the first is timed
     return {
         "peers": peers, "idle": idle, "messages": round(meter.messages / member_seconds, 2),
         "bytes": round(meter.bytes / member_seconds),

@@ -47,7 +47,7 @@ def main() -> None:
     boundary = Boundary(state, pool, KeptWeights(state))
     elements = state.layout.size
     print(f"a model of {elements:,} parameters in {arguments.tensors} tensors, {4 * elements / 1e6:,.0f} MB")
-    whole_s = 0.0  # of a mix of the whole model, the first one
+    whole_s = 0.0  # seconds of a mix of the whole model, which is the first
     for text in ("all", "fragment 0/8", "mask 0.005 7", "mask 0.0005 7"):
         part = Subset.parse(text)
         assert part is not None

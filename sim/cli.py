@@ -309,7 +309,7 @@ def sweep(
     table: Sweep | None = None
     lines = OrderedLines()
     try:
-        table = Sweep.from_file(file, axes_of(grid), seed=seed, seeds=seeds, changes=changes_of(settings))
+        table = Sweep.from_file(file, grid_of(grid), seed=seed, seeds=seeds, changes=changes_of(settings))
         check_out(out)
         for number, result in results_of(
             [Assignment(point.scenario, str(point)) for point in table.points], jobs, quiet, {}
@@ -340,20 +340,20 @@ def sweep(
     return 0
 
 
-def axes_of(grid: Iterable[str]) -> Mapping[str, list[str]]:
+def grid_of(texts: Iterable[str]) -> Mapping[str, list[str]]:
     """Parse ``key=v1,v2`` texts into keys and values. Raises :class:`ConfigError` for other texts."""
-    axes: dict[str, list[str]] = {}
-    for text in grid:
+    grid: dict[str, list[str]] = {}
+    for text in texts:
         key, equals, values = text.partition("=")
         key, parts = key.strip(), split_at_commas(values)
         if not equals or not key or not all(parts):
             raise ConfigError(f"{text} cannot be swept: write key=v1,v2, as gossip.mix_every_steps=2,8,32.")
-        if key in axes:
+        if key in grid:
             raise ConfigError(f"{key} is swept twice: give all of its values at once.")
         if len(set(parts)) < len(parts):
             raise ConfigError(f"{text} names a value twice: leave one out, and repeat runs with --seeds.")
-        axes[key] = parts
-    return axes
+        grid[key] = parts
+    return grid
 
 
 def split_at_commas(values: str) -> list[str]:

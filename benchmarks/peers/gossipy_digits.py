@@ -2,19 +2,19 @@
 
     python benchmarks/peers/gossipy_digits.py [--model linear|mlp] [--nodes 100] [--rounds 30] [--samples 16]
 
-Once a round each node pushes its model to one of its 8 neighbours in a random regular graph, without delay. Who gets a
-model averages it with its own and trains an epoch on its own samples in batches of 8; that is one update. With
-``--samples 16`` (drawn with overlap) an epoch is two steps at any number of nodes. ``--samples 0`` divides the
+Once a round each node pushes its model to one of its 8 neighbours in a random regular graph, without delay. A node that
+receives a model averages it with its own and trains an epoch on its own samples in batches of 8; that is one update.
+With ``--samples 16`` (drawn with overlap) an epoch is two steps at any number of nodes. ``--samples 0`` divides the
 training set instead: two steps at 100 nodes, but one step on one or two samples at 1,000, which is less work.
 
-Run it with the Python of an environment of its own; gossipy-dfl says that it needs torchvision and pytest, and does not
-for this:
+Run it with the Python of an environment of its own. gossipy-dfl declares that it needs torchvision and pytest, but this
+benchmark does not:
 
     pip install torch==2.13.0 dill networkx pandas rich scikit-learn tqdm matplotlib
     pip install --no-deps gossipy-dfl==0.0.1
 
-Prints one JSON line. Its clock starts when the nodes are built and initialised, and includes what gossipy's own report
-costs: the evaluation of 1 % of the nodes in each round, stated apart as ``evaluation_cpu_s``.
+Prints one JSON line. The clock starts when the nodes are built and initialised. It includes the cost of gossipy's own
+report: the evaluation of 1 % of the nodes in each round, stated separately as ``evaluation_cpu_s``.
 """
 
 import argparse

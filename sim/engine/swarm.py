@@ -184,8 +184,8 @@ class Swarm:
             members = Membership(record, sign=unsigned, verify=trusting, config=config, rng=rng, now=self.now)
         else:
             members = IdealMembers(self.registry, record)
-        # A peer with neither seeds nor a book, the addresses from an earlier life, begins a run of its own. A newcomer
-        # of an ideal swarm has no seeds and must wait for the swarm's run, so its book holds its own record.
+        # A peer without seeds and without a book, the addresses from an earlier life, begins a run of its own. In an
+        # ideal swarm a newcomer has no seeds and must wait for the swarm's run, so its book holds its own record.
         book = [record] if self.registry is not None and not founder else ()
         bootstrap = Bootstrap(tuple(self.hosts[seed].address for seed in seeds), book=book)
         model = LocalModel(f"vector of {elements}", elements, machine=self.machine)

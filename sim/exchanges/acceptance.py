@@ -1,7 +1,7 @@
 """The filters of all peers, which refuse or clip what an exchange brings, as on a node.
 
-A row is a peer. What an exchange brings is the difference, the partner's snapshot less the row's own. To *clip* it is
-to lower its weight. A pair whose difference has too large a norm is refused whatever the filter.
+A row is a peer. An exchange brings the difference, the partner's snapshot less the row's own. To *clip* it is to lower
+its weight. A pair whose difference has too large a norm is refused whatever the filter.
 """
 
 from __future__ import annotations

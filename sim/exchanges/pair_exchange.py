@@ -1,7 +1,7 @@
 """The pair exchanges in progress: the state of each one, for both of its sides, and the slots that they take.
 
-In an exchange two peers, the *initiator* with side 0 and the *responder* with side 1, each copy their model (the
-*snapshot*), stream it to the other, and send a Commit once they have the other's. A peer has few slots, and each
+The sides of an exchange are its *initiator*, side 0, and its *responder*, side 1. Each copies its model (the
+*snapshot*) and streams the copy to the other. It sends a Commit once it has the other's. A peer has few slots, and each
 exchange in progress takes one of them on either side. A peer *backgrounds* an exchange that lasts too long: it goes on,
 but frees the slot.
 """

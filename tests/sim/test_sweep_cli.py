@@ -129,7 +129,7 @@ def test_values_are_divided_at_commas_but_not_within_tables_lists_and_quotes(tex
 
 
 def test_a_sweep_of_tables_is_drawn_without_numbers(tiny, tmp_path):
-    axes = cli.axes_of(["task.partition=iid,{kind='dirichlet', alpha=0.1}"])
+    axes = cli.grid_of(["task.partition=iid,{kind='dirichlet', alpha=0.1}"])
     table = Sweep.from_file(tiny, axes)
     for point in table.points:
         table.add(point, fake_result(point.scenario))
