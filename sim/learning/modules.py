@@ -185,7 +185,7 @@ class StackedModule:
     def _try_step(self, batch_size: int) -> None:
         """Take one step of one model, so that a module that cannot be stacked fails before the run."""
         where, dataset, objective = f"task.model = {self._name!r}", self._dataset, self._objective
-        x, y = dataset.x_train[:2], self._targets(dataset.y_train[:2])  # Two samples show which axis is the batch.
+        x, y = dataset.x_train[:2], self._targets(dataset.y_train[:2])
         try:
             with torch.no_grad():
                 output = self._output(self.state_dict(self._initial), x)

@@ -89,7 +89,7 @@ class World:
         world = cls(scenario, section)
         if length_s is not None:
             return world
-        # The file names no duration: choose one that is long enough for the slowest codec.
+        # The file names no duration: choose one that is long enough for exchanges in fp32, the largest codec.
         steps = min(max(STEPS, MIN_EXCHANGES * world.exchange_steps("fp32")), MAX_STEPS)
         changes: dict[str, Any] = {"duration_s": steps * scenario.compute.step_s.mean}
         if "optimizer" not in task:
