@@ -57,18 +57,18 @@ RowHandler = Callable[[dict[str, float]], None]  # Receives each row of the hist
 
 
 @dataclass(slots=True)
-class Clocks:
+class ClockReading:
     """A reading of the clocks of real time and of this process's CPU time, or the difference between two readings."""
 
     wall_s: float
     cpu_s: float
 
     @classmethod
-    def now(cls) -> Clocks:
+    def now(cls) -> ClockReading:
         return cls(time.perf_counter(), time.process_time())
 
-    def since(self, start: Clocks) -> Clocks:
-        return Clocks(self.wall_s - start.wall_s, self.cpu_s - start.cpu_s)
+    def since(self, start: ClockReading) -> ClockReading:
+        return ClockReading(self.wall_s - start.wall_s, self.cpu_s - start.cpu_s)
 
 
 class Stopped(KeyboardInterrupt):
@@ -349,13 +349,13 @@ def play_at(
     timeline: TimelineWriter | None = None,
 ) -> Result:  # fmt: skip
     """Simulate a scenario at one level. Raises Beyond if the fast level finds that it cannot represent it."""
-    start = Clocks.now()
+    start = ClockReading.now()
     simulation: ExchangeSimulation | Simulation
     if fidelity.level == "exchange":
         simulation = ExchangeSimulation(scenario, device)
     else:
         simulation = Simulation(scenario, device, timeline)
-    setup = Clocks.now().since(start)
+    setup = ClockReading.now().since(start)
     level, measures, history = simulation.level, simulation.measures, list[dict[str, float]]()
 
     def add_row() -> None:
@@ -367,7 +367,7 @@ def play_at(
     if scenario.report.every_s is not None and scenario.duration_s is not None:
         row_share = scenario.report.every_s / scenario.duration_s
     next_row = row_share  # The progress at which the next row is due.
-    started, shown_at, was_stopped = Clocks.now(), 0.0, False
+    started, shown_at, was_stopped = ClockReading.now(), 0.0, False
     with interrupt.deferred():
         try:
             for _ in simulation.slices():
@@ -386,7 +386,7 @@ def play_at(
             if interrupt.is_pending:  # The second ^C, perhaps in the middle of an event: no figure can be trusted.
                 raise
             was_stopped = True
-    spent = Clocks.now().since(started)
+    spent = ClockReading.now().since(started)
     summary = measures.summary(
         history[-1], fidelity, done=round(simulation.done, 4) if was_stopped else 1.0, wall_s=spent.wall_s,
         cpu_s=spent.cpu_s, setup_s=setup.cpu_s, peak_rss_mb=peak_rss_mb(),

@@ -38,7 +38,7 @@ from attack import ATTACKS, Attack
 from foe import Foe, Target
 from fortress import Fortress
 from swarm_lab import Patient
-from verdict import BUDGET_MB, Verdict, accuracy, contacts, mixing, names, progressed, resident
+from verdict import BUDGET_MB, JOINS_S, WELL_S, Verdict, accuracy, contacts, mixing, names, progressed, resident
 from verdict import steps as steps_of
 
 __all__ = ["claims", "floods", "pieces", "samples", "stalls", "strangers"]
@@ -47,7 +47,6 @@ NODES = 4
 CALM_S, SIEGE_S = 4.0, 8.0
 GRACE_S = 0.5  # time for the attacker to open its links
 WINDOW_S = 2.0  # window over which the mixing rate is measured during the recovery
-WELL_S = 10.0
 
 
 def besiege(attack: Attack, target: Target) -> None:
@@ -154,7 +153,7 @@ def judge_newcomer(verdict: Verdict, newcomer: Patient, member: Patient, began: 
         verdict.newcomer = "never joined"
     elif rows[0]["run_id"] != member.now["run_id"]:
         verdict.newcomer = "began a run of its own"
-    elif joined["t"] - began > 10.0:
+    elif joined["t"] - began > JOINS_S:
         verdict.newcomer = f"joined after {joined['t'] - began:.1f} s"
     elif max(row["accuracy"] for row in rows[:4]) < calm_accuracy - 0.05:
         verdict.newcomer = f"began at {100 * rows[0]['accuracy']:.0f} %"

@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import random
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -67,7 +67,6 @@ class Target:
     identities: Path  # file with one line for each of the attacker's identities, for searching the logs
     seeds: Path  # file with one line for each address that a newcomer must dial first
     version: float = 100.0
-    ports: list[int] = field(default_factory=list)
 
 
 @dataclass

@@ -17,9 +17,9 @@ MIXING = 0.90  # required mixes with honest partners per step, as a share of tho
 ACCURACY = 0.01
 PROGRESS = 1.2  # growth of the sample counts, as a multiple of the growth by the rule for this many members
 BUDGET_MB = 64.0  # memory that an attacker may make a node use: all tables and buffers at their limits at once
-WELL_S = 10.0
+WELL_S = 10.0  # within which the swarm must recover
 NAMING = ("misbehaves", "stopped moving")  # phrases of log lines that name a peer and its misbehaviour
-JOINS_S = 10.0
+JOINS_S = 10.0  # within which a newcomer must join
 
 
 @dataclass
