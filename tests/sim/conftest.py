@@ -9,9 +9,12 @@ from tests.sim.commands import TINY
 from tests.sim.fake_results import fake_result
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture(scope="session", autouse=True)
 def in_one_thread():
-    """Small models gain nothing from a second thread, and lose much where the cores are busy."""
+    """Small models gain nothing from a second thread, and lose much where the cores are busy.
+
+    Once for all tests, since a limit looks through all loaded libraries, which takes 3 ms.
+    """
     with one_thread():
         yield
 

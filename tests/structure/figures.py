@@ -6,10 +6,12 @@ python -m tests.structure.figures
 from __future__ import annotations
 
 import ast
+import functools
 from collections import Counter
 from collections.abc import Iterator
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
+from typing import NamedTuple
 
 import grimp
 
@@ -32,14 +34,40 @@ def lines(paths: list[Path]) -> int:
     return sum(len(path.read_text(encoding="utf-8").splitlines()) for path in paths)
 
 
+class Facts(NamedTuple):
+    """What the figures take from one module's text. The syntax trees of all modules would fill 100 MB."""
+
+    imported: frozenset[str]  # at its own level
+    classes: tuple[str, ...]
+    arguments: dict[str, int]  # of each class's constructor, without ``self``
+
+
+@functools.cache
+def facts(path: Path) -> Facts:
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    classes = [node for node in ast.walk(tree) if isinstance(node, ast.ClassDef)]
+    arguments = {}
+    for node in classes:
+        for made in node.body:
+            if isinstance(made, ast.FunctionDef) and made.name == "__init__":
+                given = made.args
+                arguments[node.name] = len([*given.posonlyargs, *given.args, *given.kwonlyargs]) - 1
+    return Facts(frozenset(names_in(tree.body)), tuple(node.name for node in classes), arguments)
+
+
 def imports() -> dict[str, set[str]]:
     """What each module imports at its own level, for type checkers too: a type that is needed in both directions is a
     protocol in the lower module. What is inside a function is needed when the module is there already."""
-    graph = grimp.build_graph(*PACKAGES, exclude_type_checking_imports=False)
+    graph = import_graph()
     return {
         module: graph.find_modules_directly_imported_by(module) & imported_at_its_level(module)
         for module in graph.modules
     }
+
+
+@functools.cache
+def import_graph() -> grimp.ImportGraph:
+    return grimp.build_graph(*PACKAGES, exclude_type_checking_imports=False)
 
 
 def circles(wanted: dict[str, set[str]]) -> Iterator[str]:
@@ -55,12 +83,12 @@ def circles(wanted: dict[str, set[str]]) -> Iterator[str]:
             return
 
 
-def imported_at_its_level(module: str) -> set[str]:
+def imported_at_its_level(module: str) -> frozenset[str]:
     """Every name that the module's own level imports, under a condition or not, with the names inside it, which may be
     modules."""
     path = ROOT.joinpath(*module.split("."))
     path = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
-    return names_in(ast.parse(path.read_text(encoding="utf-8")).body)
+    return facts(path).imported
 
 
 def names_in(body: list[ast.stmt]) -> set[str]:
@@ -84,24 +112,12 @@ def fullest() -> tuple[str, int]:
 
 def constructors(most: int) -> dict[str, int]:
     """The classes whose constructors take more arguments than this."""
-    counts = {}
-    for path in production():
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            for made in node.body if isinstance(node, ast.ClassDef) else ():
-                if isinstance(made, ast.FunctionDef) and made.name == "__init__":
-                    given = made.args
-                    counts[node.name] = len([*given.posonlyargs, *given.args, *given.kwonlyargs]) - 1
-    return {name: count for name, count in counts.items() if count > most}
+    return {name: count for path in production() for name, count in facts(path).arguments.items() if count > most}
 
 
 def double() -> list[str]:
     """Class names that two modules have."""
-    names = Counter(
-        node.name
-        for path in production()
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
-        if isinstance(node, ast.ClassDef)
-    )
+    names = Counter(name for path in production() for name in facts(path).classes)
     return sorted(name for name, times in names.items() if times > 1)
 
 
