@@ -1,7 +1,8 @@
-"""A node of the version after ours, as a program: a protocol range that goes one further, one message and one field of
+"""Nodes of the version after ours, as a program: a protocol range that goes one further, one message and one field of
 a message more, and records with more behind them. Everything else is this version's.
 
-``newer.py LISTEN [SEED]`` trains until its input ends, and prints what it sees as one JSON object a line.
+A line of its input, ``[LISTEN, SEED...]`` in JSON, starts a node, and the number of a node ends it, as the end of the
+input ends all. What each node sees is printed as one JSON object a line.
 """
 
 import json
@@ -65,11 +66,7 @@ class NewerPeer(Peer):
         return super().receive(sender, message, now)
 
 
-def main(listen: str, *seeds: str) -> None:
-    node.network.service.MemberRecord, node.network.service.Peer = record_of_newer, NewerPeer
-    torch.manual_seed(9)
-    stop = threading.Event()
-    threading.Thread(target=lambda: (sys.stdin.read(), stop.set()), daemon=True).start()
+def train(number: int, listen: str, seeds: list[str], stop: threading.Event) -> None:
     config = Config(mix_every_steps=2, join_timeout_s=30.0)
     with Node(nn.Linear(4, 2), seeds=seeds, listen=listen, config=config) as trained:
         said = 0.0
@@ -81,11 +78,33 @@ def main(listen: str, *seeds: str) -> None:
                 records = [record for record, _ in trained._training.network.peer.membership.members()]
                 extra = {record.id.hex(): repr(record.extra) for record in records}
                 mixes = trained.metrics().exchanges_done
-                print(json.dumps(seen | {
-                    "id": trained.id, "address": trained.address, "mixes": mixes, "extra": extra,
+                said_now = json.dumps(seen | {
+                    "number": number, "id": trained.id, "address": trained.address, "mixes": mixes, "extra": extra,
                     "links": [peer.hex() for peer in list(trained._training.network.runtime.links.by_peer)],
-                }), flush=True)  # fmt: skip
+                })  # fmt: skip
+                sys.stdout.write(said_now + "\n")  # in one call, since other nodes print as well
+                sys.stdout.flush()
+
+
+def main() -> None:
+    node.network.service.MemberRecord, node.network.service.Peer = record_of_newer, NewerPeer
+    torch.manual_seed(9)
+    torch.set_num_threads(1)
+    nodes: list[tuple[threading.Thread, threading.Event]] = []
+    for line in sys.stdin:
+        asked = json.loads(line)
+        if isinstance(asked, int):
+            nodes[asked][1].set()
+            continue
+        listen, *seeds = asked
+        stop = threading.Event()
+        thread = threading.Thread(target=train, args=(len(nodes), listen, seeds, stop))
+        nodes.append((thread, stop))
+        thread.start()
+    for thread, stop in nodes:
+        stop.set()
+        thread.join(10)
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    main()

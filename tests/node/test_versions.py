@@ -29,19 +29,39 @@ EXTRA = ("blue", 7, None, 2.5, b"\0\xff")  # as newer.py has it, which must not 
 
 
 class Newer:
-    """A process of the next version; ``said`` is what it printed last."""
+    """A node of the next version; ``said`` is what it printed last."""
 
-    def __init__(self, *args):
-        self.said = {}
+    def __init__(self, process, number):
+        self.process, self.number, self.said = process, number, {}
+
+    def close(self):
+        self.process.ask(self.number)
+
+
+class NewerProcess:
+    """A process that holds them, one for all tests since it imports torch and all of ours."""
+
+    def __init__(self):
+        self.nodes = []
         self.process = subprocess.Popen(
-            [sys.executable, NEWER, *args], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+            [sys.executable, NEWER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
         self.reader = threading.Thread(target=self.read, daemon=True)
         self.reader.start()
 
+    def start(self, *args):
+        self.nodes.append(Newer(self, len(self.nodes)))
+        self.ask(args)
+        return self.nodes[-1]
+
+    def ask(self, what):
+        self.process.stdin.write(json.dumps(what) + "\n")
+        self.process.stdin.flush()
+
     def read(self):
         for line in self.process.stdout:
-            self.said = json.loads(line)
+            said = json.loads(line)
+            self.nodes[said["number"]].said = said
 
     def close(self):
         self.process.stdin.close()
@@ -54,17 +74,24 @@ class Newer:
             self.process.stdout.close()
 
 
+@pytest.fixture(scope="module")
+def newer_process():
+    process = NewerProcess()
+    yield process
+    process.close()
+
+
 @pytest.fixture
-def newer():
+def newer(newer_process):
     started = []
 
     def start(*args):
-        started.append(Newer(*args))
+        started.append(newer_process.start(*args))
         return started[-1]
 
     yield start
-    for process in started:
-        process.close()
+    for node in started:
+        node.close()
 
 
 def test_two_nodes_of_the_next_version_train_with_ours_and_learn_through_it_what_it_does_not_understand(
@@ -72,14 +99,14 @@ def test_two_nodes_of_the_next_version_train_with_ours_and_learn_through_it_what
 ):
     ours = train(nn.Linear(4, 2))
     both = [newer("none", ours.node.address) for _ in range(2)]  # nobody can dial them: each is linked with ours alone
-    until(lambda: all(process.said.get("mixes", 0) >= 3 for process in both), 60)
-    ids = [process.said["id"] for process in both]
-    for process, other in zip(both, reversed(ids), strict=True):
+    until(lambda: all(node.said.get("mixes", 0) >= 3 for node in both), 60)
+    ids = [node.said["id"] for node in both]
+    for node, other in zip(both, reversed(ids), strict=True):
         # The record came through ours, and its owner's signature, over all of it, was checked on arrival.
-        until(lambda process=process, other=other: process.said["extra"].get(other) == repr(EXTRA))
-        assert process.said["links"] == [ours.node.id]
-        assert process.said["dances"] == 0  # it knows the message, ours does not, and nobody else is linked
-        assert set(process.said["colours"]) <= {"grey"}  # an Offer of ours lacks the field
+        until(lambda node=node, other=other: node.said["extra"].get(other) == repr(EXTRA))
+        assert node.said["links"] == [ours.node.id]
+        assert node.said["dances"] == 0  # it knows the message, ours does not, and nobody else is linked
+        assert set(node.said["colours"]) <= {"grey"}  # an Offer of ours lacks the field
     assert ours.node.metrics().exchanges_done >= 3
     assert query(parse_address(ours.node.address))["metrics"]["messages_ignored"] >= 2
 
