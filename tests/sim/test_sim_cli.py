@@ -16,6 +16,7 @@ from sim import cli, jobs
 from sim.report import charts, plots
 from sim.report import result as report
 from sim.simulation import RunningSimulation
+from tests.harness import warm
 from tests.sim.commands import AVERAGING, KEYS, TINY, gossip
 from tests.sim.fake_results import fake_result
 
@@ -236,6 +237,7 @@ def three(tmp_path):
 def test_several_scenarios_on_two_cores_give_what_they_give_on_one_in_the_order_of_the_files(
     monkeypatch, capsys, three, tmp_path
 ):
+    monkeypatch.setattr(charts, "save_all", lambda results, folder: None)
     told, histories = [], []
     for at_once in ("1", "2"):
         out = tmp_path / at_once
@@ -330,11 +332,9 @@ def test_a_bar_is_shown_on_a_terminal_alone_and_never_on_stdout(tiny):
     import pty
 
     ours, theirs = pty.openpty()
-    arguments = [sys.executable, "-m", "gossip", "sim", str(tiny), "--json", *AVERAGING]
-    done = subprocess.run(
-        arguments, stdout=subprocess.PIPE, stderr=theirs, timeout=60, check=True,
-        env=os.environ | {"TERM": "xterm", "COLUMNS": "120"},
-    )  # fmt: skip
+    variables = os.environ | {"TERM": "xterm", "COLUMNS": "120"}
+    done = warm.run("-m", "gossip", "sim", tiny, "--json", *AVERAGING, stderr=theirs, env=variables)
+    assert done.returncode == 0
     os.close(theirs)
     seen = os.read(ours, 1 << 16).decode()
     os.close(ours)

@@ -5,10 +5,9 @@ from __future__ import annotations
 import importlib.util
 import os
 import pty
-import subprocess
-import sys
 
 from sim.report.result import Progress
+from tests.harness import warm
 
 
 def test_the_bar_writes_nothing_where_nobody_looks(capfd):
@@ -31,19 +30,12 @@ with Bar("a [red]name that is longer than there is room for") as bar:
 def test_in_a_terminal_the_bar_is_drawn_and_at_ctrl_c_it_is_gone_and_the_cursor_is_back():
     ours, theirs = pty.openpty()
     environment = os.environ | {"TERM": "xterm", "COLUMNS": "100"}
-    done = subprocess.run(
-        [sys.executable, "-c", STOPPED],
-        stdin=theirs,
-        stdout=subprocess.PIPE,
-        stderr=theirs,
-        env=environment,
-        timeout=60,
-    )
+    done = warm.run("-c", STOPPED, stdin=theirs, stderr=theirs, env=environment)
     os.close(theirs)
     shown = os.read(ours, 1 << 16).decode()
     os.close(ours)
     assert done.returncode != 0
-    assert done.stdout == b""
+    assert done.stdout == ""
     assert "a [red]name that is lon…" in shown
     assert "50 %  2 min 5 s virtual  123,457 events/s  1 min 30 s left" in shown
     hidden, gone, back = "\x1b[?25l", "\x1b[2K", "\x1b[?25h"
