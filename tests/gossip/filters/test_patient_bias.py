@@ -10,6 +10,7 @@ within t intervals, with tau the radius and S the median movement by other partn
 
 from __future__ import annotations
 
+import functools
 import math
 
 import numpy as np
@@ -20,6 +21,7 @@ from gossip.filters.budget import MEDIAN_FACTOR, MEMORY_INTERVALS, SPARE_MOVES
 from gossip.filters.clip import Clip
 from gossip.ids import PeerId
 
+INTERVALS = 138  # two memories of the budget, after ten intervals of calm
 ELEMENTS, HONEST, STEP = 1_000, 8, 1.0  # each node's own steps move it by STEP between two mixes
 LIAR = PeerId(b"l" * 16)
 
@@ -50,12 +52,16 @@ class Victim:
         self.pushed += float(added @ direction)
 
 
-def play(pushes: int, intervals: int, every: int = 1) -> list[Victim]:
-    """Let all train and mix; from the tenth interval on the liar pushes each node so often in every such interval."""
+@functools.cache
+def play(pushes: int, every: int) -> list[Victim]:
+    """Let all train and mix; from the tenth interval on the liar pushes each node so often in every such interval.
+
+    Tests share what comes of it, and only look.
+    """
     random = np.random.default_rng(1)
     nodes = [Victim(number) for number in range(HONEST)]
     direction = np.ones(ELEMENTS) / math.sqrt(ELEMENTS)
-    for at in range(intervals):
+    for at in range(INTERVALS):
         for node in nodes:
             step = random.normal(size=ELEMENTS)
             step -= (step @ direction) * direction
@@ -80,28 +86,20 @@ def usual(nodes: list[Victim]) -> float:
     return float(np.mean([node.filter.radius(ELEMENTS) for node in nodes]))
 
 
-INTERVALS = 138  # two memories of the budget, after ten intervals of calm
-
-
-@pytest.fixture(scope="module")
-def calm() -> list[Victim]:
-    return play(0, INTERVALS)
-
-
 @pytest.mark.parametrize(("pushes", "every"), [(1, 4), (1, 1), (64, 1)])
-def test_a_patient_bias_moves_nobody_further_than_its_bound(pushes: int, every: int, calm: list[Victim]) -> None:
+def test_a_patient_bias_moves_nobody_further_than_its_bound(pushes: int, every: int) -> None:
     """At the pace of an honest member, in every interval, and as often as it likes."""
-    nodes = play(pushes, INTERVALS, every)
+    nodes = play(pushes, every)
     for node in nodes:
         assert 0 < node.pushed <= node.radius / 2 * node.budget * (1 + (INTERVALS - 10) / MEMORY_INTERVALS)
     pushed = float(np.mean([node.pushed for node in nodes]))
     assert drift(nodes) == pytest.approx(pushed, rel=0.05), "honest members pass it on, and add nothing to it"
-    assert usual(nodes) < 1.5 * usual(calm), "nor does what is usual follow it"
+    assert usual(nodes) < 1.5 * usual(play(0, 1)), "nor does what is usual follow it"
 
 
 def test_a_patient_bias_gains_nothing_by_coming_more_often_than_once_an_interval() -> None:
-    assert drift(play(64, INTERVALS)) < 1.15 * drift(play(1, INTERVALS))
+    assert drift(play(64, 1)) < 1.15 * drift(play(1, 1))
 
 
-def test_without_a_liar_nobody_moves_in_its_direction(calm: list[Victim]) -> None:
-    assert abs(drift(calm)) < 0.01
+def test_without_a_liar_nobody_moves_in_its_direction() -> None:
+    assert abs(drift(play(0, 1))) < 0.01
