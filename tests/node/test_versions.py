@@ -99,7 +99,7 @@ def test_two_nodes_of_the_next_version_train_with_ours_and_learn_through_it_what
 ):
     ours = train(nn.Linear(4, 2))
     both = [newer("none", ours.node.address) for _ in range(2)]  # nobody can dial them: each is linked with ours alone
-    until(lambda: all(node.said.get("mixes", 0) >= 3 for node in both), 60)
+    until(lambda: all(node.said.get("mixes", 0) >= 3 for node in both), 120)
     ids = [node.said["id"] for node in both]
     for node, other in zip(both, reversed(ids), strict=True):
         # The record came through ours, and its owner's signature, over all of it, was checked on arrival.
