@@ -22,6 +22,7 @@ from tests.harness import warm
 
 NEVER_RAN = LocalError("The test ended before this node trained.")
 QUICK = Config(mix_every_steps=2, join_timeout_s=3.0)
+STEP_S = 0.005  # No test needs more steps a second. Each costs the loop and the network thread 0.4 ms of CPU.
 
 
 class Trainee(threading.Thread):
@@ -60,7 +61,7 @@ class Trainee(threading.Thread):
                             answer.put(error)
                     loss = self.work() if self.work is not None else None
                     node.step(loss=loss, samples=4)
-                    time.sleep(0.002)
+                    time.sleep(STEP_S)
                 leaving = time.monotonic()
             self.left_in_s = time.monotonic() - leaving
         except BaseException as error:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 
 import torch
 
@@ -73,6 +72,7 @@ class MemoryChannel:
                 raise RuntimeError("Connection closed by peer")
             work = self.group.sums.setdefault(number, Sum(self.group))
             work.give(row)
+            self.group.changed.notify_all()
             return work
 
     def broadcast(self, flat):
@@ -100,13 +100,13 @@ class MemoryChannel:
         return self.group.why
 
     def wait(self, work, seconds=None):
-        until = time.monotonic() + (30 if seconds is None else seconds)
-        while not work.is_completed():
-            if time.monotonic() > until:
-                if seconds is None:
-                    raise RuntimeError("Nothing came.")
-                return False
-            time.sleep(1e-4)
+        changed = self.group.changed
+        with changed:
+            has_ended = changed.wait_for(work.is_completed, 30 if seconds is None else seconds)
+        if not has_ended:
+            if seconds is None:
+                raise RuntimeError("Nothing came.")
+            return False
         work.wait()
         return True
 
