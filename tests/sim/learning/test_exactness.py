@@ -42,6 +42,9 @@ def both_ways(scenario: Scenario, monkeypatch: pytest.MonkeyPatch) -> tuple[Simu
 
 # Sums of another order, for models that torch.func computes. Rounding is 6e-8, and 80 steps between 20 mixes left 4e-7.
 TOLERANCE = 5e-6  # of the distance that training has moved a model
+# With seed 1 an activation of the cnn comes so near to 0 at 5.6 s that rounding alone decides its slope: the plain way
+# too then ends elsewhere, by 5 % of that distance, in three of five runs whose weights began 1e-7 apart.
+SEED = 2
 KINDS = {
     "linear": ({"model": "linear"}, 0.0),
     "mlp": ({"model": "mlp"}, 0.0),  # bit for bit
@@ -56,7 +59,7 @@ KINDS = {
     [slow(*kind, id=name) if name == "gpt" else pytest.param(*kind, id=name) for name, kind in KINDS.items()],
 )
 def test_batched_steps_are_those_of_one_peer_at_a_time(task, tolerance, optimizer, monkeypatch):
-    scenario = small(task=Task(samples_per_peer=20, batch_size=4, optimizer=optimizer, **task))
+    scenario = small(seed=SEED, task=Task(samples_per_peer=20, batch_size=4, optimizer=optimizer, **task))
     batched, plain = both_ways(scenario, monkeypatch)
     assert log_of(batched) == log_of(plain)
     assert plain.swarm.sessions.mixes > 60
