@@ -109,6 +109,7 @@ class Peer:
         self.run_choice.must_join = bootstrap.must_join
         self.run_choice.join_by = max(self.run_choice.join_by, bootstrap.wait_until)
         self.joining.find_donors = self.run_choice.donors
+        self.joining.has_unmet_members = lambda: len(members.alive()) > len(members.contacted())
         self.initiator = Initiator(self.exchanges, self.partners, self.schedule, self.joining, rng)
         # The way into the swarm.
         self.seeds = Seeds(bootstrap.seeds, dict(bootstrap.expected), config, now, bootstrap.looks_up)

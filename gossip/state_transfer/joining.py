@@ -75,9 +75,11 @@ class Newcomer:
     def __init__(self, local: Local, config: Config, new_session: Callable[[], int]) -> None:
         self.local, self.config, self.new_session = local, config, new_session
         self.max_donors = config.internal.donors  # Donors that send to us at once.
-        # The peer sets these two: drop all exchanges in progress; return the ready members of a run that we can reach.
+        # The peer sets these three: drop all exchanges in progress; return the ready members of a run that we can reach;
+        # return True if we know members that we have not met yet.
         self.abandon_exchanges: Callable[[], list[Effect]] = list
         self.find_donors: Callable[[bytes], list[PeerId]] = lambda run_id: []
+        self.has_unmet_members: Callable[[], bool] = lambda: False
 
         # Runs to avoid, and to take.
         self.avoided_runs = Recent[bytes, float](MAX_RUNS)  # Runs that we avoid, and until when.
@@ -333,7 +335,7 @@ class Newcomer:
         self.candidates += others[: max(0, CANDIDATES_PER_DONOR * self.max_donors - len(self.candidates))]
         donors = {piece.donor for piece in self.received}
         witnesses = [peer for peer in self.candidates if peer not in donors]
-        if not self.witnesses.are_enough(len(witnesses), len(donors)):
+        if self.has_unmet_members() and not self.witnesses.are_enough(len(witnesses), len(donors)):
             self.deadline = self.witnesses.wait(now)
             return []
         self.witnesses.stop_waiting()

@@ -2,7 +2,8 @@
 
 A *witness* is a member of the run that gave no piece of this transfer. Its chunk is near to that of an honest donor. If
 there are fewer witnesses than donors, donors that lie together could outvote them. The question therefore waits for
-more members to be contacted, but not for ever.
+more members to be contacted, as long as some are known that are not, but not for ever. In a small swarm all members
+are donors, and models of members that train differ in ordinary use.
 """
 
 from __future__ import annotations

@@ -174,6 +174,7 @@ def test_two_colluding_donors_of_three_are_outvoted_by_members_that_gave_nothing
 def test_two_colluding_donors_of_three_are_outvoted_by_members_that_are_met_late():
     taker = Taker(config=tuned(CONFIG, donors=3))
     taker.joining.find_donors = lambda run_id: DONORS[3 : 4 if taker.now < 3.5 * WITNESS_WAIT_S else None]
+    taker.joining.has_unmet_members = lambda: True
     taker.survey([A, B, C])
     taker.apart_sq = colluding(B, C)
     taker.receive_all()
@@ -183,13 +184,15 @@ def test_two_colluding_donors_of_three_are_outvoted_by_members_that_are_met_late
     assert taker.adopt is not None
 
 
-def test_two_colluding_donors_of_three_win_where_there_is_nobody_else():
+@pytest.mark.parametrize(("are_unmet", "waits"), [(True, MAX_WITNESS_WAITS), (False, 1)])
+def test_two_colluding_donors_of_three_win_where_there_is_nobody_else(are_unmet, waits):
     taker = Taker()
+    taker.joining.has_unmet_members = lambda: are_unmet
     taker.survey([A, B, C])
     taker.apart_sq = colluding(B, C)
     taker.receive_all()
     assert taker.joining.donors == {B, C}, "it is their word against one"
-    assert taker.now == MAX_WITNESS_WAITS * WITNESS_WAIT_S
+    assert taker.now == waits * WITNESS_WAIT_S, "in a small swarm all members are donors"
 
 
 @pytest.mark.parametrize("odd", [A, B, C, D])
