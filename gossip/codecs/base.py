@@ -1,12 +1,12 @@
 """The interface of codecs: float32 values to bytes and back, with a bounded error.
 
-Both sides of an exchange compute ``d = w (Q(p) - Q(s))`` from their vectors ``p`` and ``s`` with the weight ``w``
-(:mod:`gossip.arithmetic.mixing`), where ``Q`` is encoding and decoding. So each side also computes what the other
-decodes of its values (:meth:`Codec.quantised`). The two differences are exact negatives. Both sides use the same ``w``,
-so the pair's mean stays exactly the same, whatever the codec loses.
+Each side of an exchange computes ``d = w (Q(p) - Q(s))`` from the partner's vector ``p`` and its own ``s`` with the
+weight ``w`` (:mod:`gossip.arithmetic.mixing`), where ``Q`` is encoding and decoding. So each side also computes what
+the other decodes of its values (:meth:`Codec.quantised`). The two differences are exact negatives. Both sides use the
+same ``w``, so the pair's mean stays exactly the same, whatever the codec loses.
 
-All functions work on one chunk in cache-sized blocks: temporaries never exceed 128 KiB, and no Python loop runs per
-element. Bytes are little-endian on every machine.
+All functions work on one chunk, a range of the vector, in cache-sized blocks: temporaries never exceed 128 KiB, and no
+Python loop runs per element. Bytes are little-endian on every machine.
 """
 
 from __future__ import annotations
@@ -41,8 +41,9 @@ class Codec(ABC):
     relative_error: ClassVar[float]
     """The bound on ``|Q(x) - x| / max |x|`` over a block, if that maximum is between ``smallest`` and ``largest``."""
     smallest: ClassVar[float]  # Below it the error is absolute: smallest * relative_error.
-    # Larger values become infinite or NaN, and the finite check refuses the exchange.
+    # Larger values become infinite or NaN. The norm of the difference shows them, and the exchange is refused.
     largest: ClassVar[float]
+    # The self-test of :mod:`gossip.codecs` encodes known_values: all members must send the same bytes.
     known_values: ClassVar[tuple[float, ...]] = (0.0, -0.0, 1.0, -2.5, 1 / 3, 65504.0, float("inf"))
     known_bytes: ClassVar[str]  # The encoding of known_values with seed 1, hexadecimal.
 
@@ -90,9 +91,12 @@ class Codec(ABC):
         return self
 
     def error_bound(self, values: Floats, start: int = 0) -> Floats:
-        """Return the bound on ``|Q(x) - x|`` for each of ``values``, none of them above ``largest``."""
-        largest = np.repeat(block_peaks(values, self.block), self.block)[: values.size]
-        return np.float32(self.relative_error) * np.maximum(largest, np.float32(self.smallest))
+        """Return the bound on ``|Q(x) - x|`` for each of ``values``, none of them above ``largest``.
+
+        ``start`` is for codecs whose bound depends on the position, see :mod:`gossip.codecs.moniqua`.
+        """
+        peaks = np.repeat(block_peaks(values, self.block), self.block)[: values.size]
+        return np.float32(self.relative_error) * np.maximum(peaks, np.float32(self.smallest))
 
     def block_errors(self, values: Floats, start: int = 0) -> Floats:
         """Return the largest :meth:`error_bound` in each block of ALIGN values: float32 (ceil(n / ALIGN),)."""

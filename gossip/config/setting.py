@@ -1,4 +1,4 @@
-"""One setting's type, range and texts, for the checks and the reference."""
+"""One setting's type, range and help texts, for the checks and the reference."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ LARGEST = 2**53  # The largest integer: exact as a float too.
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
-    """The range and the texts of one key.
+    """The range and the help texts of one key.
 
     Numbers are ``positive``, or between ``least`` and ``most``, both included unless ``below`` excludes ``most``. All
-    are finite. Texts are one of ``choices``, or of a ``form`` that Config checks itself.
+    are finite. Strings are one of ``choices``, or of a ``form`` that only words it: Config checks it, not this module.
     """
 
     meaning: str
     advice: str  # When to change it.
-    unit: str = ""  # Empty for texts and booleans.
+    unit: str = ""  # Empty for strings and booleans.
     section: str = ""  # The heading that begins here.
     positive: bool = False
     least: float = -math.inf
@@ -37,7 +37,7 @@ class Setting:
     left_out: str = ""  # The meaning of None.
     choices: tuple[str, ...] = ()
     form: str = ""
-    word: str = ""  # A text that is allowed in place of a number.
+    word: str = ""  # A string that is allowed in place of a number.
 
     @property
     def range(self) -> str:
@@ -79,6 +79,7 @@ def settings_of(cls: Any) -> dict[str, tuple[dataclasses.Field[Any], Setting]]:
 def check(name: str, value: Any, annotation: str, setting: Setting) -> None:
     """Raise :class:`ConfigError` if a value has another type than annotated, or is outside the range.
 
+    The annotation is a text such as "float | None", since ``from __future__ import annotations`` leaves it unevaluated.
     TOML's 8 is accepted for 8.0. The message names what would work.
     """
     optional = "None" in annotation
@@ -95,7 +96,7 @@ def check(name: str, value: Any, annotation: str, setting: Setting) -> None:
 
 
 def check_type(name: str, value: object, type_name: str, word: str = "") -> None:
-    """Raise :class:`ConfigError` if a value has another type; ``word`` is a text that is allowed instead."""
+    """Raise :class:`ConfigError` if a value has another type; ``word`` is a string that is allowed instead."""
     has_type = {
         "int": isinstance(value, int) and not isinstance(value, bool),
         "float": isinstance(value, int | float) and not isinstance(value, bool),
@@ -103,7 +104,7 @@ def check_type(name: str, value: object, type_name: str, word: str = "") -> None
         "bool": isinstance(value, bool),
     }[type_name]
     if has_type and isinstance(value, int) and abs(value) > LARGEST:
-        raise ConfigError(f"{name} = {shown(value)} cannot work: it must be a number below 2**53.")
+        raise ConfigError(f"{name} = {shown(value)} cannot work: it must be between -2**53 and 2**53.")
     if not has_type:
         wanted = {"int": "a whole number", "float": "a number", "str": "a text", "bool": "true or false"}[type_name]
         wanted += f', or "{word}"' if word else ""

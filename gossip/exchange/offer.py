@@ -6,11 +6,13 @@
     busy, refuse, abort, failed, late                              |                      v
     responder:  PREPARING ------------snapshotted------------------+                  IN_DOUBT --settled--> DONE
 
-Every state also leads to DROPPED, which ends the exchange without a result. A push has no VERIFIED, since only one side
-sends COMMIT; its initiator comes into doubt from STREAMING. The tables are in :mod:`gossip.exchange.transitions`. If a
-table allows an event, ``Exchanges`` calls the handler ``on_<event>``, which returns the effects to perform.
-:mod:`gossip.exchange.session` defines slots, versions and doubt. Codes of failures are those of ``REASONS`` in
-:mod:`gossip.exchange.session_table`, kinds of misbehaviour those of ``KINDS`` in :mod:`gossip.misbehaviour`.
+Every state also leads to DROPPED, which ends the exchange without a result. In a push only the initiator streams. It
+has no VERIFIED, since only one side sends COMMIT; its initiator comes into doubt from STREAMING. Tables and all events
+are in :mod:`gossip.exchange.transitions`. If a table allows an event, ``Exchanges`` calls the handler ``on_<event>``,
+which returns the effects to perform. Outcome asks whether an exchange has happened, and Settled answers.
+:mod:`gossip.exchange.session` defines slots, versions and doubt; :class:`gossip.ids.Claim` is the progress that a side
+states. Codes of failures are those of ``REASONS`` in :mod:`gossip.exchange.session_table`, kinds of misbehaviour those
+of ``KINDS`` in :mod:`gossip.misbehaviour`.
 """
 
 from __future__ import annotations
@@ -40,10 +42,10 @@ class Exchange(Session):
     """One side of an exchange with one partner. ``session`` changes for each partner that is asked."""
 
     MIXING: ClassVar[str]  # The name of this kind of exchange in an Offer.
-    COUNTS_ANSWER: ClassVar[bool] = True  # ``answer_s`` is a usual wait for an answer, unless the pair was reserved.
+    COUNTS_ANSWER: ClassVar[bool] = True  # ``answer_s`` is a usual wait. A reserved pair measures none.
 
     exchanges: Exchanges[Any] = field(repr=False)
-    partner: PeerId  # Our own id until a peer is asked.
+    partner: PeerId  # Our own id until a peer is asked, so that it equals no other member's.
     weight: float = MAX_WEIGHT  # Share of the partner's difference by which the exchange moves us.
     partner_version: float = 0.0  # As the partner states it, like the next two.
     partner_claim: Claim = UNSTATED
@@ -53,8 +55,8 @@ class Exchange(Session):
     has_partner_committed: bool = False
     codec: str = "fp32"
     part: Subset = ALL  # The elements that are exchanged.
-    asked_peers: set[PeerId] = field(default_factory=set)  # Peers not to ask. All exchanges of one mix share this set.
-    max_asked_peers: int = 0  # Size of ``asked_peers`` from which on no further peer is asked.
+    asked_peers: set[PeerId] = field(default_factory=set)  # Peers not to ask, one set for all exchanges of a mix.
+    max_asked_peers: int = 0  # Once ``asked_peers`` has this size, no further peer is asked.
     mass: float = 0.0  # Push-sum mass that a push carries, see :mod:`gossip.exchange.push`; 0 for a pair.
     final_deadline: float = 0.0  # Time at which the wait for the partner ends; ``timer_at`` may come earlier.
     answer_s: float = 0.0  # Time that the answer to our Offer took.
@@ -169,7 +171,8 @@ class Exchange(Session):
         """
         if self.is_backgrounded:
             return self.drop()
-        exchanges, asked, excluded = self.exchanges, self.asked_peers, self.asked_peers
+        exchanges, asked = self.exchanges, self.asked_peers
+        excluded = asked
         is_retry = self.state is State.OFFERED  # Another partner was asked for this mix.
         if exchanges.is_overlapping:
             # Overlapping mixes have different partners, and another may have begun since this one was prepared.
@@ -177,7 +180,7 @@ class Exchange(Session):
             excluded = asked.union(other.partner for other in others)
         partner = None
         if len(asked) < self.max_asked_peers:
-            is_unproven_busy = exchanges.has_unproven(excluded=self)
+            is_unproven_busy = exchanges.has_unproven(excluded=self)  # See ``Partners.is_unproven``.
             partner = exchanges.partners.choose(excluded, now, is_retry, is_unproven_busy)
         if partner is None:
             exchanges.has_given_up = True
@@ -210,7 +213,7 @@ class Exchange(Session):
 
     def on_accept(self, sender: PeerId, accept: Accept, now: float) -> list[Effect]:
         """Handle Accept in OFFERED: start the streams, or abort if it changes what we offered."""
-        bounded = self.part in self.exchanges.measured_parts
+        bounded = self.part in self.exchanges.measured_parts  # Some codecs need a bound on the distance.
         if not (is_acceptable(accept, bounded) and 0 < accept.weight <= self.weight):
             return [Send(sender, Abort(self.session, "terms")), *self.fail("terms", now)]
         self.weight, self.partner_version, self.answer_s = accept.weight, accept.version, now - self.phase_began_at
@@ -295,7 +298,7 @@ class Exchange(Session):
         self.timer_at = self.final_deadline
         if not self.is_backgrounded:
             self.timer_at = min(now + exchanges.stream_waits.limit_s, self.final_deadline)
-        exchanges.is_reservation_due = True
+        exchanges.is_reservation_due = True  # While these streams run, the next pair may be reserved.
         return Transfer(self.session, self.partner, self.codec, self.part, *self.directions)
 
     @property
@@ -416,7 +419,11 @@ class Exchange(Session):
         raise NotImplementedError
 
     def fail(self, code: str, now: float) -> list[Effect]:
-        """Count the failure for this reason, hold it against the partner unless it is innocent, and drop."""
+        """Count the failure for this reason, hold it against the partner unless it is excused, and drop.
+
+        It is excused if the reason is innocent and the partner's one excuse is unused (``excuse_once``). A partner that
+        this exchange has blamed before is not blamed again.
+        """
         exchanges = self.exchanges
         exchanges.count_failure(code)
         if self.is_initiator:

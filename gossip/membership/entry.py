@@ -12,9 +12,10 @@ from gossip.wire.messages import Hint
 __all__ = ["NOT_LISTED", "NOT_WAITING", "VERIFIED_BURST", "VERIFIED_PER_S", "Entry", "TokenBucket"]
 
 SUSPECT = MemberState.SUSPECT
-# Signature checks for one link: 1.3 % of a core at 131 us each. A swarm gossips 10 records a second, plus changes.
+# Records that are checked for one link: 1.3 % of a core at 131 us a signature. A swarm gossips 10 records a second,
+# and changes.
 VERIFIED_PER_S = 100.0
-VERIFIED_BURST = 800.0  # Half of a swarm of 1,600 members that comes back at once.
+VERIFIED_BURST = 800.0  # Records checked at once: half of a swarm of 1,600 members that comes back at once.
 NEVER = -math.inf  # The time of an event that has not happened.
 NOT_WAITING = -1  # Value of ``Entry.samples_when_heard`` for a member that is linked, or not in our run.
 NOT_LISTED = -1  # Index of a member that is not in the list.
@@ -62,13 +63,13 @@ class Entry:
     state_since: float  # Time at which the member entered this state.
     record_at: float  # Time at which we received its record.
     incarnation_at: float = NEVER  # Time at which its incarnation rose; NEVER since its first record.
-    # The member is DEAD only because the address book of our earlier life names it. That is no evidence of its death,
-    # and is not gossiped.
+    # The member is DEAD only because our address book from before our restart names it. That is no evidence of its
+    # death, and is not gossiped.
     is_restored: bool = False
 
     # Contact.
     is_linked: bool = False
-    was_contacted: bool = False  # It had a complete link with us in this life of ours.
+    was_contacted: bool = False  # It had a complete link with us since our start.
     alive_at: float = NEVER  # Time of the latest proof of life.
     rtt_s: float | None = None  # Smoothed round-trip time, from direct Acks.
     hint_tokens: TokenBucket | None = None  # Rate limiter of the hints that it relays.
@@ -80,7 +81,7 @@ class Entry:
     warned_at: float = NEVER  # Time at which we last told it of the accusations against it.
     answered_at: float = NEVER  # Time at which we last answered an accusation of us that it relayed.
 
-    # Push-pull.
+    # Push-pull: :mod:`gossip.membership.anti_entropy` defines digests and buckets.
     digest_sent_at: float = NEVER  # Time at which we last sent it a Digest.
     asked_for_all: bool = False  # Our last Digest to it was empty, which asks for the whole table.
     answer_due: bool = False  # It may still answer that Digest with the buckets that it wants.
@@ -88,10 +89,11 @@ class Entry:
 
     # Strangers, which are members without a link to us yet.
     introducer: PeerId | None = None  # The member that told us of a stranger; ourselves for one of our address book.
-    voucher: PeerId | None = None  # The home that vouches for an undialable stranger.
+    voucher: PeerId | None = None  # The home that vouches for an undialable stranger (:mod:`gossip.membership.table`).
     failed_dials: int = 0
-    dial_at: float = NEVER  # Time from which it may be dialled.
-    # Our sample count when we heard that a stranger is in our run, see :mod:`gossip.membership.arrears`.
+    dial_at: float = NEVER  # Time from which it may be dialled; NEVER means at once.
+    # Our sample count when we heard that a stranger is in our run. Once we have a link with it, our samples since then
+    # count for it too, see :mod:`gossip.membership.arrears`.
     samples_when_heard: int = NOT_WAITING
 
     # Indexes of the table.
@@ -99,7 +101,7 @@ class Entry:
     state_index: int = NOT_LISTED  # Its index in the list of its state.
     list_index: int = NOT_LISTED  # Its index in the list of contacted members, or of its introducer's strangers.
     dialable_index: int = NOT_LISTED  # Its index in the list of its introducer's strangers that can be dialled.
-    digest_part: int = 0  # Its hash in the digest; 0 while it is not counted there.
+    digest_part: int = 0  # Its hash in the digest; 0 while it is not there, since XOR with 0 changes nothing.
 
     @property
     def is_reachable(self) -> bool:
@@ -117,7 +119,7 @@ class Entry:
         return any(hint.by == peer for hint in self.accusations)
 
     def allow_records(self, records: float, now: float) -> TokenBucket:
-        """Allow it ``records`` records at once, and VERIFIED_PER_S a second in the long run."""
+        """Allow it ``records`` at once, VERIFIED_BURST at least, and VERIFIED_PER_S a second in the long run."""
         if self.check_tokens is None:
             self.check_tokens = TokenBucket(VERIFIED_PER_S, VERIFIED_BURST, now)
         self.check_tokens.raise_burst(records)

@@ -1,4 +1,7 @@
-"""The training samples of each peer: a partition of the data set, or an independent draw for each peer."""
+"""The training samples of each peer: a partition of the data set, or an independent draw for each peer.
+
+A *client* is one source of samples in a federated data set, for example one writer or one role of a play.
+"""
 
 from __future__ import annotations
 
@@ -21,17 +24,21 @@ if TYPE_CHECKING:
 __all__ = ["parts"]
 
 
-# Samples drawn for each peer if the data set is too small to divide: two batches of 8, so that an epoch has an order.
+# Samples drawn for each peer if the data set is too small to divide: two batches of LEAST_SAMPLES_A_PART, so that an
+# epoch has an order.
 SAMPLES_WITH_OVERLAP = 16
 
 
 def parts(task: Task, dataset: Dataset, names: Sequence[str], seed: int) -> list[I64]:
     """Return each peer's training samples, as rows of the data set.
 
-    Without ``samples_per_peer`` the whole data set is divided, each sample to one peer, so one more peer changes all
-    parts. If that would leave fewer than 8 samples each, every peer draws 16. A draw depends only on (seed, name).
-    It never takes a sample twice, unless a class of dirichlet has too few, but other peers may hold the same samples.
-    "natural" assigns whole clients: round-robin when dividing, one for each peer when drawing.
+    - Dividing: without ``samples_per_peer`` each sample goes to one peer, so one more peer changes all parts.
+    - Drawing: with it each peer draws that many. A draw depends only on (seed, name), so peers may hold the same
+      samples. It never takes a sample twice, unless a class of dirichlet has too few. If dividing would leave fewer
+      than LEAST_SAMPLES_A_PART samples each, every peer draws SAMPLES_WITH_OVERLAP.
+
+    The partition's kind "iid" takes samples uniformly, and "dirichlet" by a random share of each class. "natural"
+    assigns whole clients round-robin when dividing. When drawing, each peer draws from one client.
 
     Raises DataError or ConfigError for data that cannot be divided so.
     """
@@ -59,7 +66,7 @@ def parts(task: Task, dataset: Dataset, names: Sequence[str], seed: int) -> list
     if kind == "dirichlet":
         assert task.partition.alpha is not None
         split = dirichlet_split(dataset.y_train, len(names), task.partition.alpha, split_seed)
-    else:
+    else:  # The kind is "iid".
         split = iid_split(count, len(names), split_seed >> 1)  # torch takes 63 bits.
     return [rows.numpy() for rows in split]
 
@@ -81,7 +88,7 @@ def _drawn(task: Task, dataset: Dataset, names: Sequence[str], seed: int, size: 
     if task.partition.kind == "natural":
         pools = _samples_of_clients(dataset)
     elif task.partition.kind == "dirichlet":
-        pools = _rows_by_number(dataset.y_train)
+        pools = _rows_by_label(dataset.y_train)
     count, drawn = len(dataset.x_train), []
     for name in names:
         random = generator(seed, name, "samples")
@@ -90,7 +97,7 @@ def _drawn(task: Task, dataset: Dataset, names: Sequence[str], seed: int, size: 
         elif task.partition.kind == "natural":
             pool = pools[int(random.integers(len(pools)))]
             drawn.append(random.choice(pool, min(size, len(pool)), replace=False))
-        else:
+        else:  # The kind is "dirichlet".
             shares = random.dirichlet(np.full(len(pools), task.partition.alpha))  # (classes,)
             counts = random.multinomial(size, shares)
             pieces = [
@@ -104,11 +111,11 @@ def _drawn(task: Task, dataset: Dataset, names: Sequence[str], seed: int, size: 
 
 def _samples_of_clients(dataset: Dataset) -> list[I64]:
     assert dataset.clients is not None
-    return _rows_by_number(dataset.clients)
+    return _rows_by_label(dataset.clients)
 
 
-def _rows_by_number(numbers: torch.Tensor) -> list[I64]:
-    """Group the rows of ``numbers`` (rows,) by their number, in the order of the numbers."""
-    values = numbers.numpy()
+def _rows_by_label(labels: torch.Tensor) -> list[I64]:
+    """Group the rows of ``labels`` (rows,), each a class or a client, by their label, in the order of the labels."""
+    values = labels.numpy()
     order = np.argsort(values, kind="stable")
     return np.split(order, np.flatnonzero(np.diff(values[order])) + 1)

@@ -15,8 +15,10 @@ it invites the others and decides the outcome.
                                                                                             IN_DOUBT --settled-----+
 
 Every state also leads to DROPPED, which ends the group without a result. The inviter is never in doubt, since it alone
-decides. The table is in :mod:`gossip.exchange.transitions`. If it allows an event, ``Exchanges`` calls the handler
-``on_<event>``, which returns the effects to perform.
+decides. The table and all events are in :mod:`gossip.exchange.transitions`; "unlinked" means that the last link to a
+peer was lost, or that the peer died. If the table allows an event, ``Exchanges`` calls the handler ``on_<event>``,
+which returns the effects to perform. An Abort with the code "late" says that its sender has given up, whatever the
+cause.
 """
 
 from __future__ import annotations
@@ -57,6 +59,7 @@ class Group(Session):
     """
 
     TRANSITIONS: ClassVar[Table] = GROUP
+    # ``Exchanges`` calls these two on the class. They are part of matchmaking, before there is a group.
     begin_mix = classmethod(matchmaking.begin_mix)
     answer_invitation = classmethod(matchmaking.answer_invitation)
     IS_GROUP: ClassVar[bool] = True
@@ -65,7 +68,7 @@ class Group(Session):
     inviter: PeerId  # The peer that invited the others, perhaps ourselves.
     codec: str
     mean_version: float = 0.0  # Mean of the members' versions.
-    # The claim of Begin: the mean of the samples, the upper median of the member counts, the limit of the inviter.
+    # The claim of Begin: the mean of the samples, the upper median of the member counts, and the inviter's ``most``.
     mean_claim: Claim = UNSTATED
     invite_list: tuple[PeerId, ...] = ()  # The peers that the Invite names: they may become members.
     asked_peers: set[PeerId] = field(default_factory=set)  # All peers that we ever invited to this group.
@@ -141,7 +144,10 @@ class Group(Session):
         return [*abort, *self.begin_if_answered(now)]
 
     def on_busy(self, sender: PeerId, now: float) -> list[Effect]:
-        """Handle a peer that cannot take part, in OFFERED (inviter): invite a substitute, or begin without it."""
+        """Handle a peer that cannot take part, in OFFERED (inviter): invite a substitute, or begin without it.
+
+        The handlers of Refuse, Abort and a lost link call it too.
+        """
         self.pending_peers.pop(sender, None)
         self.joined_versions.pop(sender, None)
         self.joined_claims.pop(sender, None)
@@ -207,7 +213,7 @@ class Group(Session):
 
         The deadline allows 8 bytes per element at the slowest rate, since a member sends and receives two vectors of 4
         bytes per element; a pause of ``stall_s``, in which missing links are dialled; and the longest duration that
-        exchanges with a member take.
+        exchanges with a member take. Groups that we invited count under our own id (:meth:`finish`).
         """
         exchanges = self.exchanges
         config = exchanges.config
@@ -322,7 +328,7 @@ class Group(Session):
                 return self.fail("broken")
             case State.VERIFIED:
                 return self.ask_outcome(now) if peer == self.inviter else []
-        return self.end(DROPPED)
+        return self.end(DROPPED)  # We are invited, and the group has not begun.
 
     def lost_peers(self, state: Callable[[PeerId], MemberState | None]) -> list[PeerId]:
         """Return the peers that the group waits for in vain.
