@@ -75,8 +75,8 @@ class Newcomer:
     def __init__(self, local: Local, config: Config, new_session: Callable[[], int]) -> None:
         self.local, self.config, self.new_session = local, config, new_session
         self.max_donors = config.internal.donors  # Donors that send to us at once.
-        # The peer sets these three: drop all exchanges in progress; return the ready members of a run that we can reach;
-        # return True if we know members that we have not met yet.
+        # The peer sets these three: drop all exchanges in progress; return the ready members of a run that we can
+        # reach; return True if we know members that we have not met yet.
         self.abandon_exchanges: Callable[[], list[Effect]] = list
         self.find_donors: Callable[[bytes], list[PeerId]] = lambda run_id: []
         self.has_unmet_members: Callable[[], bool] = lambda: False
