@@ -233,8 +233,12 @@ def test_a_node_that_returns_after_its_run_was_finished_trains_nothing_again(tra
 def test_a_node_that_returns_alone_has_the_final_weights_and_their_count(train, tmp_path, until):
     first = train(linear(1), state_dir=tmp_path)
     until(lambda: trained(first) > 10)
-    first.do(lambda node: node.finish(0.1))
-    samples, run = first.node.swarm_samples, run_id(first)
+
+    def finish(node):  # The loop trains on afterwards, and its samples do not belong to the final weights.
+        node.finish(0.1)
+        return node.swarm_samples
+
+    samples, run = first.do(finish), run_id(first)
     first.stop()
     again = train(linear(2), state_dir=tmp_path)
     assert spread(again.model, first.model) == 0.0
