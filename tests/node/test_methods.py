@@ -83,7 +83,12 @@ def swarm(train, until):
         for vector in vectors:
             seeds = [trainees[0].node.address] if trainees else []
             trainees.append(train({"x": vector}, config=config, seeds=seeds))
-        until(lambda: all(trainee.node.metrics().members_alive == NODES for trainee in trainees))
+
+        def complete() -> bool:  # of one run: a busy machine may have begun two, one of which gives way
+            runs = {trainee.side.network.peer.view.run_id for trainee in trainees}
+            return len(runs) == 1 and all(trainee.node.metrics().members_alive == NODES for trainee in trainees)
+
+        until(complete)
         return Swarm(trainees, vectors, start)
 
     return start
