@@ -11,13 +11,13 @@ from __future__ import annotations
 import argparse
 import math
 import statistics
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 
+import sim.engine.carrier
 import sim.simulation
 from gossip.config.internal import Internal
 from sim.engine.flows import Flow, Flows
@@ -57,18 +57,11 @@ class Streams(Flows):
 
     across_bytes = 0
 
-    def start(self, sender: int, receiver: int, wire_bytes: float, on_sent: Callable[[], None]) -> Flow | None:
+    def start(self, sender: int, receiver: int, *args: Any, ceiling: float = math.inf, **named: Any) -> Flow | None:
         if far(sender, receiver):
-            self.across_bytes += wire_bytes
-        return super().start(sender, receiver, wire_bytes, on_sent)
-
-    def set_rate(self, flow: Flow) -> None:
-        if not far(flow.sender, flow.receiver):
-            super().set_rate(flow)
-        elif flow.rate == 0.0:  # slower than any share of a peer's bandwidth
-            flow.since, flow.rate = self.events.now, ACROSS_BYTES_S
-            flow.due = flow.since + flow.unsent_bytes / flow.rate
-            self.events.push(flow.due, self.on_due, flow, flow.due)
+            self.across_bytes += args[0]
+            ceiling = min(ceiling, ACROSS_BYTES_S)
+        return super().start(sender, receiver, *args, ceiling=ceiling, **named)
 
 
 def play(gossip: dict[str, Any], partition: dict[str, Any], aim: float, seed: int) -> dict[str, float]:
@@ -87,13 +80,13 @@ def play(gossip: dict[str, Any], partition: dict[str, Any], aim: float, seed: in
         distances.append(row["consensus_distance"])
         if math.isnan(reached_s) and row["accuracy_mean"] >= aim:
             reached_s = row["virtual_s"]
-    flows = swarm.sessions.flows
+    flows = swarm.links.carrier.flows
     assert isinstance(flows, Streams)
     return {
         "accuracy, %": 100 * row["accuracy_mean"], "worst, %": 100 * row["accuracy_min"], "s to the aim": reached_s,
         "exchange, ms": 1e3 * float(np.mean(swarm.sessions.durations_s)), "mixes": row["mixes"],
         "MB across": flows.across_bytes / 2 / REGION / 1e6,
-        "MB": swarm.sessions.stream_bytes / 2 / REGION / 1e6, "apart": statistics.fmean(distances[-LOOKS // 3 :]),
+        "MB": flows.sent_bytes / 2 / REGION / 1e6, "apart": statistics.fmean(distances[-LOOKS // 3 :]),
     }  # fmt: skip
 
 
@@ -102,8 +95,8 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=3)
     seeds = range(1, parser.parse_args().seeds + 1)
     torch.set_num_threads(1)
-    sim.simulation.network_of = lambda spec, seed: Regions(NEAR_S, RATE_BYTES_S)
-    sim.sessions.Flows = Streams
+    sim.simulation.network_of = lambda *described: Regions(NEAR_S, RATE_BYTES_S)
+    sim.engine.carrier.Flows = Streams
     titled = False
     for every in (8, 1):
         for data, (partition, aim) in DATA.items():

@@ -72,6 +72,11 @@ class Probe:
         self.asker: PeerId | None = None  # The member that we ping the target for; None for a probe of our own.
         self.asker_seq = 0  # The number of the asker's probe, which our answer to it carries.
 
+    @property
+    def waits_for_helpers(self) -> bool:
+        """Return True if helpers ping the target for us. An indirect probe without helpers only waits for an answer."""
+        return self.is_indirect and bool(self.helpers)
+
 
 class Detector:
     """The failure detector. It probes one member each period.
@@ -123,7 +128,7 @@ class Detector:
         probe = self._own_probe(entry.record.id)
         if probe is None:
             self._probe(entry, now, effects)
-        elif not (probe.is_indirect and probe.helpers):
+        elif not probe.waits_for_helpers:
             self._ping(probe, entry, effects)  # The first Ping may have been lost with the link.
 
     def adjust_health(self, degrees: int) -> None:
@@ -208,7 +213,7 @@ class Detector:
             # all members ask all others (5,600 requests for each death among 1,000 members).
             self._probe(entry, now, effects, can_ping=False)
         for probe in self.targets.get(peer, ())[:]:
-            if not (probe.is_indirect and probe.helpers):
+            if not probe.waits_for_helpers:
                 self._give_up(probe, now, effects)
 
     # -- one probe -----------------------------------------------------------------------------------------------
