@@ -29,8 +29,6 @@ UNANSWERED_S = 30.0  # Time until others are asked if no member answers in the f
 MAX_HOMES = 3  # As many as a record may name.
 MAX_UNANSWERED = 1  # Unanswered dials of a seed that still counts as answering: one dial may be in progress.
 NEVER_ANSWERED = MAX_UNANSWERED + 1  # The first count of a seed, so that it does not count as answering.
-BUSY_S = 5.0  # Longest interval of dials to a seed that accepts connections but finishes no Hello.
-LOOK_UP_S = 5.0  # Longest interval of look-ups without a link: the list of seeds may have been empty a moment ago.
 HOME_PING_S = 20.0  # A third of the idle timeout, so that the link to a home is never idle.
 
 
@@ -59,7 +57,7 @@ class Bootstrap:
 
 
 class Seeds:
-    """The seeds: addresses that are dialled with back-off (1 s, 2 s ... 60 s) until a member answers.
+    """The seeds: addresses that are dialled with back-off (1, 2, 4 and then every 5 s) until a member answers.
 
     While this peer has links, one seed is dialled at each healing period, as DEAD members are, to heal a partition.
 
@@ -121,8 +119,7 @@ class Seeds:
             seed = rng.choice(self.seeds) if self.seeds else None
             return look_up if seed is None or seed in alive else [self.dial(seed), *look_up]
         self.deadline = now + self.delay_s * (0.75 + 0.5 * rng.random())
-        limit_s = BUSY_S if self.answering else LOOK_UP_S if self.looks_up else math.inf
-        self.delay_s = min(2 * self.delay_s, limit_s, internal.seed_backoff_max_s)
+        self.delay_s = min(2 * self.delay_s, internal.seed_backoff_max_s)
         return [*(self.dial(seed) for seed in self.seeds), *look_up]
 
 

@@ -82,7 +82,7 @@ def test_seeds_that_are_down_are_dialled_for_ever_and_training_begins_meanwhile(
     times = [at for at, _ in node.said(Dial)]
     gaps = [b - a for a, b in pairwise(times)]
     for number, gap in enumerate(gaps):
-        backoff = min(60.0, 2.0**number)
+        backoff = min(5.0, 2.0**number)
         assert 0.75 * backoff <= gap <= 1.25 * backoff
     assert times[0] == 0.0
     assert times[-1] > 900.0
