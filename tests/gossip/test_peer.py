@@ -234,13 +234,13 @@ def test_settling_begins_with_a_snapshot_where_there_is_a_partner_and_with_nothi
 
 def test_a_liar_that_says_nobody_can_dial_us_withdraws_an_address_for_minutes_and_not_for_good():
     swarm = World(1)
-    first, late = swarm.start(value=0), swarm.start(0, value=1)
+    first, late = (swarm.start(*seeds, value=len(seeds), step_s=1.0) for seeds in ((), (0,)))
     first.dialable = late.dialable = True
     reached = first.peer.on_dial_tried
     first.peer.on_dial_tried = lambda asker, ok, now: reached(asker, False, now)  # type: ignore[method-assign]
     swarm.until(lambda: late.peer.membership.me.address is None, 30.0)
     assert late.kinds.count("unreachable") == 1
-    others = [swarm.start(0, value=2 + n) for n in range(3)]
+    others = [swarm.start(0, value=2 + n, step_s=1.0) for n in range(3)]
     swarm.until(lambda: late.peer.membership.me.address is not None and late.peer.reach.verdict is True, 600.0)
     assert all(node.peer.reach.verdict in (True, None) for node in others)
     assert late.kinds.count("unreachable") == 1

@@ -45,12 +45,19 @@ def flood(me, by, seconds, start=10.0, per_s=2_000, sequence=1):
     return now
 
 
-def test_one_link_has_a_bounded_number_of_signatures_checked():
+@pytest.fixture(scope="module")
+def flooded():
+    """Who was flooded for two seconds, and how often a signature was checked meanwhile. Tests only look at it."""
     verify = Counting()
     me = joined(40, verify)
     before = verify.asked
     flood(me, 2, seconds=2.0)  # 128,000 records, 17 s of checking
-    assert verify.asked - before <= 1_200  # 0.16 s
+    return me, verify.asked - before
+
+
+def test_one_link_has_a_bounded_number_of_signatures_checked(flooded):
+    _, asked = flooded
+    assert 0 < asked <= 1_200  # 0.16 s
 
 
 def test_another_link_is_heard_meanwhile_and_the_flood_afterwards():
@@ -90,9 +97,8 @@ def test_what_we_ask_for_is_no_flood():
     assert all(me.record(peer_id(n)).incarnation == 2 for n in range(3, 3_001))
 
 
-def test_who_floods_is_named():
-    me = joined(40, Counting())
-    flood(me, 2, seconds=2.0)
+def test_who_floods_is_named(flooded):
+    me, _ = flooded
     assert [(who, kind) for who, kind, _ in me.misbehaviour.rows()] == [(peer_id(2).hex(), "flood")]
 
 

@@ -26,15 +26,15 @@ def off_by(node):
     return 1.0 + abs(float(node.value) - 1000.0) / 1000.0
 
 
-def beside_a_liar(honest=4, value=10**6, config=None, loss=off_by):
+def beside_a_liar(honest=4, value=10**6, config=None, loss=off_by, step_s=0.1):
     """Honest nodes of one run with equal weights, and then one with a run of its own and 2**52 samples behind it."""
     swarm = World(1, config=config)
-    nodes = [swarm.start(*([0] if number else []), value=1000) for number in range(honest)]
+    nodes = [swarm.start(*([0] if number else []), value=1000, step_s=step_s) for number in range(honest)]
     swarm.until(swarm.agreed, 30.0)
     for node in nodes:
         node.loss = loss
     swarm.run(20.0)
-    liar = swarm.start(run_id=LIAR, value=value)
+    liar = swarm.start(run_id=LIAR, value=value, step_s=step_s)
     liar.perform(liar.peer.resume(LIAR, 2**52, 0.0, swarm.now))
     liar.peer.run_choice.config = Config(merge="never")
     liar.perform([Dial(address_of(0))])
@@ -43,8 +43,8 @@ def beside_a_liar(honest=4, value=10**6, config=None, loss=off_by):
 
 def test_one_record_does_not_take_the_run_where_no_losses_are_known():
     """One member is fewer than four, whatever it states; once all four dropped their weights for it within 3 s."""
-    swarm, nodes, _ = beside_a_liar(loss=lambda node: None)
-    swarm.run(900.0)
+    swarm, nodes, _ = beside_a_liar(loss=lambda node: None, step_s=1.0)
+    swarm.run(4 * STALEMATE_S)
     assert {node.run_id for node in nodes} == {nodes[0].run_id}
     assert {node.value for node in nodes} == {Fraction(1000)}
     assert all("merging" not in node.kinds for node in nodes)
