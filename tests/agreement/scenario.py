@@ -138,8 +138,8 @@ def start_vector(index: int) -> Floats:
 
 
 def train(index: int, vector: Floats, steps: int) -> None:
-    """What drives the peers apart: a step at the start of a life, and three later ones."""
-    if steps in (1, 40, 80, 120):
+    """What drives the peers apart: a step at the start of a life, and two later ones."""
+    if steps in (1, 40, 80):
         vector += np.random.default_rng((index, steps)).normal(size=ELEMENTS).astype(np.float32)
 
 

@@ -20,18 +20,18 @@ from tests.harness.configs import tuned
 )  # fmt: skip
 def test_three_peers_average_as_a_group(changes: dict[str, Any]) -> None:
     config = tuned(chunk_elements=1024, mixing="group", **changes)
-    ends = both(Scenario(trio_of_peers(), 30.0, config))
-    assert all(end.ready and end.exchanges[0] > 20 and end.exchanges[1] == 0 for end in ends.values())
+    ends = both(Scenario(trio_of_peers(), 20.0, config))
+    assert all(end.ready and end.exchanges[0] > 13 and end.exchanges[1] == 0 for end in ends.values())
     spread = np.ptp([end.values for end in ends.values()], axis=0).max()
     assert spread < 0.1  # each was driven apart by steps of size 1
 
 
 def test_a_killed_member_is_left_out_by_both() -> None:
     config = tuned(chunk_elements=1024, mixing="group")
-    ends = both(Scenario([*trio_of_peers(), (10.0, lambda swarm: swarm.kill(1))], 40.0, config))
+    ends = both(Scenario([*trio_of_peers(), (5.0, lambda swarm: swarm.kill(1))], 30.0, config))
     assert states(ends[0]) == {1: "dead", 2: "alive"}
     apart, both_mixed = ends[2].exchanges[0] - ends[0].exchanges[0], min(end.exchanges[0] for end in ends.values())
-    assert abs(apart) <= 1 < 20 < both_mixed  # either may have had one with the first alone
+    assert abs(apart) <= 1 < 15 < both_mixed  # either may have had one with the first alone
 
 
 @pytest.mark.slow

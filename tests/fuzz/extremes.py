@@ -215,13 +215,16 @@ STATES = ("idle", "offered", "streaming", "joining", "group offered", "group joi
 def play(state: str, cls: type) -> tuple[int, int]:
     """Tell a peer in this state every extreme of this message's numbers; how many it heard, and of how many."""
     heard = told = 0
+    played: set[str] = set()  # Many numbers are read as the same one, as 0, False and 0.0.
     first = Extreme(state)
     for header in cases(cls, first.session, first.peer.id):
         told += 1
         try:
-            decode(header)
+            message = repr(decode(header))
         except RemoteError:
             continue
         heard += 1
-        Extreme(state).told(header)
+        if message not in played:
+            played.add(message)
+            Extreme(state).told(header)
     return heard, told

@@ -33,7 +33,8 @@ class Model:
 
     def learn(self, more: int) -> None:
         """A step of training."""
-        self.total += self.mass * more
+        if more:  # A sum of fractions takes long.
+            self.total += self.mass * more
 
     def apply(self) -> None:
         """What exchanges brought is in the weights now."""

@@ -167,7 +167,8 @@ class Host(harness.Host):
         super().lost(link)
 
     def learn(self) -> None:
-        self.world.judge.learned(self, self.model.mass * self.learning)
+        if self.learning:
+            self.world.judge.learned(self, self.model.mass * self.learning)
         super().learn()
         self.world.truth.train(self, self.samples)
 

@@ -192,5 +192,5 @@ def test_one_that_promises_to_everybody_costs_no_more_than_one_that_answers_nobo
         siege.run(5.0)
         assert any(isinstance(one, ReservedPair) for node in siege.honest for one in node.peer.exchanges.table.values())
         siege.attack(kind)
-        shares.append(siege.mixes(30.0))
+        shares.append(siege.mixes(15.0))
     assert shares[1] > 0.95 * shares[0]

@@ -301,7 +301,7 @@ def test_only_a_partner_that_stays_unreachable_leaves_one_side_alone():
 
 
 # -- the mean --------------------------------------------------------------------------------------------------------
-@pytest.mark.parametrize("block", rest_is_slow(range(10), 3))
+@pytest.mark.parametrize("block", rest_is_slow(range(10), 2))
 def test_the_mean_is_exactly_kept_whatever_breaks(block):
     """20 random schedules each of 5 nodes: links break, messages are lost, loops stand still; nobody dies."""
     mixes = failures = 0

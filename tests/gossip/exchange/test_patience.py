@@ -249,13 +249,13 @@ def test_a_far_one_among_near_ones_mixes(config):
     swarm = World(5, config=tuned(config, bench_s=5.0))
     *_, far = nodes = swarm.swarm(5)
     swarm.network.latency = lambda a, b: 1.0 if far in (a, b) else 0.01
-    swarm.run(300.0)
+    swarm.run(150.0)
     assert any(far.id in node.peer.exchanges.answer_waits.waits_s for node in nodes[:4]), (
         "asked by near ones it is heard"
     )
     assert [kind for node in nodes for kind in node.kinds if kind == "suspicious"] == [], "being far is no misconduct"
-    assert len(far.mixes) > 60, "86 with the outer step while everybody waited 5 s; then the near ones had 71, now 319"
-    assert sum(len(node.mixes) for node in nodes[:4]) > 1_000
+    assert len(far.mixes) > 30, "43 with the outer step while everybody waited 5 s; then the near ones had 36, now 160"
+    assert sum(len(node.mixes) for node in nodes[:4]) > 500
 
 
 def test_strangers_with_whom_exchanges_fail_have_one_at_a_time():
