@@ -85,18 +85,21 @@ class OwnRecord:
 
     def update(self, changes: OwnFields, now: float) -> None:
         """Change fields, and sign the record now or later."""
-        fields: dict[str, Any] = {name: clamp_field(name, value) for name, value in changes.items()}
-        if "samples" in fields:
-            self._table.arrears.note_samples(fields["samples"], now)
-        for name, earlier_count in self._earlier.items():
-            if name in fields:
-                fields[name] = clamp_field(name, fields[name] + earlier_count)
-        if "run_id" in fields and fields["run_id"] != self.record.run_id:
+        record, pending, earlier = self.record, self._pending, self._earlier
+        fields: dict[str, Any] = {}
+        for name, value in changes.items():  # This runs at every step boundary.
+            field = clamp_field(name, value)
+            if name == "samples":
+                self._table.arrears.note_samples(field, now)
+            if earlier.get(name):
+                field = clamp_field(name, field + earlier[name])
+            fields[name] = field
+        if "run_id" in fields and fields["run_id"] != record.run_id:
             fields["extra"] = ()  # The figures belong to other weights.
-        for name, value in fields.items():
-            if value != self._pending.get(name, getattr(self.record, name)):
-                self._pending[name] = value
-        if self._pending and (now >= self._pending_at or not self._pending.keys() <= PROGRESS):
+        for name, field in fields.items():
+            if field != (pending[name] if name in pending else getattr(record, name)):
+                pending[name] = field
+        if pending and (now >= self._pending_at or not pending.keys() <= PROGRESS):
             self.publish(now)
         else:
             self._update_deadline()

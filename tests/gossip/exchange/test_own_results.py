@@ -36,7 +36,7 @@ def test_where_exchanges_fail_the_interval_is_at_least_what_it_is_at_first():
 @pytest.mark.parametrize(("loss", "interval"), [(0.0, 2), (0.135, NOMINAL_STEPS)])
 def test_peers_whose_messages_are_lost_keep_their_first_interval(loss, interval):
     scenario = Scenario.from_mapping({
-        "peers": 12, "duration_s": 40.0, "membership": {"mode": "ideal"},
+        "peers": 12, "duration_s": 25.0, "membership": {"mode": "ideal"},
         "task": {"dataset": "digits", "model": "linear"},
         "compute": {"step_s": {"kind": "uniform", "low_s": 0.095, "high_s": 0.105}},
         "network": {"latency": {"kind": "constant", "value_ms": 5}, "loss": loss, "congestion": "none"},
