@@ -25,7 +25,7 @@ from tests.agreement import scenario
 from tests.agreement.scenario import Floats, Outcome, Scenario, Script, identity, run_nodes, simulate, start_vector
 from tests.gossip.kernel.building import passes
 from tests.harness.configs import tuned
-from tests.harness.marks import rest_is_slow
+from tests.harness.marks import rest_is_slow, slow
 
 
 def trio_of_peers() -> Script:
@@ -115,7 +115,12 @@ METHODS: dict[str, dict[str, Any]] = {
 """Intervals are powers of two: a version counts steps in intervals, and the drivers count at different times."""
 
 
-@pytest.mark.parametrize("changes", METHODS.values(), ids=METHODS.keys())
+COVERED = {"int8", "int4", "moniqua4", "mask", "fragments", "push-sum"}  # by others, where they meet something else
+
+
+@pytest.mark.parametrize(
+    "changes", [(slow if name in COVERED else pytest.param)(METHODS[name], id=name) for name in METHODS]
+)
 def test_every_method_ends_the_same_in_both(changes: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(balance, "GAMMA", 0.9)  # vectors so short would be refused for ever
     ends = both(Scenario(trio_of_peers(), 6.5, tuned(chunk_elements=1024, **changes)))

@@ -193,13 +193,13 @@ class Extreme(Messages):
             self.perform(self.peer.receive(self.sender, decode(header), self.now))
         except RemoteError:
             self.ended(RemoteError("x", "x"))
-        for turn in range(6):
+        for turn in range(4):
             self.report_all()
             for session in list(self.peer.exchanges.table):
                 self.perform(self.peer.receive(self.sender, Commit(session), self.now))
                 self.perform(self.peer.receive(self.sender, Settled(session, True), self.now))
             self.step(8)
-            if turn == 3:
+            if turn == 2:
                 self.perform(self.peer.settle(True, self.now))
             self.now = max(self.now, min(self.peer.deadline, self.now + 30.0))
             self.tick()

@@ -12,11 +12,11 @@ from tests.fuzz.engine import LIMIT_S, Figures, Target, play, play_life
 from tests.fuzz.run import TARGETS, inputs_of, table
 from tests.harness.marks import slow
 
-SLOW = {"handshakes": 15, "scenarios": 100, "checkpoints": 200, "messages": 1_000}
-INPUTS = 500
+SLOW = {"handshakes": 10, "scenarios": 60, "checkpoints": 120, "messages": 600}
+INPUTS = 300
 
 
-@pytest.mark.parametrize("times", [1, slow(3)])
+@pytest.mark.parametrize("times", [1, slow(5)])
 @pytest.mark.parametrize("name", list(TARGETS))
 def test_whatever_arrives_raises_only_what_is_declared(name, times):
     inputs = times * SLOW.get(name, INPUTS)

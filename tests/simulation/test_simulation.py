@@ -28,7 +28,7 @@ JUDGED_LARGE = {
     1008: "a newcomer whose only contact crashed after the last fault",
 }
 LARGE = {0: "hours", 1: "runs", 6: "hours", 14: "hours", 2: "hours"}  # by seed, what is large: a second or two each
-SAME = (3, 4, 9, 16, 23)  # seeds of schedules that are played in two processes
+SAME = (4, 9, 23)  # seeds of schedules that are played in two processes
 
 
 @pytest.mark.parametrize("block", rest_is_slow(range(BLOCKS), QUICK))

@@ -101,7 +101,7 @@ def test_a_node_serves_a_run_whose_weights_it_found_worse_and_leaves_alone():
     assert not one.peer.run_choice.should_serve(two.peer.membership.me, swarm.now + seconds)
 
 
-@pytest.mark.parametrize("seed", rest_is_slow(range(50), 15))
+@pytest.mark.parametrize("seed", rest_is_slow(range(50), 10))
 def test_runs_that_meet_in_any_way_become_one_and_stay_one(seed):
     """Two or three runs, of like or unlike pace, cut off from each other and healed at random; killed links between."""
     rng = random.Random(seed)
