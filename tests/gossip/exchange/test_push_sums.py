@@ -15,6 +15,7 @@ from gossip.exchange.session import State
 from gossip.wire.messages import Abort, Accept, Busy, Commit, Offer, Outcome, Refuse, Settled
 from tests.gossip.exchange.sides import A, B, C, D, Side
 from tests.harness.configs import tuned
+from tests.harness.marks import rest_is_slow
 from tests.harness.world import World
 
 SUM = tuned(mixing="push-sum", doubt_s=1e6, incoming_exchanges=4)
@@ -282,7 +283,7 @@ def disturb(pushes, rng):
         pushes.take(rng.choice(found))
 
 
-@pytest.mark.parametrize("block", range(4))
+@pytest.mark.parametrize("block", rest_is_slow(range(4), 2))
 @pytest.mark.parametrize("partners", [1, 2])
 def test_the_sums_are_exact_at_every_moment_whatever_happens(block, partners):
     merged = returned = 0

@@ -201,9 +201,7 @@ def test_a_run_that_has_not_met_all_members_of_the_other_gives_way_in_the_end():
 
 @pytest.mark.parametrize("mode", ["ask", slow("never")])
 def test_without_consent_runs_stay_apart_and_a_person_hears_of_it(mode):
-    swarm, lefts, rights = apart(
-        2, 2, left_step_s=1.0, right_step_s=1.0, right_later_s=60.0, config=Config(merge=mode)
-    )
+    swarm, lefts, rights = apart(2, 2, left_step_s=1.0, right_step_s=1.0, right_later_s=60.0, config=Config(merge=mode))
     swarm.network.sides = None
     for node in swarm.hosts[1:]:
         node.perform([Dial(address_of(0))])
