@@ -27,7 +27,7 @@ def tiny(tmp_path):
 
 
 @pytest.fixture
-def played(monkeypatch):
+def played(monkeypatch, _pictures_not_rendered):
     """The scenarios that were played, in order; playing gives a fake result at once, after ``at(number)``."""
     from sim import simulation
 
@@ -43,5 +43,11 @@ def played(monkeypatch):
 
     monkeypatch.setattr(simulation, "simulate", simulate)
     monkeypatch.setattr(jobs, "cores", lambda: 1)  # in this process, which alone has the fake
-    monkeypatch.setattr(charts, "save_all", lambda results, folder: None)  # seconds; test_report looks at pictures
     return scenarios
+
+
+@pytest.fixture
+def _pictures_not_rendered(monkeypatch):
+    """A report has all but its pictures, which take most of a second: those of test_report are rendered."""
+    monkeypatch.setattr(charts, "save_all", lambda results, folder: None)
+    monkeypatch.setattr(charts, "svg_of", lambda figure, label, *, themed=True: "<svg></svg>")

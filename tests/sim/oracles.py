@@ -2,7 +2,8 @@
 
 Every test says how many samples it draws, their standard error, and where that comes from; the bound is BOUND = 4
 standard errors (wrong once in 16,000 seeds for a normal mean), and seeds are fixed. One scalar a node, V = sum of
-``(x_i - mean)^2``; further elements of a vector are further copies that see the same pairs.
+``(x_i - mean)^2``; further elements of a vector are further copies that see the same pairs. From 256 elements on the
+default filter sees enough of a vector to cut off differences, which no closed form covers.
 
 What a published round is to an asynchronous swarm. Peers mix in pairs and at times of their own, so that one exchange,
 and not one round of a matching, is the unit here. The natural schedule is not memoryless (who has just mixed is not due

@@ -1,19 +1,18 @@
-"""Two hundred peers that come and go: runs end with a report, at either level."""
+"""Peers that come and go: runs end with a report, at either level, of fifty or two hundred."""
 
 import pytest
 
 from gossip.config import Config
 from sim.scenario.scenario import ChurnSpec, Distribution, MembershipSpec, NetworkCut, NetworkSpec, Scenario, Task
 from sim.simulation import simulate
+from tests.harness.marks import slow
 
-PEERS = 200
 
-
-def churned(fidelity: str, duration_s: float, mean_s: float, **changes) -> dict:
+def churned(fidelity: str, peers: int, duration_s: float, mean_s: float, **changes) -> dict:
     churn = ChurnSpec(up=Distribution.exponential(mean_s), down=Distribution.exponential(mean_s / 4), farewell=0.2)
     membership = MembershipSpec(mode="ideal" if fidelity == "exchange" else "protocol")
     scenario = Scenario(
-        peers=PEERS, duration_s=duration_s, fidelity=fidelity, seed=1, churn=churn, membership=membership,
+        peers=peers, duration_s=duration_s, fidelity=fidelity, seed=1, churn=churn, membership=membership,
         task=Task(dataset="averaging", elements=8), gossip=Config(), **changes,
     )  # fmt: skip
     return simulate(scenario, progress=False).summary
@@ -21,12 +20,14 @@ def churned(fidelity: str, duration_s: float, mean_s: float, **changes) -> dict:
 
 @pytest.mark.slow
 def test_two_hundred_peers_of_short_lives_mix_at_the_fast_level():
-    summary = churned("exchange", 300.0, 200.0)
-    assert summary["exchanges_done"] > PEERS
+    summary = churned("exchange", 200, 300.0, 200.0)
+    assert summary["exchanges_done"] > 200
 
 
-@pytest.mark.parametrize(("duration_s", "mean_s"), [(5.0, 20.0), pytest.param(300.0, 200.0, marks=pytest.mark.slow)])
-def test_two_hundred_peers_of_short_lives_mix_with_the_whole_protocol(duration_s, mean_s):
+@pytest.mark.parametrize(
+    ("peers", "duration_s", "mean_s"), [(50, 5.0, 20.0), slow(200, 5.0, 20.0), slow(200, 300.0, 200.0)]
+)
+def test_peers_of_short_lives_mix_with_the_whole_protocol(peers, duration_s, mean_s):
     cut = NetworkSpec(partitions=(NetworkCut(at_s=duration_s / 3, until_s=duration_s / 2),))
-    summary = churned("whole", duration_s, mean_s, network=cut)
-    assert summary["exchanges_done"] > PEERS
+    summary = churned("whole", peers, duration_s, mean_s, network=cut)
+    assert summary["exchanges_done"] > peers

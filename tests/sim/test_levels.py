@@ -14,6 +14,7 @@ from sim.scenario.fidelity import UNPLAYED, Fidelity, fidelity_of
 from sim.scenario.scenario import Scenario
 from sim.simulation import simulate
 from sim.sweep import Sweep
+from tests.harness.marks import slow
 from tests.sim.commands import gossip
 from tests.sim.learning.test_tasks import NORMED
 
@@ -158,8 +159,9 @@ def ends(scenario: Scenario, level: str) -> None:
     assert result.summary["node_updates"] > 1000
 
 
-def test_two_hundred_peers_with_churn_play_to_their_end():
-    ends(Scenario.from_mapping(DIED["churn"]), "exchange")
+@pytest.mark.parametrize("peers", [50, slow(200)])
+def test_peers_with_churn_play_to_their_end(peers):
+    ends(Scenario.from_mapping(DIED["churn"] | {"peers": peers}), "exchange")
 
 
 @pytest.mark.slow

@@ -173,6 +173,7 @@ def test_stopped_in_a_later_run_it_keeps_the_finished_ones_and_says_where(monkey
     assert (out / "tiny" / "report.html").exists()
 
 
+@pytest.mark.usefixtures("_pictures_not_rendered")
 def test_stopped_half_way_it_keeps_what_was_seen_of_the_run_under_way(monkeypatch, capsys, tiny, tmp_path):
     slices = RunningSimulation.slices
 
@@ -194,6 +195,7 @@ def test_stopped_half_way_it_keeps_what_was_seen_of_the_run_under_way(monkeypatc
     assert "stopped after 50" in (out / "report.html").read_text()
 
 
+@pytest.mark.usefixtures("_pictures_not_rendered")
 def test_rows_are_in_the_file_while_the_run_goes_on(monkeypatch, tiny, tmp_path):
     slices, seen = RunningSimulation.slices, []
 
@@ -234,10 +236,10 @@ def three(tmp_path):
     return paths
 
 
+@pytest.mark.usefixtures("_pictures_not_rendered")
 def test_several_scenarios_on_two_cores_give_what_they_give_on_one_in_the_order_of_the_files(
     monkeypatch, capsys, three, tmp_path
 ):
-    monkeypatch.setattr(charts, "save_all", lambda results, folder: None)
     told, histories = [], []
     for at_once in ("1", "2"):
         out = tmp_path / at_once
@@ -283,6 +285,7 @@ def test_a_process_that_dies_is_one_sentence_that_names_its_scenario(monkeypatch
     assert multiprocessing.active_children() == []
 
 
+@pytest.mark.usefixtures("_pictures_not_rendered")
 def test_stopped_side_by_side_it_keeps_what_was_seen_of_every_run_under_way(monkeypatch, capsys, three, tmp_path):
     for path in three[:2]:
         path.write_text(TINY.replace("tiny", path.stem).replace("duration_s = 4", "duration_s = 1e6"))
@@ -302,7 +305,6 @@ def test_stopped_side_by_side_it_keeps_what_was_seen_of_every_run_under_way(monk
 
     monkeypatch.setattr(jobs.Workers, "__init__", noted)
     monkeypatch.setattr(cli, "progress_bar", lambda title, quiet: contextlib.nullcontext(Bar()))
-    monkeypatch.setattr(charts, "save_all", lambda results, folder: None)
     out = tmp_path / "out"
     assert gossip(monkeypatch, "sim", *three, "--json", "--jobs", "2", "--out", out, *AVERAGING) == 130
     told, said = capsys.readouterr()

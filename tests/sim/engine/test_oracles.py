@@ -70,10 +70,10 @@ def test_partners_are_uniform_whatever_they_hold() -> None:
 
 
 def consecutive(seed: int) -> Measured:
-    """10 runs of 150 consecutive exchanges each, 16 peers, 64 elements: 1,500 ratios V'/V, whose differences from their
+    """40 runs of 20 consecutive exchanges each, 16 peers, 192 elements: 800 ratios V'/V, whose differences from their
     expectation are uncorrelated (each is expected given all before), so their deviation gives the standard error."""
-    n, runs, length = 16, 10, 150
-    matrix, rng = np.empty((n, 64), np.float32), np.random.default_rng(seed)
+    n, runs, length = 16, 40, 20
+    matrix, rng = np.empty((n, 192), np.float32), np.random.default_rng(seed)
     swarm, ratios = told_to_mix(matrix, seed), list[float]()
     for _ in range(runs):
         matrix[:] = rng.normal(size=matrix.shape)

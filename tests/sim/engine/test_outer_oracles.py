@@ -119,10 +119,10 @@ def test_the_outer_rule_with_unit_noise_has_the_derived_variance() -> None:
 
 
 def outer_fall(seed: int, alpha: float, beta: float) -> Measured:
-    """V/n of the swarm after 16 exchanges without noise, 8 peers, 64 elements, 120 starts from N(0, 1): independent,
+    """V/n of the swarm after 12 exchanges without noise, 8 peers, 192 elements, 90 starts from N(0, 1): independent,
     and their deviation gives the standard error."""
-    n, length, starts = 8, 16, 120
-    matrix, rng = np.zeros((n, 64), np.float32), np.random.default_rng(seed)
+    n, length, starts = 8, 12, 90
+    matrix, rng = np.zeros((n, 192), np.float32), np.random.default_rng(seed)
     swarm = told_to_mix(matrix, seed, outer_momentum=alpha, outer_rate=beta)
     seen = np.empty(starts)
     for start in range(starts):

@@ -92,7 +92,7 @@ def test_both_levels_choose_the_same_intervals_and_learn_as_much():
     # On slow links the intervals are about 6 steps. A peer at 5 in place of 6 mixes a fifth more often.
     for changes, within in (({}, 0.02), ({"network": slow}, 0.1)):
         whole, fast = (
-            simulate(scenario(steps=400, fidelity=fidelity, **changes), progress=False).summary
+            simulate(scenario(steps=200, fidelity=fidelity, **changes), progress=False).summary
             for fidelity in ("whole", "exchange")
         )
         for figure in ("node_updates", "bytes_sent"):

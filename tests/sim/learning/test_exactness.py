@@ -9,11 +9,11 @@ from gossip.config import Config
 from sim import simulation
 from sim.engine.swarm import Swarm
 from sim.learning.learners import Learners
-from sim.scenario.scenario import ChurnSpec, MembershipSpec, Scenario, Task
+from sim.scenario.scenario import ChurnSpec, Distribution, MembershipSpec, Scenario, Task
 from sim.simulation import Simulation
 from sim.world.network import NetworkModel
 from tests.harness.marks import slow
-from tests.sim.scenarios import ADAMW, COMING_AND_GOING, MOMENTUM, log_of, played, small
+from tests.sim.scenarios import ADAMW, MOMENTUM, log_of, played, small
 
 
 class OneStepAtATime(Learners):
@@ -53,13 +53,22 @@ KINDS = {
 }
 
 
-@pytest.mark.parametrize("optimizer", [MOMENTUM, ADAMW], ids=["sgd", "adamw"])
+OPTIMIZERS = {"sgd": MOMENTUM, "adamw": ADAMW}
+SLOW = {("gpt", "sgd"), ("gpt", "adamw"), ("cnn", "adamw")}
+
+
 @pytest.mark.parametrize(
-    ("task", "tolerance"),
-    [slow(*kind, id=name) if name == "gpt" else pytest.param(*kind, id=name) for name, kind in KINDS.items()],
+    ("task", "tolerance", "optimizer"),
+    [
+        (slow if (name, rule) in SLOW else pytest.param)(*kind, optimizer, id=f"{name}-{rule}")
+        for name, kind in KINDS.items()
+        for rule, optimizer in OPTIMIZERS.items()
+    ],
 )
 def test_batched_steps_are_those_of_one_peer_at_a_time(task, tolerance, optimizer, monkeypatch):
-    scenario = small(seed=SEED, task=Task(samples_per_peer=20, batch_size=4, optimizer=optimizer, **task))
+    scenario = small(
+        seed=SEED, duration_s=5.0, task=Task(samples_per_peer=20, batch_size=4, optimizer=optimizer, **task)
+    )
     batched, plain = both_ways(scenario, monkeypatch)
     assert log_of(batched) == log_of(plain)
     assert plain.swarm.sessions.mixes > 60
@@ -71,12 +80,13 @@ def test_batched_steps_are_those_of_one_peer_at_a_time(task, tolerance, optimize
 
 @pytest.mark.parametrize("mode", ["protocol", "ideal"])
 def test_batched_steps_are_exact_where_peers_come_and_go(mode, monkeypatch):
-    assert_exact_with_churn(small(churn=COMING_AND_GOING, membership=MembershipSpec(mode=mode)), monkeypatch)
+    assert_exact_with_churn(small(membership=MembershipSpec(mode=mode)), monkeypatch)
 
 
 def assert_exact_with_churn(scenario, monkeypatch):
-    """Twenty seconds of it, batched and one at a time, end with the same models."""
-    batched, plain = both_ways(scenario.replace(duration_s=20.0), monkeypatch)
+    """Twelve seconds of coming and going, batched and one at a time, end with the same models."""
+    often = ChurnSpec(up=Distribution.exponential(3), down=Distribution.exponential(1), farewell=0.5)
+    batched, plain = both_ways(scenario.replace(duration_s=12.0, churn=often), monkeypatch)
     assert sum(batched.swarm.restarts) > 3
     assert log_of(batched) == log_of(plain)
     for ours, theirs in zip(batched.swarm.alive(), plain.swarm.alive(), strict=True):

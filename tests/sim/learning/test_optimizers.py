@@ -21,7 +21,7 @@ from sim.simulation import Simulation
 from sim.world.network import NetworkModel
 from tests.sim.learning.test_exactness import OneStepAtATime, assert_exact_with_churn, both_ways
 from tests.sim.learning.test_learners import NAMES, ROUNDING, SEED, TOLERANCE
-from tests.sim.scenarios import AVERAGING, COMING_AND_GOING, log_of, played, small
+from tests.sim.scenarios import AVERAGING, log_of, played, small
 
 QUASI_GLOBAL = Optimizer(lr=0.05, quasi_global=0.9, weight_decay=0.01)
 LINEAR = Task(model="linear", samples_per_peer=40, batch_size=4, optimizer=QUASI_GLOBAL)
@@ -138,7 +138,7 @@ def test_batched_steps_with_mixes_between_are_those_of_one_peer_at_a_time(monkey
 
 
 def test_batched_steps_are_exact_where_peers_come_and_go(monkeypatch):
-    scenario = quasi_global(churn=COMING_AND_GOING, membership=MembershipSpec(mode="ideal"))
+    scenario = quasi_global(membership=MembershipSpec(mode="ideal"))
     assert_exact_with_churn(scenario, monkeypatch)
 
 

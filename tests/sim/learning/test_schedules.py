@@ -22,7 +22,7 @@ from tests.sim.learning.test_learners import (
     assert_trained_as_one_at_a_time,
     torch_optimizer,
 )
-from tests.sim.scenarios import COMING_AND_GOING, played, small
+from tests.sim.scenarios import played, small
 
 COSINE = {"schedule": "cosine", "schedule_steps": 16, "warmup_steps": 3, "min_lr": 0.0005}
 OPTIMIZERS = {
@@ -143,7 +143,7 @@ def test_a_cosine_that_ends_where_it_began_is_a_constant_rate(name):
 def test_batched_steps_are_exact_where_peers_come_and_go(monkeypatch):
     optimizer = Optimizer(name="adamw", lr=0.003, schedule="cosine", schedule_steps=150, warmup_steps=10)
     task = Task(model="mlp", samples_per_peer=20, batch_size=4, optimizer=optimizer)
-    scenario = small(task=task, churn=COMING_AND_GOING, membership=MembershipSpec(mode="ideal"))
+    scenario = small(task=task, membership=MembershipSpec(mode="ideal"))
     assert_exact_with_churn(scenario, monkeypatch)
 
 

@@ -56,10 +56,14 @@ class Page(HTMLParser):
         self.text.append(data)
 
 
+def result_to_save():
+    return fake_result(name="a <b> & c", network=WAN_WITH_A_CUT, churn={"preset": "spot_v100_2023_02"})
+
+
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory):
     folder = tmp_path_factory.mktemp("saved")
-    result = fake_result(name="a <b> & c", network=WAN_WITH_A_CUT, churn={"preset": "spot_v100_2023_02"})
+    result = result_to_save()
     assert result.save(folder / "new" / "deep") == folder / "new" / "deep" / "report.html"
     return result, folder / "new" / "deep"
 
@@ -212,9 +216,8 @@ def test_every_axis_says_its_unit():
 
 
 @pytest.mark.usefixtures("_page_alone")
-def test_the_same_result_gives_the_same_page(tmp_path):
-    first, second = (fake_result().save(tmp_path / name).read_bytes() for name in ("first", "second"))
-    assert first == second
+def test_the_same_result_gives_the_same_page(saved, tmp_path):
+    assert result_to_save().save(tmp_path).read_bytes() == (saved[1] / "report.html").read_bytes()
 
 
 def test_drawing_leaves_the_user_s_own_settings_of_matplotlib_as_they_are():
@@ -275,9 +278,18 @@ def test_what_rounding_makes_of_one_common_model_does_not_set_the_scale_of_the_d
 
 
 # -- several -----------------------------------------------------------------------------------------------------------
-def test_a_comparison_shows_each_scenario_in_one_colour_and_where_they_differ(tmp_path):
+def test_a_comparison_shows_each_scenario_in_one_colour_and_where_they_differ(tmp_path, monkeypatch):
     results = [fake_result(name=f"every {steps}", mix_every_steps=steps) for steps in (2, 8, 32)]
+    save, names = charts.save, []
+
+    def saved(figure, path):
+        names.append(path.name)
+        if path.name == "curves.png":  # The page has the others.
+            save(figure, path)
+
+    monkeypatch.setattr(charts, "save", saved)
     text = compare(results, tmp_path).read_text()
+    assert names == ["curves.png", *(f"{panel.name}.png" for panel in panels.panels_of(results))]
     assert Page(text).open == []
     assert "gossip.mix_every_steps" in text
     assert "network.latency" not in text  # alike in all of them

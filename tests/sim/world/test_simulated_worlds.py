@@ -75,7 +75,7 @@ def up_at(churn: Churn, peers: int, when: float, starts_s: float = 0.0) -> int:
 def test_as_many_are_alive_in_each_row_as_the_churn_has_up(start, mode):
     spec = ChurnSpec(up=Distribution.weibull(0.6, 10), down=Distribution.exponential(6), start=start, farewell=0.5)
     scenario = averaging(
-        peers=20, duration_s=60.0, churn=spec, membership=MembershipSpec(mode=mode), report=ReportSpec(every_s=1.5)
+        peers=20, duration_s=30.0, churn=spec, membership=MembershipSpec(mode=mode), report=ReportSpec(every_s=0.75)
     )
     history = simulate(scenario, progress=False).history
     churn = churn_of(spec, scenario.seed, scenario.peers)
@@ -215,22 +215,22 @@ def test_three_groups_and_two_cuts_one_after_the_other():
 # -- stragglers ------------------------------------------------------------------------------------------------------
 @MODES
 def test_stragglers_slow_nobody(mode):
-    """About 19 fast peers of 24, for 200 s. Their steps are the same to the last one. Their mixes may fall short of one
+    """14 fast peers of 16, for 100 s. Their steps are the same to the last one. Their mixes may fall short of one
     in an interval by 3 %: who asks a straggler waits up to 0.4 s for its next boundary, and the schedule makes up for
-    that but where an interval was missed whole (0.2 to 1.8 % over seeds 1 to 3); the sampling error of 4,800 mixes
-    whose intervals are uniform within a quarter is 0.2 %."""
-    seconds, runs = 200.0, []
+    that but where an interval was missed whole (0.2 to 1.8 % over seeds 1 to 3 of 24 peers for 200 s); the sampling
+    error of 1,750 mixes whose intervals are uniform within a quarter is 0.4 %."""
+    seconds, runs = 100.0, []
     for stragglers in (None, Stragglers(share=0.25, slowdown=4)):
         compute = Compute(step_s=Distribution.constant(0.1), stragglers=stragglers)
         scenario = averaging(
-            peers=24, duration_s=seconds, compute=compute, gossip=Config(), membership=MembershipSpec(mode=mode)
+            peers=16, duration_s=seconds, compute=compute, gossip=Config(), membership=MembershipSpec(mode=mode)
         )
         run = played(scenario)
         run.swarm.run_until(seconds)
         runs.append(run)
     alike, uneven = runs
     slow = {name for name in uneven.names if uneven.times.slowdown(name) > 1}
-    assert 2 <= len(slow) <= 10
+    assert 2 <= len(slow) <= 6
     pairs = [(a, b) for a, b in zip(alike.swarm.hosts, uneven.swarm.hosts, strict=True)]
     fast = [(a, b) for a, b in pairs if a.name not in slow]
     assert [a.steps for a, _ in fast] == [b.steps for _, b in fast]
