@@ -336,7 +336,7 @@ def moved_by_the_first_it_meets(kind, learning):
     noise = np.random.default_rng(4)
 
     def on_step(index, vector, step):
-        if index < 5:  # and the newcomer has taken no step yet
+        if index < 5 and learning:  # and the newcomer has taken no step yet
             vector += learning * noise.standard_normal(elements).astype(np.float32)
 
     swarm = Swarm(7, network, Config(mix_every_steps=4), on_step)  # with others a scaled model is refused for ever

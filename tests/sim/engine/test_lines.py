@@ -114,7 +114,7 @@ def test_a_message_sent_after_a_stream_comes_after_it():
                 ), lambda seen=seen: seen.append("stream"), nothing,
             )
         )  # fmt: skip
-        swarm.run_until(swarm.now + 200.0)
+        swarm.run_until(swarm.now + 100.0)
         assert sorted(seen) == ["message", "stream"]
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import numpy as np
 import pytest
 
@@ -33,10 +35,15 @@ def played(**changes):
     return summary["interval_steps"], summary["node_updates"] / steps, summary["bytes_sent"] / steps
 
 
+@functools.cache
+def of_fp32_every_8():
+    return simulate(scenario(codec="fp32", mix_every_steps=8), progress=False).summary
+
+
 @pytest.mark.parametrize("fidelity", ["whole", "exchange"])
 def test_peers_on_good_links_mix_every_2_steps_in_int8_and_send_what_fp32_every_8_sends(fidelity):
-    interval, mixes, sent = played(steps=200, fidelity=fidelity)
-    every_8 = simulate(scenario(codec="fp32", mix_every_steps=8), progress=False).summary
+    interval, mixes, sent = played(steps=120, fidelity=fidelity)
+    every_8 = of_fp32_every_8()
     assert interval == 2
     assert mixes == pytest.approx(1 / 2, rel=0.1)
     assert sent == pytest.approx(every_8["bytes_sent"] / every_8["steps"], rel=0.15)
@@ -54,7 +61,7 @@ def test_peers_on_good_links_mix_every_2_steps_in_int8_and_send_what_fp32_every_
     ids=["slow links", "a large model", "a large model that may cost more"],
 )
 def test_where_an_exchange_takes_long_or_costs_much_they_mix_more_rarely(changes, least, most, fidelity):
-    interval, mixes, _ = played(steps=200, fidelity=fidelity, **changes)
+    interval, mixes, _ = played(steps=120, fidelity=fidelity, **changes)
     assert least <= interval <= most
     assert mixes < 1 / (0.7 * least) + 0.1  # and what began before anything was measured
 

@@ -4,7 +4,7 @@ import pytest
 
 from sim import Scenario, simulate
 
-STEP_S, STEPS, PEERS = 0.1, 200, 16
+STEP_S, STEPS, PEERS = 0.1, 120, 12
 
 
 def mixes_a_step(**gossip):

@@ -52,7 +52,7 @@ def test_fifty_trainers_of_one_pace_count_within_two_percent_and_deaths_take_not
 
 def test_a_node_eight_times_as_fast_as_the_others_counts_for_all_of_its_samples():
     swarm = swarm_of(8, fast=1, fast_s=STEP_S / 8)
-    swarm.run_until(120.0)
+    swarm.run_until(80.0)
     assert max(map(abs, errors(swarm))) < 0.05
 
 

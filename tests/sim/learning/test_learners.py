@@ -14,6 +14,7 @@ from sim.learning import datasets, partitions
 from sim.learning.batches import Batches
 from sim.learning.learners import Learners
 from sim.scenario.scenario import Optimizer, Partition, Task
+from tests.harness.marks import slow
 
 SEED = 5
 NAMES = ["ada", "bob", "cyd", "dan", "eve"]
@@ -120,8 +121,20 @@ def assert_reset_as_one_at_a_time(task: Task, kind: type[Plainly]) -> None:
         assert_equal_models(learners, one, start)
 
 
-@pytest.mark.parametrize("optimizer", OPTIMIZERS.values(), ids=OPTIMIZERS)
-@pytest.mark.parametrize("model", MODELS.values(), ids=MODELS)
+# One model with gradients of its own and one with torch's meet every optimizer, all models the two with most terms.
+EVERY_OPTIMIZER, MOST_TERMS = ("linear", "cnn"), ("sgd, momentum, decay", "adamw")
+
+
+@pytest.mark.parametrize(
+    ("model", "optimizer"),
+    [
+        (pytest.param if model in EVERY_OPTIMIZER or rule in MOST_TERMS else slow)(
+            MODELS[model], OPTIMIZERS[rule], id=f"{model}-{rule}"
+        )
+        for model in MODELS
+        for rule in OPTIMIZERS
+    ],
+)
 def test_stacked_models_train_as_torch_trains_one_at_a_time(model, optimizer):
     task = Task(batch_size=4, optimizer=optimizer, **model)
     assert_trained_as_one_at_a_time(task, Plainly)

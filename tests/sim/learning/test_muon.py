@@ -13,6 +13,7 @@ from sim.learning.learners import Learners
 from sim.learning.models import ByteGPT, cnn, mlp
 from sim.learning.optimizers import SGD, Clipped, matrices_of, orthogonalised
 from sim.scenario.scenario import Optimizer, Scenario, Task
+from tests.harness.marks import slow
 from tests.sim.learning import test_learners
 from tests.sim.learning.test_learners import (
     MODELS,
@@ -108,8 +109,17 @@ def _rounding_grows(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(test_learners, "TOLERANCE", TOLERANCE)
 
 
-@pytest.mark.parametrize("optimizer", [MUON, DECAYING], ids=["constant", "decay, clipped, cosine"])
-@pytest.mark.parametrize("model", ["mlp", "cnn", "gpt", "tied weights"])
+@pytest.mark.parametrize(
+    ("model", "optimizer"),
+    [
+        pytest.param("mlp", MUON, id="mlp-constant"),
+        *(slow(model, MUON, id=f"{model}-constant") for model in ("cnn", "gpt", "tied weights")),
+        *(
+            pytest.param(model, DECAYING, id=f"{model}-decay, clipped, cosine")
+            for model in ("mlp", "cnn", "gpt", "tied weights")
+        ),
+    ],
+)
 def test_stacked_models_move_as_the_published_algorithm_moves_one(model, optimizer):
     assert_trained_as_one_at_a_time(Task(batch_size=4, optimizer=optimizer, **MODELS[model]), Alone)
 

@@ -150,7 +150,7 @@ def test_whole_channels_go_where_the_layer_says_so():
 def test_a_metric_of_ones_own_is_told_in_every_row_and_is_of_the_whole_test_set():
     scenario = Scenario.from_mapping(
         {
-            "peers": 4, "duration_s": 30.0, "network": "lan", "gossip": {"mix_every_steps": 4},
+            "peers": 4, "duration_s": 20.0, "network": "lan", "gossip": {"mix_every_steps": 4},
             "task": {**REAL, "metric": JOBS + "largest_error"},
         }
     )  # fmt: skip
@@ -173,7 +173,7 @@ def test_a_metric_of_ones_own_is_told_in_every_row_and_is_of_the_whole_test_set(
 def test_a_language_model_of_ones_own_learns_in_a_swarm():
     scenario = Scenario.from_mapping(
         {
-            "peers": 3, "duration_s": 40.0, "network": "lan", "gossip": {"mix_every_steps": 8},
+            "peers": 3, "duration_s": 25.0, "network": "lan", "gossip": {"mix_every_steps": 8},
             "task": {
                 **TOKENS, "metric": JOBS + "perplexity",
                 "optimizer": {"name": "adamw", "lr": 0.02},
@@ -234,7 +234,7 @@ def test_what_the_page_says_of_ones_own_data_model_and_losses_is_played(tmp_path
     section = page.partition("### Data, models and losses of your own")[2]
     toml, python = (section.partition(f"```{kind}\n")[2].partition("```")[0] for kind in ("toml", "python"))
     (tmp_path / "study.py").write_text(python)
-    (tmp_path / "study.toml").write_text('name = "study"\npeers = 4\nduration_s = 20\n' + toml)
+    (tmp_path / "study.toml").write_text('name = "study"\npeers = 4\nduration_s = 10\n' + toml)
     monkeypatch.chdir(tmp_path)
     monkeypatch.delitem(sys.modules, "study", raising=False)
     result = simulate(Scenario.from_toml("study.toml"), progress=False)

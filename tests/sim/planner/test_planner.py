@@ -19,6 +19,7 @@ from sim.planner.study import Study, first_at
 from sim.planner.world import STEPS, World
 from sim.scenario.scenario import Scenario
 from sim.simulation import simulate
+from tests.harness.marks import slow
 
 SLOW = {"network": {"latency": {"kind": "constant", "value_ms": 25}, "rate_mbit_s": 20, "loss": 0.01}}
 WORLD = {
@@ -32,7 +33,7 @@ def world_of(**tables) -> World:
 
 
 @pytest.mark.parametrize(
-    ("fidelity", "codec"), [("whole", "fp32"), ("whole", "int8"), ("whole", "auto"), ("exchange", "fp32")]
+    ("fidelity", "codec"), [("whole", "fp32"), slow("whole", "int8"), ("whole", "auto"), ("exchange", "fp32")]
 )
 def test_a_model_that_stands_for_a_larger_one_takes_as_long_and_as_many_bytes(fidelity, codec):
     """Exchanges, joins and what the protocol waits for, with packets lost and nodes that come and go. In this seed no

@@ -133,7 +133,7 @@ def test_a_picture_of_an_unknown_kind_gets_one_sentence(tmp_path):
 
 @pytest.mark.parametrize("suffix", ["png", "svg"])
 def test_plot_writes_the_kind_that_the_suffix_names(tmp_path, suffix):
-    fake_result().plot(tmp_path / f"curves.{suffix}")
+    fake_result(task=AVERAGING, peers=1).plot(tmp_path / f"curves.{suffix}")
     assert {"png": b"\x89PNG", "svg": b"<svg"}[suffix] in (tmp_path / f"curves.{suffix}").read_bytes()[:2000]
 
 
@@ -224,7 +224,7 @@ def test_drawing_leaves_the_user_s_own_settings_of_matplotlib_as_they_are():
     import matplotlib as mpl
 
     with mpl.rc_context({"lines.linewidth": 7.0}):
-        fake_result()._repr_html_()
+        fake_result(task=AVERAGING, peers=1)._repr_html_()
         assert mpl.rcParams["lines.linewidth"] == 7.0
 
 

@@ -180,7 +180,7 @@ def test_those_who_begin_together_know_each_other_and_keep_their_own_vectors(mod
 def test_a_cut_network_has_as_many_means_as_groups_and_one_when_healed():
     """Cut from the first instant, so that each group's mean is that of the vectors it began with."""
     network = NetworkSpec(partitions=(NetworkCut(at_s=0.0, until_s=40.0),))
-    run = Simulation(averaging(network=network, duration_s=120.0))
+    run = Simulation(averaging(network=network, duration_s=80.0))
     means = [run.learners.matrix[:4].mean(0), run.learners.matrix[4:].mean(0)]
     whole = run.learners.matrix.mean(0)
     assert np.abs(means[0] - means[1]).max() > 0.5
@@ -192,7 +192,7 @@ def test_a_cut_network_has_as_many_means_as_groups_and_one_when_healed():
                 assert {run.swarm.links.by_id[peer].name for peer in host.peer.membership.alive()} == {
                     str(other) for other in group if other != int(host.name)
                 }
-    run.swarm.run_until(120.0)
+    run.swarm.run_until(80.0)
     assert vectors(run, range(8)) == pytest.approx(np.tile(whole, (8, 1)), abs=1e-4)
     assert all(len(host.peer.membership.alive()) == 7 for host in run.swarm.hosts)
 
