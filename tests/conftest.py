@@ -16,11 +16,16 @@ settings.load_profile("quick")
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection():
-    """Collect without garbage collections, which took 40 % of the time; later ones leave out what is collected now."""
+    """Collect without garbage collections, which took 40 % of the time; later ones leave out what is collected now.
+
+    They are rare as well: each walks through torch and matplotlib, which the first tests load, and at Python's own
+    thresholds they took 5 % of the time of the simulator's tests.
+    """
     gc.disable()
     result = yield
     gc.enable()
     gc.freeze()
+    gc.set_threshold(50_000, 20, 50)
     return result
 
 
