@@ -66,9 +66,9 @@ SLOW = {("gpt", "sgd"), ("gpt", "adamw"), ("cnn", "adamw")}
     ],
 )
 def test_batched_steps_are_those_of_one_peer_at_a_time(task, tolerance, optimizer, monkeypatch):
-    scenario = small(
-        seed=SEED, duration_s=5.0, task=Task(samples_per_peer=20, batch_size=4, optimizer=optimizer, **task)
-    )
+    duration_s = 8.0 if task["model"] == "gpt" else 5.0  # The gpt mixes 60 times in 5 s, too rarely.
+    task = Task(samples_per_peer=20, batch_size=4, optimizer=optimizer, **task)
+    scenario = small(seed=SEED, duration_s=duration_s, task=task)
     batched, plain = both_ways(scenario, monkeypatch)
     assert log_of(batched) == log_of(plain)
     assert plain.swarm.sessions.mixes > 60
