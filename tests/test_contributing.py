@@ -6,11 +6,11 @@ import json
 import os
 import re
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+
+from tests.harness import warm
 
 ROOT = Path(__file__).parents[1]
 SECTIONS = dict(re.findall(r"^## (.*?)\n(.*?)(?=^## |\Z)", (ROOT / "CONTRIBUTING.md").read_text("utf-8"), re.M | re.S))
@@ -75,17 +75,14 @@ def played(tmp_path_factory):
     row = '    "median": FilterRule("median:Median", "takes the middle of a group\'s values", groups=True),\n'
     assert head in files["gossip/config/filters.py"]
     files["gossip/config/filters.py"] = files["gossip/config/filters.py"].replace(head, head + row)
-    files |= {"gossip/filters/median.py": MEDIAN, "train.py": TRAIN}
+    files["gossip/filters/median.py"] = MEDIAN
     for package in ("gossip", "node", "sim"):
         shutil.copytree(ROOT / package, folder / package)  # Bytecode too: what is unchanged is not compiled.
     for path, text in files.items():
         (folder / path).write_text(text, encoding="utf-8")
     environment = {name: value for name, value in os.environ.items() if not name.startswith("GOSSIP_")}
     environment["PYTHONPATH"] = os.pathsep.join((str(folder), str(ROOT)))  # the tests' helpers are in ROOT
-    done = subprocess.run(
-        [sys.executable, "-c", PLAY], cwd=folder, env=environment, timeout=120, check=False, capture_output=True,
-        text=True,
-    )  # fmt: skip
+    done = warm.run("-c", PLAY, anew=True, cwd=folder, env=environment, timeout=120)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
 
@@ -156,31 +153,21 @@ class Median(Filter):
         return np.median(vectors, axis=0).astype(np.float32)
 """
 
-# The script of two real nodes.
-TRAIN = """
-import time
-import torch
-from node import Config, Node
-
-until = time.monotonic() + 30
-with Node({"w": torch.zeros(8)}, config=Config(mix_every_steps=2)) as node:
-    while node.metrics().exchanges_done < 3 and time.monotonic() < until:
-        node.step(samples=1)
-        time.sleep(0.01)
-"""
-
 # Plays each configuration in both drivers, which must end bit for bit the same, and simulates it among liars; performs
 # the effect in both drivers; and reads the figures of two real nodes and of a simulation.
 PLAY = """
 import json
+import os
 import sys
+import threading
+import time
 from pathlib import Path
 
 import numpy as np
 import trio
 
 import gossip
-from gossip.__main__ import main
+import node
 from gossip.codecs import self_test
 from gossip.config import Config
 from gossip.config.reference import described, page
@@ -237,13 +224,31 @@ def effect():
     return forgotten
 
 
+def train(seeds, ended):
+    until = time.monotonic() + 30
+    with node.Node({"w": np.zeros(8, np.float32)}, seeds=seeds, config=Config(mix_every_steps=2)) as here:
+        os.environ.pop("GOSSIP_LOG", None)
+        other = None
+        while here.metrics().exchanges_done < 3 and time.monotonic() < until:
+            here.step(samples=1)
+            time.sleep(0.01)
+            if not seeds and other is None:
+                other = threading.Thread(target=train, args=([here.address], ended))
+                other.start()
+        ended.append(here.metrics().exchanges_done)
+        while len(ended) < 2 and time.monotonic() < until:
+            here.step(samples=1)
+            time.sleep(0.01)
+    if other is not None:
+        other.join()
+
+
 def read_figures():
-    sys.argv = ["gossip", "local", "-n", "2", "--log-dir", "logs", "train.py"]
-    try:
-        main()
-    except SystemExit as ended:
-        assert not ended.code, Path("logs/node-0.err").read_text()
-    row = json.loads(Path("logs/node-0.jsonl").read_text().splitlines()[-1])
+    os.environ["GOSSIP_LOG"] = "log.jsonl"
+    mixed = []
+    train([], mixed)
+    assert len(mixed) == 2 and min(mixed) >= 3, mixed
+    row = json.loads(Path("log.jsonl").read_text().splitlines()[-1])
     small = dict(peers=6, duration_s=8.0, task=dict(dataset="averaging", elements=8))
     result = simulate(Scenario.from_mapping(small), progress=False)
     return {

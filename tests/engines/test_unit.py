@@ -7,14 +7,13 @@ import os
 import re
 import signal
 import socket
-import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
 
 from node.identity.keys import new_secret
+from tests.harness import warm
 from tests.node.pretended import script_of
 
 ROOT = Path(__file__).parents[2]
@@ -46,8 +45,6 @@ def test_the_page_shows_the_unit_that_is_deployed():
 def service(tmp_path):
     """The process that systemd would start of the unit, with its folders under tmp_path."""
     script = script_of(tmp_path, SCRIPT)
-    (tmp_path / "bin").mkdir()
-    (tmp_path / "bin" / "gossip").symlink_to(Path(sys.executable).with_name("gossip"))
     credential = tmp_path / "credentials" / "swarm.secret"
     credential.parent.mkdir()
     credential.write_text(new_secret())
@@ -77,7 +74,8 @@ def service(tmp_path):
     Path(folder).mkdir(parents=True)
     said = (tmp_path / "said").open("w+")
     variables |= {"PATH": os.environ["PATH"], "OMP_NUM_THREADS": "1"}
-    process = subprocess.Popen(words, cwd=folder, env=variables, stdout=said, stderr=said)
+    assert words[0] == str(tmp_path / "bin" / "gossip"), "which is python -m gossip"
+    process = warm.Python("-m", "gossip", *words[1:], cwd=folder, env=variables, stdout=said, stderr=said)
     process.log, process.said, process.port = Path(folder) / "log.jsonl", said.name, port
     yield process
     process.kill()

@@ -3,7 +3,8 @@
 ``Python("-c", text, argument)`` is ``subprocess.Popen([sys.executable, "-c", text, argument])`` in all that its caller
 sees, and so are ``-m`` and a script's path. What is not the same: variables that are read while torch or a package is
 imported (OMP_NUM_THREADS) are those of the first call, and modules are not torn down at the end. A test of imports, of
-how the interpreter itself ends or of such a variable therefore starts a process of its own.
+how the interpreter itself ends or of such a variable therefore starts a process of its own. With ``anew=True`` the
+process has torch and no module of the packages: it imports them itself, from another folder or changed first.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from typing import Any
 
 # torch imports its compiler, which takes as long as all the rest, for the first optimizer.
 PRELOADED = ("torch", "torch._dynamo", "typer", "node.node", "node.cli.main", "node.observe.console")
+PACKAGES = ("gossip", "node", "sim")
 FORKS = hasattr(os, "pidfd_open")  # elsewhere than on Linux each process is an ordinary one
 _STARTING = threading.Lock()  # a test may start several processes at once
 
@@ -36,7 +38,8 @@ _STARTING = threading.Lock()  # a test may start several processes at once
 class Python(subprocess.Popen):
     """A Python process. It takes the options of Popen that a test needs, and its methods are Popen's."""
 
-    def __init__(self, *words: object, **options: Any) -> None:
+    def __init__(self, *words: object, anew: bool = False, **options: Any) -> None:
+        self.anew = anew
         super().__init__([sys.executable, *map(str, words)], **options)
 
     if FORKS:
@@ -50,7 +53,7 @@ class Python(subprocess.Popen):
                 raise ValueError("that needs an ordinary process")
             asked = {
                 "words": args[1:], "folder": os.fspath(cwd or os.getcwd()), "group": process_group,
-                "variables": dict(os.environ if env is None else env),
+                "variables": dict(os.environ if env is None else env), "anew": self.anew,
             }  # fmt: skip
             self.status, other = socket.socketpair()
             given = zip((p2cread, c2pwrite, errwrite), range(3), strict=True)
@@ -177,6 +180,9 @@ class Forking:
             sys.stdout = io.TextIOWrapper(io.FileIO(1, "wb", closefd=False), write_through=True)
         added = os.environ.get("PYTHONPATH", "").split(os.pathsep)
         sys.path[1:1] = [path for path in added if path and path not in sys.path]
+        if asked["anew"]:
+            for name in [name for name in sys.modules if name.partition(".")[0] in PACKAGES]:
+                del sys.modules[name]
         return asked["words"]
 
     def reap(self, descriptor: int, pid: int, status: socket.socket) -> None:

@@ -6,7 +6,6 @@ import errno
 import os
 import shutil
 import subprocess
-import sys
 import tempfile
 from pathlib import Path
 
@@ -14,6 +13,7 @@ import pytest
 from torch import nn
 
 from node.identity.statedir import StateDir
+from tests.harness import warm
 
 FIRST, SECOND = b"a" * 16, b"b" * 16
 
@@ -60,9 +60,18 @@ def test_weights_for_which_there_is_no_folder_are_not_given_up(train, monkeypatc
     assert kept.why_not == "No temporary folder can be made for them: No space left on device."
 
 
+# What `unshare -rm` and `mount` do: this process alone sees a file system of 4 MB in the folder, and fills it.
 FILLED = """
-import os, sys, time
+import ctypes, os, sys
 from pathlib import Path
+library, user, group = ctypes.CDLL(None, use_errno=True), os.getuid(), os.getgid()
+def done(result):
+    assert result == 0, os.strerror(ctypes.get_errno())
+done(library.unshare(0x10000000 | 0x00020000))  # CLONE_NEWUSER | CLONE_NEWNS
+for name, text in (("setgroups", "deny"), ("uid_map", f"0 {user} 1"), ("gid_map", f"0 {group} 1")):
+    Path("/proc/self", name).write_text(text)
+done(library.mount(b"none", b"/", None, 0x4000 | 0x40000, None))  # MS_REC | MS_PRIVATE
+done(library.mount(b"none", sys.argv[1].encode(), b"tmpfs", 0, b"size=4m"))
 from torch import nn
 from gossip.config import Config
 from gossip.errors import CheckpointError
@@ -100,11 +109,8 @@ def test_a_node_on_a_full_disk_trains_on_and_says_once_what_is_not_written(tmp_p
     mount = ["unshare", "-rm", "sh", "-c", 'mount -t tmpfs -o size=4m none "$0" && exec "$@"', str(tmp_path)]
     if not shutil.which("unshare") or subprocess.run([*mount, "true"], capture_output=True).returncode:
         pytest.skip("may not mount a file system in a namespace here")
-    environment = os.environ | {"GOSSIP_PROGRESS": "line"}
-    done = subprocess.run(
-        [*mount, sys.executable, "-c", FILLED, str(tmp_path)], capture_output=True, text=True, timeout=120,
-        env=environment,
-    )  # fmt: skip
+    done = warm.run("-c", FILLED, tmp_path, timeout=120, env=os.environ | {"GOSSIP_PROGRESS": "line"})
+    assert not list(tmp_path.iterdir()), "only that process sees what it mounted"
     assert done.returncode == 0, done.stderr
     saved, intact, finished, rubbish, steps = done.stdout.splitlines()
     assert "no space left on device; the previous checkpoint is intact" in saved

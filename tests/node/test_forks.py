@@ -7,7 +7,6 @@ import os
 import signal
 import socket
 import subprocess
-import sys
 import time
 
 import pytest
@@ -126,8 +125,7 @@ with Node(nn.Linear(4, 2), seeds=[sys.argv[1]], config=Config(mix_every_steps=2)
 
 def test_a_child_forked_by_a_script_ends_at_once_and_changes_nothing_of_its_parents_node(train, tmp_path):
     here = train(nn.Linear(4, 2))
-    script = [sys.executable, "-c", FORKING, here.node.address, str(tmp_path)]
-    done = subprocess.run(script, capture_output=True, text=True, timeout=100)
+    done = warm.run("-c", FORKING, here.node.address, tmp_path, timeout=100)
     assert done.returncode == 0, done.stderr
     quick, early, held, same = done.stdout.splitlines()
     assert quick == "the child took no time"

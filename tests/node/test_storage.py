@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import errno
 import re
-import subprocess
-import sys
 import threading
 import time
 from pathlib import Path
@@ -19,6 +17,7 @@ from torch import nn
 from node import Node
 from node.model import checkpoint
 from node.storage import copies, uploads
+from tests.harness import warm
 from tests.node.stores import drained, fill, linear, notices, weight_at
 
 # What arrives and comes back ------------------------------------------------------------------------------------------
@@ -293,7 +292,8 @@ def test_a_save_after_the_block_is_sent_before_the_program_ends(tmp_path):
         "node.save(sys.argv[1])"
     )
     url = f"file://{tmp_path}/run"
-    subprocess.run([sys.executable, "-c", program, url], check=True, timeout=120, cwd=Path(__file__).parents[2])
+    done = warm.run("-c", program, url, timeout=120)
+    assert done.returncode == 0, done.stderr
     assert sorted(file.stem for file in tmp_path.glob("*.safetensors")) == ["run", "runa", "runb"]
 
 

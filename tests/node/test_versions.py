@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 import threading
 from pathlib import Path
 
@@ -22,6 +21,7 @@ from node.links.handshake import Greeter
 from node.links.link import Link
 from node.observe.status import METRICS, query, read_pages
 from node.transport.byte_stream import BrokenLinkError
+from tests.harness import warm
 from tests.memory_stream import memory_stream_pair
 
 NEWER = Path(__file__).with_name("newer.py")
@@ -39,13 +39,12 @@ class Newer:
 
 
 class NewerProcess:
-    """A process that holds them, one for all tests since it imports torch and all of ours."""
+    """A process that holds them, one for all tests since it imports all of ours anew."""
 
     def __init__(self):
         self.nodes = []
-        self.process = subprocess.Popen(
-            [sys.executable, NEWER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-        )
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+        self.process = warm.Python(NEWER, anew=True, **pipes)
         self.reader = threading.Thread(target=self.read, daemon=True)
         self.reader.start()
 
