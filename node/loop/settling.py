@@ -55,8 +55,12 @@ class Settling:
         self.network.report_to_peer(lambda peer, now: peer.settle(True, now))
         if self.wait_for_settlers(wait_s):  # Exchanges before the last member came do not count.
             done_before = self.network.peer.exchanges.done_count
-        until = time.monotonic() + seconds
-        while time.monotonic() < until:
+        until, looked_at = time.monotonic() + seconds, -math.inf
+        while (now := time.monotonic()) < until:
+            if now - looked_at >= REPORT_S:
+                looked_at = now
+                if self.present_members() == []:  # Whoever comes now takes this node's weights.
+                    break
             self.live.wake.wait(VISIT_PERIOD_S)
             self.visit()
             if self.network.peer is not peer:  # After a fault the new peer counts from 0.
@@ -105,16 +109,20 @@ class Settling:
 
     def count_missing(self) -> int | None:
         """Count the run's members that neither settle nor have finished; None if the network thread is too busy."""
-        answers: list[list[tuple[MemberRecord, MemberState]]] = []  # At most one, from the network thread.
         self.announce_settling(True)  # Announce it again, because figures are dropped with a run that is given up.
+        run, others = self.network.peer.view.run_id, self.present_members()
+        if others is None:
+            return None
+        sharers = [record for record in others if record.ready and record.run_id == run]
+        return sum(not (record.finished or is_settling(record)) for record in sharers)
+
+    def present_members(self) -> list[MemberRecord] | None:
+        """Return the records of the other members that are not gone; None if the network thread is too busy."""
+        answers: list[list[tuple[MemberRecord, MemberState]]] = []  # At most one, from the network thread.
         self.network.call(lambda: answers.append(self.network.peer.membership.members()))
         self.network.sync()
         self.network.check()
-        if not answers:
-            return None
-        run = self.network.peer.view.run_id
-        present = [record for record, state in answers[0] if state in PRESENT and record.ready and record.run_id == run]
-        return sum(not (record.finished or is_settling(record)) for record in present)
+        return [record for record, state in answers[0] if state in PRESENT] if answers else None
 
     def announce_settling(self, is_settling_now: bool) -> None:
         """Announce whether this loop settles, until its next step."""
