@@ -59,18 +59,24 @@ def test_an_honest_member_whose_vector_was_shortened_is_not_among_the_refused():
 
 
 ONE_PACE = {"kind": "constant", "value_s": 1.0}
-PACES = {"kind": "lognormal", "median_s": 1.0, "sigma": 0.8}
+PACES, UNLIKE_PACES = ({"kind": "lognormal", "median_s": 1.0, "sigma": sigma} for sigma in (0.8, 1.2))
 
 
 @pytest.mark.parametrize(
-    ("peers", "rate", "step_s"),
-    [(12, 0.3, PACES), slow(32, 1.0, ONE_PACE, id="32-nodes-at-the-edge-of-stability")],
+    ("peers", "rate", "step_s", "duration_s", "seed"),
+    [
+        (8, 0.5, UNLIKE_PACES, 480.0, 3),
+        slow(12, 0.3, PACES, 960.0, 1, id="12-nodes-for-longer"),
+        slow(32, 1.0, ONE_PACE, 960.0, 1, id="32-nodes-at-the-edge-of-stability"),
+    ],
 )
-def test_in_a_swarm_of_uneven_data_the_status_shows_no_member_as_refused_or_misbehaving(peers, rate, step_s):
+def test_in_a_swarm_of_uneven_data_the_status_shows_no_member_as_refused_or_misbehaving(
+    peers, rate, step_s, duration_s, seed
+):
     """Some of their vectors are shortened: a member with data of its own is far from the others."""
     partition = {"kind": "dirichlet", "alpha": 0.05}
     scenario = {
-        "seed": 1, "peers": peers, "duration_s": 960.0, "fidelity": "whole", "compute": {"step_s": step_s},
+        "seed": seed, "peers": peers, "duration_s": duration_s, "fidelity": "whole", "compute": {"step_s": step_s},
         "task": {"dataset": "digits", "partition": partition, "optimizer": {"lr": rate}},
         "gossip": {"mix_every_steps": 8},  # Nodes that mix more often are closer to each other.
     }  # fmt: skip

@@ -27,7 +27,7 @@ def read(name, after):
 @pytest.mark.parametrize(
     ("name", "after"),
     [
-        slow("undialable", 300), ("joins", 445), slow("lives", 300), slow("lives", 3600), ("restarts", 480),
+        slow("undialable", 300), ("joins", 300), slow("joins", 445), slow("lives", 300), slow("lives", 3600), ("restarts", 480),
         slow("paces", 600), slow("paces", 1200), ("pair", 60),
     ],
 )  # fmt: skip
