@@ -29,7 +29,11 @@ from pathlib import Path
 from typing import Any
 
 # torch imports its compiler, which takes as long as all the rest, for the first optimizer.
-PRELOADED = ("torch", "torch._dynamo", "typer", "node.node", "node.cli.main", "node.observe.console")
+PRELOADED = (
+    "torch", "torch._dynamo", "numpy.ctypeslib", "rich.table", "rich.live", "rich.text", "typer", "node.node",
+    "node.cli.main", "node.observe.console",
+)  # fmt: skip
+LATE = ("pydantic.type_adapter", "typer._adapters")  # typer imports them, if it has them, for each command line
 PACKAGES = ("gossip", "node", "sim")
 FORKS = hasattr(os, "pidfd_open")  # elsewhere than on Linux each process is an ordinary one
 _STARTING = threading.Lock()  # a test may start several processes at once
@@ -239,6 +243,9 @@ def ended(words: list[str]) -> int:
 if __name__ == "__main__":
     for module in PRELOADED:
         importlib.import_module(module)
+    for module in LATE:
+        with contextlib.suppress(ImportError):
+            importlib.import_module(module)
     gc.freeze()  # what is here stays, and is not copied because a collection looked at it
     forking = Forking(socket.socket(fileno=int(sys.argv[1])))
     given = forking.serve()
