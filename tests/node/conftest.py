@@ -101,6 +101,12 @@ def _plain_environment(monkeypatch):
             monkeypatch.delenv(name)
 
 
+@pytest.fixture(autouse=True)
+def _quick_joins(monkeypatch):
+    """Over loopback the table of members arrives within milliseconds, and most tests begin with several joins."""
+    monkeypatch.setattr("gossip.state_transfer.runs.FIRST_TABLE_S", 0.1)
+
+
 @pytest.fixture
 def train():
     """``train(model, optimizer, work, **node_options)`` starts a Trainee, waits until it trains, and ends it after."""
