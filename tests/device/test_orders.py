@@ -12,7 +12,7 @@ from node.model.device.uploads import Uploads
 from tests.device import cuda, tensors
 from tests.device.orders import wrong_values
 
-ORDERS = 6
+ORDERS = 3
 
 
 @pytest.fixture

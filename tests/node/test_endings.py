@@ -30,8 +30,12 @@ def test_a_script_without_a_node_is_told_that_it_was_in_no_swarm_and_ends_with_c
     assert (done.returncode, done.stderr) == (4, ""), "it says why itself"
 
 
+# What a Node does when it is made, without the import of torch.
+MADE = "from node import running; running.note_made()"
+
+
 @pytest.mark.parametrize(
-    "text", [NODE, f"import subprocess, sys; subprocess.run([sys.executable, '-c', {NODE!r}], check=True)"]
+    "text", [NODE, f"import subprocess, sys; subprocess.run([sys.executable, '-c', {MADE!r}], check=True)"]
 )
 def test_a_node_counts_in_the_script_and_in_a_process_that_it_starts(tmp_path, text):
     done = gossip("run", script_of(tmp_path, text))

@@ -354,12 +354,12 @@ def test_an_exchange_that_nobody_listens_to_costs_a_few_calls_more(quick):
                 time.sleep(0.001)
             calls.clear()
             until = time.monotonic() + 60
-            while calls["complete_stats"] < 100 and time.monotonic() < until:
+            while calls["complete_stats"] < 40 and time.monotonic() < until:
                 first.step(), second.step()
                 time.sleep(0.001)
             counted = dict(calls)
     finally:
         threading.setprofile(None)
-    assert counted["complete_stats"] >= 100
+    assert counted["complete_stats"] >= 40
     assert abs(counted["begin_stats"] - counted["complete_stats"]) <= 2
     assert sum(counted.values()) / counted["complete_stats"] < 15, counted

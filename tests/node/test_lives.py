@@ -8,6 +8,7 @@ import time
 import pytest
 import torch
 
+from gossip.config import Config
 from gossip.errors import LocalError
 from node import Node
 from tests.node.trainees import alive, alone_at, children, linear, mixed, spread, state_of, towards
@@ -30,8 +31,9 @@ def test_two_nodes_cover_a_dataset_without_overlap(train, until):
 
 def test_samples_of_a_departed_node_still_count(train, until):
     """That the newcomer holds the run is known within a gossip period; until then a step counts for one member less."""
-    first = train(linear())
-    second = train(linear(), seeds=[first.node.address])
+    config = Config(mix_every_steps=10, join_timeout_s=3.0)
+    first = train(linear(), config=config)
+    second = train(linear(), config=config, seeds=[first.node.address])
     began = time.monotonic()
     until(lambda: second.node.metrics().samples >= 200 and time.monotonic() - began > 4.0)
     seconds = time.monotonic() - began

@@ -17,6 +17,7 @@ from gossip.state_transfer.donating import MAX_SERVED, ServedPiece
 from gossip.wire.messages import Fetch
 from node import Node
 from node.identity.statedir import StateDir
+from tests.harness.marks import slow
 from tests.node.conftest import Trainee
 
 
@@ -31,6 +32,7 @@ def said(log, kind):
 
 
 def test_a_loop_that_stands_is_named_once_and_holds_up_nobody_else(train, quick, until, monkeypatch, tmp_path):
+    quick = replace(quick, mix_every_steps=10)  # the test waits for seconds
     first, second = train(linear(), config=quick), None
     log = tmp_path / "log"
     monkeypatch.setenv("GOSSIP_LOG", str(log))
@@ -88,8 +90,15 @@ def test_a_newcomer_is_told_that_nobody_gives_it_the_weights_and_joins_when_some
     assert len(said(log, "waiting")) == 1
 
 
-@pytest.mark.parametrize("steps", [0, 40], ids=["before its first step", "amid training"])
-@pytest.mark.parametrize("adam", [False, True], ids=["weights", "and the optimizer's state"])
+@pytest.mark.parametrize(
+    ("steps", "adam"),
+    [
+        pytest.param(0, False, id="before its first step"),
+        pytest.param(40, True, id="amid training, and the optimizer's state"),
+        slow(0, True, id="before its first step, and the optimizer's state"),
+        slow(40, False, id="amid training"),
+    ],
+)
 def test_a_newcomer_takes_the_last_snapshot_of_a_donor_that_stands(train, quick, until, steps, adam):
     """A loop that takes no step for longer than anybody waits: an evaluation, a notebook's cell."""
     hang, hangs = threading.Event(), threading.Event()

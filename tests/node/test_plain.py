@@ -106,9 +106,11 @@ def test_what_is_told_has_a_largest_size():
         unpack_value(bytes(MAX_BYTES + 1))
 
 
-def test_more_lists_than_any_rank_tells_are_refused_before_they_take_memory():
-    with pytest.raises(LocalError, match="more than 1048576 lists and mappings"):
-        unpack_value(b"\xdd" + (1 << 21).to_bytes(4, "big") + b"\x90" * (1 << 21))
+def test_more_lists_than_any_rank_tells_are_refused_before_they_take_memory(monkeypatch):
+    monkeypatch.setattr("node.loop.ranks.plain.MAX_CONTAINERS", 1 << 12)  # of so many each is looked at
+    with pytest.raises(LocalError, match="more than 4096 lists and mappings"):
+        unpack_value(b"\xdd" + (1 << 13).to_bytes(4, "big") + b"\x90" * (1 << 13))
+    assert unpack_value(b"\xdd" + (1 << 11).to_bytes(4, "big") + b"\x90" * (1 << 11)) == [[]] * (1 << 11)
 
 
 @pytest.mark.parametrize(
