@@ -209,7 +209,7 @@ def test_all_ranks_hold_the_same_average_and_need_each_other_for_none(train, mon
     def loop(node, rank):
         average = node._training.average
         for _ in range(3000):
-            run(node, 1, 0.002)
+            run(node, 1, 0.005)
             if node.metrics().exchanges_done >= 6:
                 break
         before, mixes = state_of(model_of(node)), average.mixes
@@ -219,7 +219,7 @@ def test_all_ranks_hold_the_same_average_and_need_each_other_for_none(train, mon
         with node.averaged():
             shown = state_of(model_of(node))
         assert same(state_of(model_of(node)), before)
-        node.settle(0.3)
+        node.settle(0.1)
         return before, shown, mixes, average.mixes
 
     no_errors(play(pair := ranks(loop, seeds=[other.node.address], config=config, keep_average=True)[1]))

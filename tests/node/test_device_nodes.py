@@ -14,6 +14,7 @@ from node.adapters.adapter import Adapter, ScaleWatch
 from node.model.device.downloads import Downloads
 from node.model.device.halves import HalfPart
 from node.model.device.uploads import Uploads
+from tests.harness.marks import slow
 from tests.node.rank_threads import MemoryGroup, RankThread, play
 
 pytestmark = pytest.mark.cuda
@@ -68,37 +69,31 @@ def weights(one):
 
 
 # -- waits -----------------------------------------------------------------------------------------------------------
+PARTS = {"part": "fragments 2", "filter": "none"}
 PUSH, LOCKSTEP = {"mixing": "push-sum", "filter": "none"}, {"filter": "none", "max_version_gap": 4}
 
 
 @pytest.mark.parametrize(
-    "options",
+    ("options", "width"),
     [
-        pytest.param({}, id="plain"), pytest.param({"part": "fragments 2", "filter": "none"}, id="parts"),
-        pytest.param(PUSH, id="push", marks=pytest.mark.slow),
-        pytest.param(LOCKSTEP, id="lockstep", marks=pytest.mark.slow),
+        pytest.param({}, 512, id="plain"), pytest.param(PARTS, 512, id="parts"),
+        slow({}, 16, id="plain, small"), slow(PARTS, 16, id="parts, small"),
+        slow(PUSH, 16, id="push"), slow(LOCKSTEP, 16, id="lockstep"),
     ],
 )  # fmt: skip
-def test_no_step_and_no_mix_waits_for_the_device(accelerator, pair, mixes, options):
+def test_no_step_and_no_mix_waits_for_the_device_or_locks_pages(accelerator, pair, mixes, options, width):
+    """Neither in the loop's thread nor in the network's: workers lock pages, also before the first mix.
+
+    Of width 512 are 260,000 parameters: each vector is more than 256 KB.
+    """
     if accelerator is None:
         pytest.skip("waits are counted on the simulated device only")
-    trainees = pair(Config(**QUICK, **options))
-    mixes(trainees, 2)
+    trainees = pair(Config(**QUICK, **options), width=width)
     accelerator.waits.clear()
+    mixes(trainees, 3)
     for one in trainees:
         one.side.optimizer_reported_at = -math.inf  # A report of the optimizer's state is due.
-    mixes(trainees, 3)
-    assert {(wait.what, wait.ours) for wait in accelerator.waits if wait.ours} == set()
-
-
-@pytest.mark.parametrize("options", [{}, {"part": "fragments 2", "filter": "none"}], ids=["plain", "parts"])
-def test_no_step_and_no_mix_locks_pages(accelerator, pair, mixes, options):
-    """Neither in the loop's thread nor in the network's: workers do, also before the first mix."""
-    if accelerator is None:
-        pytest.skip("fresh page-locked memory is counted on the simulated device only")
-    trainees = pair(Config(**QUICK, **options), width=512)  # 260,000 parameters: each vector is more than 256 KB.
-    accelerator.waits.clear()
-    mixes(trainees, 3)
+    mixes(trainees, 2)
     assert {(wait.what, wait.ours, wait.thread) for wait in accelerator.waits if wait.ours} == set()
 
 
@@ -206,9 +201,9 @@ def test_ranks_on_the_device_hold_the_same_weights(train, monkeypatch):
     options = {"config": PLAIN, "seeds": [founder.node.address]}
 
     def loop(node, rank):
-        for _ in range(60):
+        for _ in range(30):
             node.step(ranks[rank].work(), 4)
-        node.settle(0.3)
+        node.settle(0.1)
         return torch.cat([value.detach().cpu().flatten() for value in ranks[rank].model.parameters()])
 
     ranks = []

@@ -208,11 +208,11 @@ def test_the_outer_step_brings_training_nodes_to_one_model(device, outer, train,
     config = Config(**QUICK, **momentum)
     trainees, models = [], [model(device), model(device, 1)]
     for number, module in enumerate(models):
-        optimizer, work = descending(module, device, lambda p: torch.optim.SGD(p, lr=0.01), target=float(number))
+        optimizer, work = descending(module, device, lambda p: torch.optim.SGD(p, lr=0.04), target=float(number))
         seeds = [trainees[0].node.address] if trainees else []
         trainees.append(train(module, optimizer, work, config=config, seeds=seeds))
     assert not trainees[0].side.live.outer.is_plain
-    after(until, trainees, 20)
+    after(until, trainees, 10)
     found = torch.stack([flat(module) for module in models])
     assert torch.isfinite(found).all()
     assert float((found[0] - found[1]).abs().max()) < 0.5  # alone they would be 1 apart
@@ -222,10 +222,10 @@ def test_the_outer_step_brings_training_nodes_to_one_model(device, outer, train,
 def test_quasi_global_momentum_goes_with_the_mixes(device, train, until):
     trainees, models = [], [model(device), model(device, 1)]
     for number, module in enumerate(models):
-        optimizer, work = descending(module, device, lambda p: QuasiGlobal(p, lr=0.01, momentum=0.9), float(number))
+        optimizer, work = descending(module, device, lambda p: QuasiGlobal(p, lr=0.02, momentum=0.9), float(number))
         seeds = [trainees[0].node.address] if trainees else []
         trainees.append(train(module, optimizer, work, config=PLAIN, seeds=seeds))
-    after(until, trainees, 20)
+    after(until, trainees, 10)
     found = torch.stack([flat(module) for module in models])
     assert torch.isfinite(found).all()
     assert float((found[0] - found[1]).abs().max()) < 0.5

@@ -126,7 +126,7 @@ def test_all_ranks_hold_the_same_after_every_step_beside_another_node(train, way
 
     def loop(node, rank):
         seen = run(node, 60, pause_s=0.01)
-        distance = node.settle(0.3)
+        distance = node.settle(0.1)
         return [*seen, looked(node)], distance, node.metrics()["exchanges_done"], node.state_dict()
 
     one, other = beside(config, loop, train, **options)

@@ -74,7 +74,7 @@ def test_all_ranks_hold_the_same_and_no_change_goes_over_the_hosts(train, monkey
 
     def loop(node, rank):
         seen, mine = [], pair[rank].model
-        for _ in range(60):
+        for _ in range(40):
             with torch.no_grad():
                 for value in mine.parameters():
                     value.mul_(0.99)
