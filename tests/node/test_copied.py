@@ -19,8 +19,8 @@ def test_a_copied_state_directory_counts_as_one_member(launch, until, tmp_path):
     nodes = [first, *others, copy]
     assert copy.running.wait(30)
     assert copy.made.id == others[1].made.id
-    until(lambda: copy.side.run.samples > 1_500, 60.0)
-    answers = [settling(node, 1.0, 5.0) for node in nodes]
+    until(lambda: copy.side.run.samples > 1_200, 60.0)
+    answers = [settling(node, 1.0, 2.0) for node in nodes]
     for answer in answers:
         answer.get(timeout=60)
     trained = sum(node.side.run.samples for node in nodes)
