@@ -174,7 +174,9 @@ def test_a_secret_on_one_side_only_is_refused_with_a_sentence(with_secret, train
     first = train(model(), **({"secret": file} if with_secret == "seed" else {}))
     options = {"secret": file} if with_secret == "newcomer" else {}
     with pytest.raises(LocalError) as error:
-        Node(model(), seeds=[first.node.address], config=tuned(quick, hello_timeout_s=2.0), **options).__enter__()
+        Node(
+            model(), seeds=[first.node.address], config=tuned(quick, hello_timeout_s=1.0, join_timeout_s=1.0), **options
+        ).__enter__()
     assert "secret" in one_sentence(error)
 
 
