@@ -108,6 +108,8 @@ def test_a_newcomer_asks_first_and_has_its_memory_before_it_adopts(train, until,
     models = [Norm(0), Norm(1)]
     optimizers = [torch.optim.AdamW(model.parameters(), lr=0.0, weight_decay=0.0) if adam else None for model in models]
     work = work_of(models[0], optimizers[0]) if adam else None
+    if adam:
+        work()  # The optimizer has its state before the first copy for newcomers.
     first = train(models[0], optimizers[0], work, config=config)
     until(lambda: first.side.run.steps > 3)
     second = train(models[1], optimizers[1], config=config, seeds=[first.node.address])
