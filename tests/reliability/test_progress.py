@@ -27,8 +27,8 @@ def read(name, after):
 @pytest.mark.parametrize(
     ("name", "after"),
     [
-        slow("undialable", 300), ("joins", 300), slow("joins", 445), slow("lives", 300), slow("lives", 3600), ("restarts", 480),
-        slow("paces", 600), slow("paces", 1200), ("pair", 60),
+        slow("undialable", 300), ("joins", 300), slow("joins", 445), slow("lives", 300), slow("lives", 3600),
+        ("restarts", 480), slow("paces", 600), slow("paces", 1200), ("pair", 60),
     ],
 )  # fmt: skip
 def test_no_member_is_more_than_five_percent_off(name, after):
