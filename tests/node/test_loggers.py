@@ -28,7 +28,8 @@ def pair(train, until):
     torch.manual_seed(0)
     first = train(nn.Linear(4, 2), work=lambda: 0.5)
     second = train(nn.Linear(4, 2), work=lambda: 0.5, seeds=[first.node.address])
-    until(lambda: first.node.metrics().exchanges_done > 2)
+    # A node signs its figures, the loss among them, a quarter of a second after it last did.
+    until(lambda: first.node.metrics().exchanges_done > 2 and first.node.metrics().loss is not None)
     return first, second
 
 
