@@ -34,7 +34,7 @@ test: $(READY) ## run the tests, four minutes on two cores; WORKERS=2 for fewer 
 	$(TESTS) -n $(or $(WORKERS),4) --maxprocesses 4 --dist worksteal -m "not slow and $(OWN)"
 
 test-slow: $(READY) ## run the tests that take longer, and those on drawn examples with ten times as many
-	$(TESTS) --hypothesis-profile=thorough -m "(slow or hypothesis) and $(OWN)"
+	$(TESTS) -n $(or $(WORKERS),2) --dist worksteal --hypothesis-profile=thorough -m "(slow or hypothesis) and $(OWN)"
 
 test-frameworks: $(FRAMEWORKS_READY) ## run the tests beside transformers, Lightning, Keras and others, in an environment of their own
 	$(FRAMEWORKS)/bin/python -m pytest -q -W default tests/frameworks tests/node/test_recipes.py
