@@ -28,7 +28,8 @@ MAX_EXTRA = 64  # Values that newer versions may append.
 CHECKSUM_BYTES = 8
 HOLDER_BYTES = 200  # Bytes of the lock file that are read: its holder's process and host.
 OF_THIS_PROCESS = "another node of this process"
-LOCKED_FOLDERS: set[Path] = set()  # Directories of this process's nodes, which the file lock cannot tell apart.
+# Locked directories of this process's nodes, which the file lock cannot tell apart.
+LOCKED_FOLDERS: dict[Path, StateDir] = {}
 os.register_at_fork(after_in_child=LOCKED_FOLDERS.clear)
 
 
@@ -61,6 +62,8 @@ class StateDir:
         self.damage = ""  # A sentence about an address book that could not be read; empty if there was none.
         self._is_failing = False  # The last write failed, and that was reported.
         self.holder = ""  # The node that holds the directory, in words; empty unless :meth:`lock` has failed.
+        self.is_closing = False  # Its node ends, and releases the directory once its last write is done.
+        self.is_handed_over = False  # The last :meth:`lock` failed because of such a node of this process.
         self._lock_file: int | None = None  # The descriptor of the locked file.
         self._extra: tuple[Any, ...] = ()  # Values of a newer version that ran here before, written back unchanged.
 
@@ -73,7 +76,7 @@ class StateDir:
             return True
         folder = self.path.resolve()
         if folder in LOCKED_FOLDERS:
-            self.holder = OF_THIS_PROCESS
+            self.holder, self.is_handed_over = OF_THIS_PROCESS, LOCKED_FOLDERS[folder].is_closing
             return False
         try:
             self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -94,12 +97,12 @@ class StateDir:
             os.ftruncate(file, 0)
             os.write(file, f"process {os.getpid()} on {socket.gethostname()}\n".encode())
         self._lock_file = file
-        LOCKED_FOLDERS.add(folder)
+        LOCKED_FOLDERS[folder] = self
         return True
 
     def release(self) -> None:
         if self._lock_file is not None and self.path is not None:
-            LOCKED_FOLDERS.discard(self.path.resolve())
+            LOCKED_FOLDERS.pop(self.path.resolve(), None)
             os.close(self._lock_file)
             self._lock_file = None
 

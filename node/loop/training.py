@@ -144,6 +144,7 @@ class TrainingSide:
         """
         if self.network.forked:
             return
+        self.service.state_dir.is_closing = True
         if self.service.leaving is not None:
             self.network.call(self.service.leave)
         self.network.join(2 * LEAVE_S)

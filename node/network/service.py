@@ -65,6 +65,8 @@ POLL_S = 1.0  # Seconds between two checks whether the run is finished and the a
 RUN_NOTICES = frozenset({"started", "joined", "merged", "put back", "finished"})  # Notices about the current run.
 LEAVE_S = 1.0  # Seconds for LEFT, the farewell to other members, to be sent.
 HANDOVER_S = 3.0  # Seconds in which a node that has just ended may release this state directory.
+# The same for a node of this process that is known to end: a disk that stands still holds up its last write.
+CLOSING_S = 30.0
 
 
 class Service:
@@ -220,8 +222,11 @@ class Service:
 
     async def lock_state_dir(self) -> None:
         """Lock the state directory, and take the identity that it holds. Raises IdentityError if it is in use."""
-        with trio.move_on_after(HANDOVER_S):
-            while not self.state_dir.lock():  # noqa: ASYNC110 - another process has to release it
+        began_at = trio.current_time()
+        with trio.move_on_after(HANDOVER_S) as patience:
+            while not self.state_dir.lock():  # Its holder has to release it.
+                if self.state_dir.is_handed_over:
+                    patience.deadline = began_at + CLOSING_S
                 await trio.sleep(0.1)
             if not self.has_started:
                 # Two processes may have made keys at once, of which one is left.

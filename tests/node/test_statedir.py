@@ -4,6 +4,7 @@ import random
 import shutil
 import stat
 import subprocess
+import threading
 
 import msgpack
 import pytest
@@ -124,6 +125,18 @@ def test_a_second_node_in_a_directory_is_refused_in_a_sentence_and_the_first_goe
     first.stop()
     with Node(nn.Linear(4, 2), state_dir=tmp_path, config=quick) as again:
         assert again.id == first.node.id
+
+
+def test_a_node_waits_for_one_of_its_process_whose_last_write_takes_long(quick, tmp_path, monkeypatch):
+    monkeypatch.setattr("node.network.service.HANDOVER_S", 0.2)
+    closing = StateDir(tmp_path)
+    assert closing.lock()
+    closing.is_closing = True
+    written = threading.Timer(0.8, closing.release)
+    written.start()
+    with Node(nn.Linear(4, 2), state_dir=tmp_path, config=quick):
+        assert closing._lock_file is None, "it began before the other had released the directory"
+    written.join()
 
 
 def test_an_address_that_changed_is_the_one_that_others_learn_whatever_the_directory_had(
