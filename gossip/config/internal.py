@@ -46,4 +46,4 @@ class Internal:
     # -- joining -----------------------------------------------------------------------------------------------------
     donors: int = 4  # Members that a newcomer fetches its state from at once; three already show an odd one.
     seed_backoff_s: float = 1.0  # The first pause before a seed that is down is dialled again; it doubles.
-    seed_backoff_max_s: float = 5.0  # The longest such pause. Whoever waits for a seed waits for a person to start it.
+    seed_backoff_max_s: float = 5.0  # The longest such pause. A node waits until a person starts its seed.

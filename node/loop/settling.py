@@ -59,7 +59,7 @@ class Settling:
         while (now := time.monotonic()) < until:
             if now - looked_at >= REPORT_S:
                 looked_at = now
-                if self.present_members() == []:  # Whoever comes now takes this node's weights.
+                if self.present_members() == []:  # A node that comes now takes the weights of this one.
                     break
             self.live.wake.wait(VISIT_PERIOD_S)
             self.visit()

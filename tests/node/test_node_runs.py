@@ -302,7 +302,6 @@ def test_a_checkpoint_says_that_its_run_is_finished(train, tmp_path):
 
 
 def test_of_four_donors_one_that_gives_another_model_leaves_no_trace(train, until, quick, monkeypatch):
-    monkeypatch.setattr("gossip.state_transfer.runs.FIRST_TABLE_S", 0.5)  # it must know all four before it asks
     config = tuned(quick, mix_every_steps=10**6, chunk_elements=1024)
     models = [linear(1, 20_000) for _ in range(4)]
     donors = [train(models[0], config=config)]
@@ -311,6 +310,8 @@ def test_of_four_donors_one_that_gives_another_model_leaves_no_trace(train, unti
     with torch.no_grad():
         for weights in models[2].parameters():
             weights.fill_(50.0)
+    # It must know three donors before it asks: two that differ cannot show which one is odd.
+    monkeypatch.setattr("gossip.state_transfer.runs.FIRST_TABLE_S", 2.0)
     late = linear(2, 20_000)
     newcomer = train(late, config=config, seeds=[donors[0].node.address])
     assert run_id(newcomer) == run_id(donors[0])
