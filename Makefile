@@ -30,8 +30,8 @@ help: ## say what can be made
 demo: $(READY) ## train on real data with four processes, kill the first, let a fifth join
 	$(VENV)/bin/gossip demo
 
-test: $(READY) ## run the tests, four minutes on two cores; WORKERS=2 for fewer at once
-	$(TESTS) -n $(or $(WORKERS),4) --maxprocesses 4 --dist worksteal -m "not slow and $(OWN)"
+test: $(READY) ## run the tests, four minutes on two cores; WORKERS=2 for two at once
+	$(TESTS) -n $(or $(WORKERS),3) --maxprocesses 4 --dist worksteal -m "not slow and $(OWN)"
 
 test-slow: $(READY) ## run the tests that take longer, and those on drawn examples with ten times as many
 	$(TESTS) -n $(or $(WORKERS),2) --dist worksteal --hypothesis-profile=thorough -m "(slow or hypothesis) and $(OWN)"
