@@ -63,7 +63,6 @@ class StateDir:
         self._is_failing = False  # The last write failed, and that was reported.
         self.holder = ""  # The node that holds the directory, in words; empty unless :meth:`lock` has failed.
         self.is_closing = False  # Its node ends, and releases the directory once its last write is done.
-        self.is_handed_over = False  # The last :meth:`lock` failed because of such a node of this process.
         self._lock_file: int | None = None  # The descriptor of the locked file.
         self._extra: tuple[Any, ...] = ()  # Values of a newer version that ran here before, written back unchanged.
 
@@ -76,7 +75,7 @@ class StateDir:
             return True
         folder = self.path.resolve()
         if folder in LOCKED_FOLDERS:
-            self.holder, self.is_handed_over = OF_THIS_PROCESS, LOCKED_FOLDERS[folder].is_closing
+            self.holder = OF_THIS_PROCESS
             return False
         try:
             self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -99,6 +98,12 @@ class StateDir:
         self._lock_file = file
         LOCKED_FOLDERS[folder] = self
         return True
+
+    @property
+    def is_handed_over(self) -> bool:
+        """Return True if a node of this process holds the directory, and is closing."""
+        holder = None if self.path is None else LOCKED_FOLDERS.get(self.path.resolve())
+        return holder is not None and holder.is_closing
 
     def release(self) -> None:
         if self._lock_file is not None and self.path is not None:

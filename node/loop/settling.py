@@ -57,7 +57,7 @@ class Settling:
             done_before = self.network.peer.exchanges.done_count
         until, looked_at = time.monotonic() + seconds, -math.inf
         while (now := time.monotonic()) < until:
-            if now - looked_at >= REPORT_S:
+            if peer.view.alive_count == 1 and now - looked_at >= REPORT_S:  # Others may be suspected only.
                 looked_at = now
                 if self.present_members() == []:  # A node that comes now takes the weights of this one.
                     break

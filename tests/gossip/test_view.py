@@ -33,7 +33,7 @@ def part_of(node: ast.AST) -> str | None:
 
 @functools.cache
 def tree_of(path: Path) -> ast.Module:
-    """The code of a driver; of one that does not know the word, nothing."""
+    """Return the parsed code of a driver, or an empty module if the word does not occur in it."""
     code = path.read_text(encoding="utf-8")
     return ast.parse(code if "peer" in code else "")
 

@@ -288,7 +288,7 @@ def test_a_sharded_and_a_whole_node_mix(world, train, way):
             node.step(samples=4)
             time.sleep(0.01)
             assert time.monotonic() < until, "no exchanges"
-        other.work = lambda: None  # Beside a node that settles not, settling often takes all of its time.
+        other.work = lambda: None  # Beside a node that does not settle, settling often takes all of its time.
         distance = node.settle(0.3)
     if way != "push-sum":
         assert distance < 0.2

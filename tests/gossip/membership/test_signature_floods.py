@@ -47,7 +47,7 @@ def flood(me, by, seconds, start=10.0, per_s=2_000, sequence=1):
 
 @pytest.fixture(scope="module")
 def flooded():
-    """Who was flooded for two seconds, and how often a signature was checked meanwhile. Tests only look at it."""
+    """Return the peer that was flooded for two seconds, and the number of signatures that it checked meanwhile."""
     verify = Counting()
     me = joined(40, verify)
     before = verify.asked
