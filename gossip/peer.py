@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping
 from functools import partial
 from typing import Any
 
+from gossip.arithmetic.sketch import Floats
 from gossip.config import Config
 from gossip.discovery import Bootstrap, Listening, Reachability, Seeds
 from gossip.effects import Dial, Effect, Send
@@ -391,10 +392,12 @@ class Peer:
             return self.donating.abandon([session])
         return self.exchanges.route_report(Event.SPOILED, session)
 
-    def on_streamed(self, session: int, difference_sq: float, own_sq: float, now: float) -> list[Effect]:
-        """Handle the complete streams of an exchange: |theirs - ours|^2 and |ours|^2."""
+    def on_streamed(
+        self, session: int, difference_sq: float, own_sq: float, now: float, sketch: Floats | None = None
+    ) -> list[Effect]:  # fmt: skip
+        """Handle the complete streams of an exchange: |theirs - ours|^2, |ours|^2, and a sketch of theirs - ours."""
         exchange = self.exchanges.table.get(session)
-        effects = self.exchanges.route_report(Event.STREAMED, session, difference_sq, own_sq, now)
+        effects = self.exchanges.route_report(Event.STREAMED, session, difference_sq, own_sq, now, sketch)
         if exchange is not None and effects:
             self.membership.on_proof_of_life(exchange.partner, now)
         return effects + self.follow_up(now) if self.needs_follow_up else effects

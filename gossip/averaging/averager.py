@@ -19,6 +19,7 @@ import numpy as np
 
 from gossip.arithmetic.mixing import OuterStep, is_finite, subtract
 from gossip.arithmetic.movement import Movement
+from gossip.arithmetic.sketch import Sketcher
 from gossip.arithmetic.subsets import ALL, Subset, lasting_parts
 from gossip.averaging.all_reduce import GroupAverage
 from gossip.averaging.boundary import Boundary
@@ -73,8 +74,8 @@ class Averager:
 
     __slots__ = (
         "boundary", "config", "counted_visit", "delivery", "driver", "groups", "hash_job", "joining_vector", "lock",
-        "movement", "next_part", "outer_step", "outside_replacements", "pairs", "peer", "snapshots", "spreads",
-        "vectors",
+        "movement", "next_part", "outer_step", "outside_replacements", "pairs", "peer", "sketcher", "snapshots",
+        "spreads", "vectors",
     )  # fmt: skip
 
     def __init__(
@@ -98,6 +99,7 @@ class Averager:
         # The distance to other members in each part, for codecs that need a bound on it.
         self.spreads = {part: Spread(part.elements(size)) for part in parts}
         self.movement = Movement(size) if config.watches_movement else None
+        self.sketcher = Sketcher(size, driver.sketch_seed) if config.limits_directions else None
         self.delivery = CopyDelivery(
             peer, driver, boundary, vectors, self.snapshots, self.movement, self.return_mass
         )  # fmt: skip
@@ -215,12 +217,14 @@ class Averager:
             if spread is None or not spread.is_known:
                 return "overflow"  # As for a difference beyond the codec's bound: another codec would do.
             codec = codec.with_bounds(spread)
-        pair = self.pairs[effect.session] = PairAverage(effect, snapshot, codec, spread, self.vectors)
+        pair = self.pairs[effect.session] = PairAverage(effect, snapshot, codec, spread, self.vectors, self.sketcher)
         return pair
 
     def report_streamed(self, pair: PairAverage) -> None:
         """Report that the partner's vector is complete."""
-        self.driver.perform(self.peer.on_streamed(pair.session, pair.difference_sq, pair.own_sq, self.driver.now))
+        now = self.driver.now
+        effects = self.peer.on_streamed(pair.session, pair.difference_sq, pair.own_sq, now, pair.sketch)
+        self.driver.perform(effects)
 
     def begin_group(self, effect: Gather) -> GroupAverage | str:
         """Return the group's average for its streams, the same at every call, or the code of the reason for none."""

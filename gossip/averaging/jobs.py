@@ -58,6 +58,10 @@ class Driver(Protocol):
     """The services of a driver that an averager and its jobs use."""
 
     @property
+    def sketch_seed(self) -> int:
+        """The seed of the sketches of differences: 64 random bits that no other peer knows."""
+
+    @property
     def now(self) -> float: ...
     def perform(self, effects: list[Effect], /) -> None: ...
     def call_soon(self, report: Callable[..., None], *arguments: object) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import numpy as np
 
 from gossip.arithmetic.mixing import subtract
+from gossip.arithmetic.sketch import Sketcher
 from gossip.averaging.streams import DifferenceReceiver
 from gossip.averaging.vectors import Floats, Vector, Vectors
 from gossip.codecs import ALIGN, Codec, Overflow, Spread
@@ -28,11 +29,12 @@ class PairAverage:
 
     __slots__ = (
         "codec", "decoded_ours", "difference", "difference_sq", "elements", "is_complete", "ours", "own_sq", "partner",
-        "positions", "receiver", "receives", "sends", "session", "spread", "vectors",
+        "positions", "receiver", "receives", "sends", "session", "sketch", "sketcher", "spread", "vectors",
     )  # fmt: skip
 
     def __init__(
-        self, effect: Transfer, snapshot: Vector, codec: Codec, spread: Spread | None, vectors: Vectors
+        self, effect: Transfer, snapshot: Vector, codec: Codec, spread: Spread | None, vectors: Vectors,
+        sketcher: Sketcher | None = None,
     ) -> None:  # fmt: skip
         self.session, self.partner = effect.session, effect.partner
         self.sends, self.receives = effect.sends, effect.receives
@@ -45,6 +47,9 @@ class PairAverage:
         self.difference: Vector | None = None  # The partner's vector minus ours, until the caller takes it.
         self.receiver: DifferenceReceiver | None = None
         self.difference_sq = self.own_sq = 0.0
+        # Sketches of the difference if the filter needs one; a part of a model has none.
+        self.sketcher = sketcher if self.positions is None else None
+        self.sketch: Floats | None = None
         self.is_complete = False  # The partner's vector has arrived as a whole.
 
     # -- chunk by chunk ------------------------------------------------------------------------------------------
@@ -58,6 +63,7 @@ class PairAverage:
             self.receiver = DifferenceReceiver(
                 self.session, self.ours, self.difference.array, self.codec, self.spread, skips_codec=not self.sends
             )
+            self.receiver.sketcher = self.sketcher
         return self.receiver
 
     def on_received(self) -> None:
@@ -65,7 +71,7 @@ class PairAverage:
         receiver = self.receiver
         assert receiver is not None
         self.difference_sq, self.own_sq = receiver.difference_sq, receiver.own_sq
-        self.is_complete = receiver.is_complete
+        self.is_complete, self.sketch = receiver.is_complete, receiver.sketch
 
     # -- whole vectors -------------------------------------------------------------------------------------------
     def as_received(self, values: Floats) -> tuple[Floats, bytearray | None]:
@@ -103,6 +109,8 @@ class PairAverage:
             self.difference_sq, self.own_sq = other.difference_sq, squares(self.decoded_ours)
         else:
             self.difference_sq, self.own_sq = subtract(theirs, self.decoded_ours, self.difference.array)
+        if self.sketcher is not None:
+            self.sketch = self.sketcher.sketch(self.difference.array)
         self.is_complete = True
 
     # -- results -------------------------------------------------------------------------------------------------

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import Protocol
 
+from gossip.arithmetic.sketch import Floats
 from gossip.effects import Effect
 from gossip.ids import PeerId
 
@@ -54,8 +55,10 @@ class Reports(Protocol):
     def on_not_taken(self, session: int, now: float) -> list[Effect]:
         """Handle a snapshot that could not be taken for lack of memory."""
 
-    def on_streamed(self, session: int, difference_sq: float, own_sq: float, now: float) -> list[Effect]:
-        """Handle the partner's vector, which has arrived whole."""
+    def on_streamed(
+        self, session: int, difference_sq: float, own_sq: float, now: float, sketch: Floats | None = None
+    ) -> list[Effect]:  # fmt: skip
+        """Handle the partner's vector, which has arrived whole. ``sketch`` is that of the difference, if it has one."""
 
     def on_failed(self, session: int, code: str, now: float) -> list[Effect]:
         """Handle streams that ended early; ``code`` names the reason, as in an Abort."""

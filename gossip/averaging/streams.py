@@ -12,6 +12,7 @@ import xxhash
 from numpy.typing import NDArray
 
 from gossip.arithmetic.mixing import subtract
+from gossip.arithmetic.sketch import Sketcher
 from gossip.averaging.coverage import Coverage
 from gossip.averaging.vectors import Lease
 from gossip.codecs import ALIGN, Codec, Overflow, Spread, get_codec
@@ -195,6 +196,8 @@ class DifferenceReceiver(Receiver):
     :meth:`learn_distance` once the exchange is accepted.
     """
 
+    sketcher: Sketcher | None = None  # Makes ``sketch``, if the filter needs one.
+
     def __init__(
         self, session: int, ours: Floats, out: Floats, codec: Codec, spread: Spread | None = None,
         skips_codec: bool = False, origin: int = 0,
@@ -206,6 +209,7 @@ class DifferenceReceiver(Receiver):
         # The largest difference and the codec's largest error in each block of ALIGN elements: (blocks,).
         self.peaks, self.errors = np.empty(blocks, np.float32), np.empty(blocks, np.float32)
         self.difference_sq = self.own_sq = 0.0
+        self.sketch: Floats | None = None  # The sketch of the whole difference, once it is complete.
         self.summed_elements = 0  # Length of the prefix whose squares are summed.
         self.early_chunks: dict[int, int] = {}  # Stops by start, of chunks whose squares wait for those before them.
         self.decoded_ours = np.empty(0, np.float32)  # Our values of a chunk as the partner decodes them.
@@ -239,6 +243,12 @@ class DifferenceReceiver(Receiver):
         self.summed_elements = where.stop
         while self.summed_elements in self.early_chunks:
             self.add_squares(slice(self.summed_elements, self.early_chunks.pop(self.summed_elements)))
+
+    def finish_chunk(self, chunk: Chunk) -> bool:
+        is_used = super().finish_chunk(chunk)
+        if self.sketcher is not None and is_used and self.is_complete:
+            self.sketch = self.sketcher.sketch(self.out)  # In one order, whatever that of the chunks was.
+        return is_used
 
     def add_squares(self, where: slice) -> None:
         """Add the squares of a chunk whose turn has come."""

@@ -129,8 +129,20 @@ class Derived(Keys):
     @property
     def watches_movement(self) -> bool:
         """Return True if a driver measures how far local steps alone move the model (gossip.schedule)."""
-        follows_movement = FILTERS[self.filter_name].follows_movement and self.filter_limit is None
-        return self.consensus_target is not None or follows_movement
+        return self.consensus_target is not None or self.finds_radius
+
+    @property
+    def finds_radius(self) -> bool:
+        """Return True if the filter finds its radius itself, from distances and own movement."""
+        return FILTERS[self.filter_name].follows_movement and self.filter_limit is None
+
+    @property
+    def limits_directions(self) -> bool:
+        """Return True if the filter limits the movement in one direction, for which it needs sketches of differences.
+
+        The directions of parts of a model cannot be compared with one another.
+        """
+        return self.finds_radius and self.part == "all"
 
     @property
     def pushes(self) -> bool:

@@ -21,6 +21,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
+from gossip.arithmetic.sketch import Floats
 from gossip.arithmetic.subsets import ALL, Subset
 from gossip.effects import Effect, MemberState, Rename, Send, Transfer
 from gossip.exchange.agreement import is_acceptable
@@ -306,13 +307,16 @@ class Exchange(Session):
         """Return two flags: we send our vector, and we receive the partner's."""
         return True, True
 
-    def on_streamed(self, difference_sq: float, own_sq: float, now: float) -> list[Effect]:
+    def on_streamed(
+        self, difference_sq: float, own_sq: float, now: float, sketch: Floats | None = None
+    ) -> list[Effect]:  # fmt: skip
         """Handle the partner's complete vector in STREAMING: send COMMIT, or ABORT if a check fails.
 
         Args:
             difference_sq: Squared distance between the partner's vector and ours.
             own_sq: Squared norm of our vector.
             now: Current time in seconds.
+            sketch: The sketch of the difference, float32 (WIDTH,); None if it has none.
         """
         exchanges, partner, elements = self.exchanges, self.partner, self.elements
         refusal = exchanges.filter.refusal(partner, difference_sq, own_sq, elements, exchanges.local.version)
@@ -324,8 +328,9 @@ class Exchange(Session):
         scale = exchanges.local.elements / elements if self.part.kind != "all" else 1.0
         exchanges.last_squares.append((difference_sq * scale, own_sq * scale))
         share, reasons = exchanges.filter.take_share(
-            partner, self.weight, difference_sq, elements, exchanges.partners.present, exchanges.elapsed_intervals(now)
-        )
+            partner, self.weight, difference_sq, elements, exchanges.partners.present,
+            exchanges.elapsed_intervals(now), sketch,
+        )  # fmt: skip
         for reason in reasons:
             exchanges.refusals.add(partner, reason)
         if share == 1.0:

@@ -1,4 +1,4 @@
-"""Clipping of long differences: to a radius that follows the usual distance, and to a partner's budget.
+"""Clipping of differences: to a radius that follows the usual distance, and to limits of direction and partner.
 
 A difference is the partner's vector minus ours. The *radius* is 1.5 times the usual distance to partners, or
 ``filter_limit``. The *reach* of a difference is its length in radii. Each exchange also saves a small part of a radius,
@@ -9,9 +9,12 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
+
 from gossip.config import Config
 from gossip.filters.budget import Budget
-from gossip.filters.rule import MIN_ELEMENTS, Filter, PresentAmong
+from gossip.filters.directions import Directions
+from gossip.filters.rule import MIN_ELEMENTS, Filter, Floats, PresentAmong
 from gossip.ids import PeerId
 from gossip.recent import Recent
 
@@ -63,8 +66,16 @@ def rounded_share(part: float, whole: float) -> float:
     return min(1.0, math.floor(4096 * part / whole + 0.001) / 4096)
 
 
+def rounded_length(length: float) -> float:
+    """Return a positive length rounded to a power of 2^(1/8), at most 5 % away.
+
+    As for :func:`rounded_share`, drivers may add up the squares in another order, and must decide the same.
+    """
+    return 2.0 ** (round(8 * math.log2(length)) / 8)
+
+
 class Clip(Filter):
-    """A filter that shortens differences to a radius, which follows the usual distance, and to a partner's budget."""
+    """A filter that shortens differences to a radius, to the limit in one direction, and to a partner's budget."""
 
     usual_distances = 1.5  # The radius, as a multiple of the usual distance.
 
@@ -73,15 +84,17 @@ class Clip(Filter):
         # The mean square of an element's difference, in the last exchange with each partner.
         self.mean_squares = Recent[PeerId, float](MAX_PARTNERS)
         self.budget = Budget()
+        self.directions = Directions()
         self.saved_radii = 0.0  # Radii that were saved for longer differences.
         self.last_movement = 0.0  # Distance that local steps alone went between the last two snapshots.
         self.largest_movement = 0.0  # The largest of these distances.
         self.donors_sq = 0.0  # Mean square of an element's difference between the donors of our weights.
 
     def on_joined(self, donors_sq: float) -> None:
-        """Forget the distances, which were measured from our old weights."""
+        """Forget the distances and directions, which were measured from our old weights."""
         self.donors_sq = donors_sq
         self.mean_squares.clear()
+        self.directions = Directions()
 
     def on_moved(self, distance: float) -> None:
         if distance >= 0:
@@ -90,11 +103,16 @@ class Clip(Filter):
 
     def take_share(
         self, partner: PeerId, weight: float, difference_sq: float, size: int, present_among: PresentAmong,
-        intervals: float,
+        intervals: float, sketch: Floats | None = None,
     ) -> tuple[float, tuple[str, ...]]:  # fmt: skip
         radius = self.radius(size)  # It follows from earlier exchanges alone.
         share, reach = self.clip_to_radius(difference_sq, radius)
         reasons: tuple[str, ...] = ("clipped",) if share < 1.0 else ()
+        if sketch is not None and radius > 0:
+            length = rounded_length(max(math.sqrt(difference_sq), radius))
+            direction_share = self.directions.share(sketch / np.float32(length))
+            if direction_share < 1.0:
+                share, reasons = share * direction_share, (*reasons, "direction")
         self.mean_squares[partner] = difference_sq / size
         if size < MIN_ELEMENTS:
             return share, reasons

@@ -48,7 +48,7 @@ class Filter:
 
     def take_share(
         self, partner: PeerId, weight: float, difference_sq: float, size: int, present_among: PresentAmong,
-        intervals: float,
+        intervals: float, sketch: Floats | None = None,
     ) -> tuple[float, tuple[str, ...]]:  # fmt: skip
         """Return the share of an accepted difference that is taken, and the reasons if it is below 1.
 
@@ -59,6 +59,7 @@ class Filter:
             size: The number of elements that are mixed.
             present_among: Returns those of some members that are present.
             intervals: The intervals that this node has trained.
+            sketch: The difference's sketch (:mod:`gossip.arithmetic.sketch`), float32 (WIDTH,); None if it has none.
         """
         return 1.0, ()
 

@@ -31,7 +31,8 @@ Reading = dict[str, Any]
 """A snapshot of a node: its logged figures by name, None where a value is not known."""
 
 SHOWN_ROWS = 16  # Rows of a table in `gossip status`: refusals, misbehaviour or recent mixes.
-SHORTENED = ("clipped", "budget")  # The reasons with which gossip.filters shortens a vector and mixes it.
+# The reasons with which gossip.filters shortens a vector and mixes it.
+SHORTENED = ("clipped", "direction", "budget")
 HEAD = """\
 # Every figure
 

@@ -55,8 +55,8 @@ class Host:
         "dialled", "draw_durations", "events", "gone", "has_free_slot", "id", "index", "is_offering", "is_training",
         "is_visiting", "is_watched", "line_seed", "lines", "links", "name", "pause", "peer", "pending", "perform",
         "queueing_mean_s", "queueing_since", "queueing_until", "reported_at", "rest_until", "rng", "row",
-        "samples_per_step", "silent", "step_ends", "steps", "stream_starts", "timeline", "timer_at", "vector",
-        "visit_at",
+        "samples_per_step", "silent", "sketch_seed", "step_ends", "steps", "stream_starts", "timeline", "timer_at",
+        "vector", "visit_at",
     )  # fmt: skip
 
     def __init__(
@@ -112,7 +112,7 @@ class Host:
 
     def make_averager(
         self, config: Config, request_visit: Callable[[Host], None], prepare_copy: Callable[[Host], bool],
-        parameters: int | None, has_correction: bool = False,
+        parameters: int | None, has_correction: bool, sketch_seed: int,
     ) -> None:  # fmt: skip
         """Create the averager and its boundary.
 
@@ -122,6 +122,7 @@ class Host:
             prepare_copy: Returns True once the vector is the model of the last boundary; False if it is too late.
             parameters: Number of elements that the outer step covers; by default all.
             has_correction: True if the trainer applies the drift correction that exchanges teach.
+            sketch_seed: The secret of this peer's sketches of differences.
         """
         vector = self.vector
         outer = OuterStep(parameters or vector.size, *config.outer, config.averaged)
@@ -131,6 +132,7 @@ class Host:
         vectors = HostVectors(lambda: vector.copy() if prepare_copy(self) else None)
         model, backup = VectorModel(vector), KeptVector(vector)
         self.boundary = Boundary(model, vectors, backup, config.conserves, LOCK, partial(request_visit, self))
+        self.sketch_seed = sketch_seed
         self.averager = Averager(self.peer, config, self.boundary, vectors, outer, self, LOCK)
         if self.averager.movement is not None:
             self.averager.start_movement_at(self.averager.movement.sample(vector))

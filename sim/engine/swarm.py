@@ -221,8 +221,9 @@ class Swarm:
         )  # fmt: skip
         training = self.training
         host.make_averager(
-            self.config, training.request_visit, training.prepare_copy, self.parameters, self.has_correction
-        )
+            self.config, training.request_visit, training.prepare_copy, self.parameters, self.has_correction,
+            int.from_bytes(derive(self.seed, draws_name, "sketch")[:8], "little"),
+        )  # fmt: skip
         if self.timeline is not None:
             host.timeline = NodeTimeline(self.timeline, index + 1, f"peer {name}, {host.id.hex()[:8]}")
             host.timeline.record_event("starts" if not life else "starts again", self.now)

@@ -14,10 +14,12 @@ from typing import cast
 import numpy as np
 
 from gossip.arithmetic.group_mean import norm_refusal
+from gossip.arithmetic.sketch import Sketcher
 from gossip.config import Config
 from gossip.filters.registry import filter_of
 from gossip.ids import PeerId
-from sim.arrays import F64, I64, Flags
+from sim.arrays import F32, F64, I64, Flags
+from sim.seeds import derive
 
 __all__ = ["Acceptance"]
 
@@ -28,9 +30,16 @@ class Acceptance:
     ``ready[row]`` is True for each row that may take part in exchanges.
     """
 
-    def __init__(self, config: Config, rows: int, elements: int, ready: Sequence[bool]) -> None:
+    def __init__(
+        self, config: Config, names: Sequence[str], elements: int, ready: Sequence[bool], seed: int
+    ) -> None:  # fmt: skip
+        """Begin with a filter for each name, in the order of the rows."""
         self.config, self.norm_bound, self.elements, self.ready = config, config.internal.norm_bound, elements, ready
-        self.filters = [] if config.filter_name == "none" else [filter_of(config) for _ in range(rows)]
+        self.filters = [] if config.filter_name == "none" else [filter_of(config) for _ in names]
+        self.sketchers: list[Sketcher] = []  # Each row has a secret of its own, as each node has.
+        if config.limits_directions:
+            seeds = [int.from_bytes(derive(seed, name, "sketch")[:8], "little") for name in names]
+            self.sketchers = [Sketcher(elements, each) for each in seeds]
         self.refusals_of: dict[int, Counter[str]] = {}  # Refused or clipped differences, by row and reason.
         self.failures = 0  # Failed sides of exchanges.
 
@@ -77,7 +86,9 @@ class Acceptance:
             self.filters[row] = filter_of(self.config)
             self.filters[row].on_joined(donors_sq)
 
-    def filter(self, rows: I64, partners: I64, weights: F64, apart_sq: F64, intervals: F64) -> F64:
+    def filter(
+        self, rows: I64, partners: I64, weights: F64, apart_sq: F64, intervals: F64, differences: F32
+    ) -> F64:  # fmt: skip
         """Apply each row's filter, which also learns from the distance, and return the weights that remain.
 
         Args:
@@ -86,6 +97,8 @@ class Acceptance:
             weights: Weights that the pairs agreed on.
             apart_sq: Squared distances between the partners.
             intervals: Intervals that each row has trained.
+            differences: Theirs minus ours for the first half of the rows, shape (rows / 2, elements). Those of the
+                second half are their negatives.
         """
         if not self.filters:
             return weights
@@ -93,12 +106,20 @@ class Acceptance:
         sides = zip(rows.tolist(), partners.tolist(), apart_sq.tolist(), intervals.tolist(), strict=True)
         for place, (row, partner, distance_sq, trained) in enumerate(sides):
             factor, reasons = self.filters[row].take_share(
-                cast(PeerId, partner), filtered[place], distance_sq, self.elements, self.ready_rows, trained
-            )
+                cast(PeerId, partner), filtered[place], distance_sq, self.elements, self.ready_rows, trained,
+                self.sketch(row, place, differences),
+            )  # fmt: skip
             if reasons:
                 filtered[place] *= factor
                 self.note_refusals(row, reasons)
         return np.array(filtered)
+
+    def sketch(self, row: int, place: int, differences: F32) -> F32 | None:
+        """Return the row's sketch of the difference at this place (:meth:`filter`), if its filter needs one."""
+        if not self.sketchers:
+            return None
+        sketch = self.sketchers[row].sketch(differences[place % len(differences)])
+        return sketch if place < len(differences) else -sketch
 
     def ready_rows(self, rows: Iterable[PeerId]) -> list[PeerId]:
         """Return those of ``rows`` that are ready."""

@@ -70,7 +70,7 @@ class ExchangeLevel:
             intervals = Intervals(peers, cost, machine)
         self.decisions = Decisions(self.events, config, self.clocks, self.streams, self.tape, draws, intervals)
         self.streams.used_slots = self.decisions.slots.used
-        self.acceptance = Acceptance(config, peers, learners.elements, self.decisions.ready)
+        self.acceptance = Acceptance(config, names, learners.elements, self.decisions.ready, seed)
         self.models = Models(learners, config, codec, self.tape, self.acceptance)
         self.max_entries = max(ENTRIES_PER_PEER * peers, MIN_ENTRIES)
         self.presence = Presence(

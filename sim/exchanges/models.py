@@ -336,7 +336,7 @@ class Models:
         passed = np.flatnonzero(acceptance.check_norms(rows, apart_sq, own_sq))
         sides, partners = rows[:, passed].reshape(-1), rows[::-1, passed].reshape(-1)
         offered, apart_sq = (np.tile(values[passed], 2) for values in (agreed, apart_sq))
-        filtered = acceptance.filter(sides, partners, offered, apart_sq, age[:, passed].reshape(-1))
+        filtered = acceptance.filter(sides, partners, offered, apart_sq, age[:, passed].reshape(-1), difference[passed])
         weights[:, passed] = filtered.reshape(2, -1)
         return weights.reshape(-1)
 

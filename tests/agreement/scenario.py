@@ -12,6 +12,7 @@ import numpy as np
 import trio
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
+from gossip.arithmetic.sketch import Sketcher
 from gossip.config import Config
 from gossip.discovery import Bootstrap
 from gossip.exchange.session import LocalModel
@@ -257,6 +258,9 @@ class Running(Driver):
     def add(self, index: int, *seeds: int) -> None:
         peer = make_peer(index, seeds, self.scenario, trio.current_time())
         self.world.add(peer, self.scenario.config, start_vector(index), train, STEP_S, first_step_s(index))
+        if self.scenario.config.limits_directions:  # A node's secret is drawn; here it is that of the simulated peer.
+            secret = int.from_bytes(derive(0, str(index), "sketch")[:8], "little")
+            self.world.nodes[index].runtime.streams.averager.sketcher = Sketcher(ELEMENTS, secret)
 
     def kill(self, index: int) -> None:
         self.world.nodes[index].kill()

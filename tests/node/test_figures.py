@@ -53,7 +53,7 @@ def test_the_log_has_these_figures_and_what_is_not_known_is_null():
 
 def test_an_honest_member_whose_vector_was_shortened_is_not_among_the_refused():
     at = source()
-    for code in ("clipped", "clipped", "budget", "norm"):
+    for code in ("clipped", "clipped", "direction", "budget", "norm"):
         at.peer.exchanges.refusals.add(at.peer.membership.me.id, code)
     assert refusals_of(at) == ((at.peer.membership.me.id.hex(), "norm", 1),)
 
@@ -82,7 +82,7 @@ def test_in_a_swarm_of_uneven_data_the_status_shows_no_member_as_refused_or_misb
     }  # fmt: skip
     hosts = played(Scenario.from_mapping(scenario)).swarm.hosts
     shortened = {code for host in hosts for _, code in host.peer.exchanges.refusals.counts}
-    assert shortened == {"clipped", "budget"}, "or nothing is proved"
+    assert shortened == {"clipped", "direction", "budget"}, "or nothing is proved"
     links = SimpleNamespace(bytes_sent=0, bytes_received=0, ignored_messages=0, lossy_links=0, striped_links=0)
     for host in hosts:
         shown = status_reading(Source(host.peer, links, steps=0, samples=0, swarm_samples=0))

@@ -8,6 +8,7 @@ newcomer.
 from __future__ import annotations
 
 import math
+import secrets
 import threading
 import time
 from collections.abc import Callable, Iterable
@@ -88,6 +89,7 @@ class Streams:
         config, boundary, pool = peer.config, live.boundary, live.pool
         self.peer, self.config, self.pool, self.links = peer, config, pool, links
         self.perform, self.spawn, self.faults = tasks.perform, tasks.spawn, tasks.faults
+        self.sketch_seed = secrets.randbits(64)
         self.averager = Averager(peer, config, boundary, pool, live.outer, self, live.outer_lock)
         self.sessions = StreamSessions()
         self.gathers = GroupTransfers(peer, config, self.averager, pool, links, self.sessions)
