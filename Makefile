@@ -98,9 +98,10 @@ bench-storm: $(READY) ## kill, stop and cut off eight nodes as ft-diloco does, 6
 bench-links: $(READY) ## measure raw TCP streams on emulated links, minutes; needs root, gcc and /dev/net/tun
 	$(PY) benchmarks/links.py $(if $(CSV),--csv $(CSV))
 
-bench-attackers: $(READY) ## what attackers do to honest nodes, and how often nodes diverge, simulated: an hour of one core
-	$(PY) benchmarks/attackers.py --filter none --filter clip --filter "clip, every 8 steps" --filter "clip, no correction" \
-		--attack nobody --attack sign-flip --attack alie --attack ipm --attack dissensus
+ATTACKS = $(patsubst %,--attack %,nobody sign-flip alie ipm dissensus half most)
+bench-attackers: $(READY) ## what attackers do to honest nodes, and how often nodes diverge, simulated: 80 minutes of one core
+	$(PY) benchmarks/attackers.py --filter clip --filter "clip, every 8 steps" --filter "clip, no correction" $(ATTACKS)
+	$(PY) benchmarks/attackers.py --filter clip --dataset fashion-mnist $(ATTACKS)
 	$(PY) benchmarks/attackers.py --astray --filter clip --seeds 6
 
 bench-wide: $(READY) ## what becomes of a link's time where a mix is wanted at every step, simulated: half a minute

@@ -35,7 +35,10 @@ FILTERS = {
     "clip, radius 0.5": {"filter": "clip", "filter_limit": 0.5},
     "balance": {"filter": "balance"},
 }
-KINDS = ("sign-flip", "scaled", "random", "nan", "alie", "ipm", "dissensus")
+# By name, the kind and scale of lies. The last two are the attacker's own model at half and at 0.9 of its length.
+KINDS = {kind: {"kind": kind} for kind in ("sign-flip", "scaled", "random", "nan", "alie", "ipm", "dissensus")} | {
+    name: {"kind": "scaled", "scale": scale} for name, scale in (("half", 0.5), ("most", 0.9))
+}
 ATTACKS = [
     ("nobody", 0.0),
     *((kind, share) for share in (0.1, 0.2) for kind in KINDS),
@@ -54,7 +57,7 @@ def scenario(dataset, partition, rule, kind, share, seed, seconds):
         "membership": {"mode": "ideal"},
     }  # fmt: skip
     if share:
-        table["attackers"] = {"share": share, "kind": kind}
+        table["attackers"] = {"share": share} | KINDS[kind]
     return Scenario.from_mapping(table)
 
 

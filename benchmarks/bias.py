@@ -1,9 +1,10 @@
 """The drift that a patient attacker causes: in every exchange it pushes its partner in one fixed direction.
 
-    python benchmarks/bias.py [--peers 8 32] [--liars 1 3] [--hours 1] [--seed 1]
+    python benchmarks/bias.py [--peers 8 32] [--liars 1 3] [--hours 1] [--seed 1] [--push 0.25]
 
 The attacker trains and mixes like the others. It sends its partner's own vector plus a step in the fixed direction. The
-step is the longest that the partner's filter does not clip at that moment; no real attacker can know it better. The job
+step is the longest that the partner's radius does not clip at that moment, or the share --push of it; no real attacker
+can know it better. The job
 is digits, IID, with steps of one second and a mix every eight steps, so an hour has 450 intervals. The same swarm
 without attackers is the reference. For each quarter of an hour the table states how far the honest models moved in that
 direction, relative to the norm of the honest mean. It also has the accuracy.
@@ -50,8 +51,8 @@ def scenario(peers: int, liars: int, hours: float, seed: int) -> Scenario:
     return Scenario.from_mapping(table)
 
 
-def push(sessions: Sessions, direction: Floats) -> None:
-    """Make attackers send their partner's vector plus the longest step that the partner does not clip."""
+def push(sessions: Sessions, direction: Floats, share: float) -> None:
+    """Make attackers send their partner's vector plus this share of the longest step that the radius does not clip."""
     usual_send = sessions.send_snapshot
 
     def send(host: Host, pair: PairAverage) -> None:
@@ -61,8 +62,8 @@ def push(sessions: Sessions, direction: Floats) -> None:
             return
         snapshot = partner.averager.snapshots.get(pair.session)
         theirs = pair.ours if snapshot is None else snapshot.array
-        longest = partner.peer.exchanges.filter.longest(theirs.size)  # type: ignore[attr-defined]
-        vector = theirs + np.float32(longest) * direction
+        longest = partner.peer.exchanges.filter.longest_whole(theirs.size)  # type: ignore[attr-defined]
+        vector = theirs + np.float32(share * longest) * direction
         host.attacker = Pushing(host.attacker, vector)
         usual_send(host, pair)
         host.attacker = host.attacker.before
@@ -81,7 +82,7 @@ class Pushing(Attacker):
         return self.vector
 
 
-def play(peers: int, liars: int, hours: float, seed: int) -> tuple[list[float], float, float]:
+def play(peers: int, liars: int, hours: float, seed: int, share: float) -> tuple[list[float], float, float]:
     """Simulate a swarm and measure its honest peers.
 
     Returns:
@@ -92,7 +93,7 @@ def play(peers: int, liars: int, hours: float, seed: int) -> tuple[list[float], 
     size = simulation.learners.elements
     signs = np.random.default_rng(seed).choice([-1.0, 1.0], size)
     direction = (signs / math.sqrt(size)).astype(np.float32)
-    push(simulation.swarm.sessions, direction)
+    push(simulation.swarm.sessions, direction, share)
     honest = [row for row, name in enumerate(simulation.names) if name not in simulation.attackers]
     along, due = [], 3600.0 / LOOKS
     for _ in simulation.slices():
@@ -109,13 +110,14 @@ def main() -> None:
     parser.add_argument("--liars", type=int, nargs="+", default=[1, 3])
     parser.add_argument("--hours", type=float, default=1.0)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--push", type=float, default=1.0, help="the share of the longest step")
     arguments = parser.parse_args()
     print("| peers | liars | moved, of the honest mean's length | accuracy, % | without liars, % | took |")
     print("|---|---|---|---|---|---|")
     for peers, liars in zip(arguments.peers, arguments.liars, strict=True):
         began = time.monotonic()
-        usual_along, _, usual_accuracy = play(peers, 0, arguments.hours, arguments.seed)
-        along, length, accuracy = play(peers, liars, arguments.hours, arguments.seed)
+        usual_along, _, usual_accuracy = play(peers, 0, arguments.hours, arguments.seed, 0.0)
+        along, length, accuracy = play(peers, liars, arguments.hours, arguments.seed, arguments.push)
         moved = ", ".join(
             f"{100 * (attacked - usual) / length:.0f} %" for attacked, usual in zip(along, usual_along, strict=False)
         )
