@@ -24,6 +24,8 @@ __all__ = ["Clip", "clip_factor"]
 # partners are.
 MAX_PARTNERS = 16
 MIN_PARTNERS = 4  # Fewest partners whose distances alone set a radius.
+# Fewest partners with a limit of direction. The differences between few nodes have few directions, and none is odd.
+PARTNERS_WITH_DIRECTIONS = 6
 # The largest reach that is ever taken whole: honest nodes with uneven data are up to this far away.
 MAX_WHOLE_RADII = 5 / 3
 # Part of a radius that each exchange saves for longer differences. With two radii at once, attackers that flip the
@@ -108,7 +110,7 @@ class Clip(Filter):
         radius = self.radius(size)  # It follows from earlier exchanges alone.
         share, reach = self.clip_to_radius(difference_sq, radius)
         reasons: tuple[str, ...] = ("clipped",) if share < 1.0 else ()
-        if sketch is not None and radius > 0:
+        if sketch is not None and radius > 0 and len(self.mean_squares) >= PARTNERS_WITH_DIRECTIONS:
             length = rounded_length(max(math.sqrt(difference_sq), radius))
             direction_share = self.directions.share(sketch / np.float32(length))
             if direction_share < 1.0:

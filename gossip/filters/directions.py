@@ -10,7 +10,7 @@ exchange. They make recent differences largest along it, and there they stand ou
     m       the median of <x, u>
     usual   the smaller of the standard deviation of <x, u>, estimated from the lower quartile of |<x, u> - m|, and the
             root mean square of <x, v>
-    limit   the larger of 2 usual and the upper tercile of |<x, u> - m|
+    limit   the largest of 2 usual, the upper tercile of |<x, u> - m|, and the median of it over the last 8
     share   of a new difference y that is taken: min(1, (limit / |<y, u> - m|)^2)
 
 Honest differences are about as large along v as along u: in simulated swarms without liars the variance along u is
@@ -51,8 +51,11 @@ DEVIATIONS = 2.0
 # The lower quartile of |z| of a normal distribution. Nodes that were just pulled by a lie are far from the others along
 # u. They raise the standard deviation itself and the median of |z|, but not the lower quartile.
 LOWER_QUARTILE = 0.3186
-# If a third of the differences are further away, they are no attack: halves of a swarm were apart, and must meet.
+# Lies are few. If a third of the differences are as far away, halves of a swarm were apart, and must meet. If half of
+# the newest 8 are, our own steps took us far from all others: nodes that a high learning rate throws off would stay
+# away for up to three times as long.
 FAR_SHARE = 1 / 3
+NEWEST = 8
 
 
 class Directions:
@@ -85,7 +88,9 @@ class Directions:
         median = float(np.partition(along_u, count // 2)[count // 2])
         deviations = np.sort(np.abs(along_u - np.float32(median)))
         usual = min(float(deviations[count // 4]) / LOWER_QUARTILE, math.sqrt(float(along_v @ along_v) / count))
-        limit = max(DEVIATIONS * usual, float(deviations[int((1 - FAR_SHARE) * count)]))
+        newest = np.sort(np.abs(along_u[(self.count - 1 - np.arange(NEWEST)) % MEMORY] - np.float32(median)))
+        common = max(deviations[int((1 - FAR_SHARE) * count)], newest[NEWEST // 2])
+        limit = max(DEVIATIONS * usual, float(common))
         deviation = abs(float(sketch @ self.axes[0]) - median)
         return 1.0 if deviation <= limit else (limit / deviation) ** 2
 
