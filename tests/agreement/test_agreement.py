@@ -19,7 +19,7 @@ import pytest
 
 from gossip import kernel
 from gossip.averaging.jobs import MixJob
-from gossip.filters import balance
+from gossip.filters import balance, clip
 from sim.engine.sessions import Sessions
 from tests.agreement import scenario
 from tests.agreement.scenario import Floats, Outcome, Scenario, Script, identity, run_nodes, simulate, start_vector
@@ -86,6 +86,23 @@ def test_both_learn_the_pull_of_each_peers_own_data_and_correct_their_steps(monk
     for index, end in ends.items():  # Each learned to go against the direction that is its own.
         against = np.frombuffer(end.pull, np.float32)
         assert np.corrcoef(against, mean - pulls[index])[0, 1] > 0.9
+
+
+def test_both_limit_the_same_movement_in_one_direction(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three peers with noise in their steps, of which one is pulled away all the time."""
+    monkeypatch.setattr(clip, "PARTNERS_WITH_DIRECTIONS", 2)
+    pull = np.random.default_rng(9).normal(size=scenario.ELEMENTS).astype(np.float32)
+
+    def noisy(index: int, vector: Floats, steps: int) -> None:
+        vector += np.random.default_rng((index, steps)).normal(size=scenario.ELEMENTS).astype(np.float32)
+        if index == 2:
+            vector += pull
+
+    monkeypatch.setattr(scenario, "train", noisy)
+    ends = both(Scenario(trio_of_peers(), 20.0, tuned(chunk_elements=1024, mix_every_steps=4)))
+    assert (
+        sum(count for end in ends.values() for (_, reason), count in end.refusals.items() if reason == "direction") > 8
+    )
 
 
 METHODS: dict[str, dict[str, Any]] = {
