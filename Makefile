@@ -99,8 +99,8 @@ bench-links: $(READY) ## measure raw TCP streams on emulated links, minutes; nee
 	$(PY) benchmarks/links.py $(if $(CSV),--csv $(CSV))
 
 ATTACKS = $(patsubst %,--attack %,nobody sign-flip alie ipm dissensus half most)
-bench-attackers: $(READY) ## what attackers do to honest nodes, and how often nodes diverge, simulated: 80 minutes of one core
-	$(PY) benchmarks/attackers.py --filter clip --filter "clip, every 8 steps" --filter "clip, no correction" $(ATTACKS)
+bench-attackers: $(READY) ## what attackers do to honest nodes, and how often nodes diverge, simulated: an hour of one core
+	$(PY) benchmarks/attackers.py --filter clip --filter "clip, every 8 steps" $(ATTACKS)
 	$(PY) benchmarks/attackers.py --filter clip --dataset fashion-mnist $(ATTACKS)
 	$(PY) benchmarks/attackers.py --astray --filter clip --seeds 6
 

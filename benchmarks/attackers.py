@@ -116,11 +116,12 @@ COSTS = {
 def costs(args):
     """Yield the lines of the table without attackers."""
     yield "\n### digits, nobody attacks\n"
-    yield "| | " + " | ".join(FILTERS) + " |"
-    yield "|---|" + "---|" * len(FILTERS)
+    filters = args.filter or list(FILTERS)
+    yield "| | " + " | ".join(filters) + " |"
+    yield "|---|" + "---|" * len(filters)
     for name, changes in COSTS.items():
         cells = [
-            cell(args, "digits", PARTITIONS["Dirichlet 1.0"], rule, "nobody", 0.0, changes) for rule in FILTERS.values()
+            cell(args, "digits", PARTITIONS["Dirichlet 1.0"], FILTERS[rule], "nobody", 0.0, changes) for rule in filters
         ]
         yield f"| {name} | " + " | ".join(cells) + " |"
 
