@@ -45,8 +45,8 @@ Floats = NDArray[np.float32]
 MEMORY = 64
 # Fewest differences that set a limit. With 8, nodes forty times slower than others could not follow them at first.
 MIN_MEMORY = 16
-# The limit in usual movements. It shortens 2 to 6 % of honest differences, and takes 1 to 2.5 % of their length. With
-# 3, one patient liar of eight moved the others nearly as far as without a limit.
+# The limit in usual movements. It shortens 2 to 10 % of honest differences, and takes 1 to 2.5 % of their whole length.
+# With 3, one patient liar of eight moved the others nearly as far as without a limit.
 DEVIATIONS = 2.0
 # The lower quartile of the distance from 0 in a standard normal distribution. A lie moves its receiver away from all
 # others along u, which raises the standard deviation and the median, but not the lower quartile.
