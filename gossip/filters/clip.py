@@ -73,7 +73,7 @@ def rounded_length(length: float) -> float:
 
     As for :func:`rounded_share`, drivers may add up the squares in another order, and must decide the same.
     """
-    return 2.0 ** (round(8 * math.log2(length)) / 8)
+    return math.exp2(round(8 * math.log2(length)) / 8)
 
 
 class Clip(Filter):
