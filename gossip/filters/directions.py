@@ -56,6 +56,7 @@ LOWER_QUARTILE = 0.3186
 # rate throws off stay away for up to three times as long.
 FAR_SHARE = 1 / 3
 NEWEST = 8
+LAST = np.arange(1, NEWEST + 1)  # The numbers of the newest differences, counted back from the next.
 
 
 class Directions:
@@ -72,31 +73,40 @@ class Directions:
         Args:
             sketch: The sketch of the difference in clip radii, at most about one long: float32 (WIDTH,).
         """
-        share = self.share_of(sketch) if self.count >= MIN_MEMORY else 1.0
+        along, along_axes = self.axes @ self.sketches.T, self.axes @ sketch
+        share = 1.0
+        if self.count >= MIN_MEMORY:
+            share = self.share_of(float(along_axes[0]), along[0], along[1])
         if self.count < MEMORY:
             self.sketches = np.concatenate([self.sketches, sketch[None]])
+            along = np.concatenate([along, along_axes[:, None]], axis=1)
         else:
             self.sketches[self.count % MEMORY] = sketch
+            along[:, self.count % MEMORY] = along_axes
         self.count += 1
-        self.turn(sketch)
+        self.turn(along, sketch)
         return share
 
-    def share_of(self, sketch: Floats) -> float:
-        """Return the share of a difference that is taken, by the differences before it."""
-        along_u, along_v = self.axes @ self.sketches.T
-        count = len(along_u)
-        median = float(np.partition(along_u, count // 2)[count // 2])
-        deviations = np.sort(np.abs(along_u - np.float32(median)))
-        usual = min(float(deviations[count // 4]) / LOWER_QUARTILE, math.sqrt(float(along_v @ along_v) / count))
-        newest = np.sort(np.abs(along_u[(self.count - 1 - np.arange(NEWEST)) % MEMORY] - np.float32(median)))
-        common = max(deviations[int((1 - FAR_SHARE) * count)], newest[NEWEST // 2])
-        limit = max(DEVIATIONS * usual, float(common))
-        deviation = abs(float(sketch @ self.axes[0]) - median)
-        return 1.0 if deviation <= limit else (limit / deviation) ** 2
+    def share_of(self, movement: float, along_u: Floats, along_v: Floats) -> float:
+        """Return the share that is taken of a difference that moves the node by ``movement`` along u.
 
-    def turn(self, newest: Floats) -> None:
-        """Turn u and v by one step of the orthogonal iteration, which converges over successive exchanges."""
-        axes = (self.axes @ self.sketches.T) @ self.sketches
+        ``along_u`` and ``along_v`` are the movements by the remembered differences, float32 (count,).
+        """
+        count = len(along_u)
+        median = np.sort(along_u)[count // 2]
+        distances = np.abs(along_u - median)
+        deviations, newest = np.sort(distances), np.sort(distances[(self.count - LAST) % MEMORY])
+        usual = min(float(deviations[count // 4]) / LOWER_QUARTILE, math.sqrt(float(along_v @ along_v) / count))
+        common = max(deviations[int((1 - FAR_SHARE) * count)], newest[NEWEST // 2])
+        limit, distance = max(DEVIATIONS * usual, float(common)), abs(movement - float(median))
+        return 1.0 if distance <= limit else (limit / distance) ** 2
+
+    def turn(self, along: Floats, newest: Floats) -> None:
+        """Turn u and v by one step of the orthogonal iteration, which converges over successive exchanges.
+
+        ``along`` are the movements by the remembered differences along both, float32 (2, count).
+        """
+        axes = along @ self.sketches
         first = unit(axes[0], newest)
         second = axes[1] - (axes[1] @ first) * first
         self.axes = np.stack([first, unit(second, newest - (newest @ first) * first)])
@@ -107,5 +117,5 @@ def unit(vector: Floats, other: Floats) -> Floats:
     for each in (vector, other):
         length = math.sqrt(float(each @ each))
         if length > 0:
-            return each / np.float32(length)
+            return each * np.float32(1 / length)
     return other

@@ -47,8 +47,8 @@ def test_a_lie_that_is_no_longer_than_honest_differences_is_found_by_its_directi
     directions = after(differences)
     assert abs(directions.axes[0] @ ONE_WAY) > 0.8
     assert directions.share(0.5 * ONE_WAY + noise(0.2)) < 0.5
-    shares = [directions.share_of(noise(0.7)) for _ in range(200)]
-    assert np.mean(shares) > 0.99
+    shares = [directions.share(noise(0.7)) for _ in range(200)]
+    assert np.mean(shares) > 0.97
 
 
 def test_of_honest_differences_hardly_anything_is_taken_away():
