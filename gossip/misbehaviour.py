@@ -35,9 +35,7 @@ KINDS: dict[str, Misbehaviour] = {
     "unread": Misbehaviour(3.0, 60.0, "more questions than it reads answers"),  # A stopped peer asks nothing.
     "wasted": Misbehaviour(4.0, 900.0, "exchanges that it let come to nothing"),  # Each finished one takes one back.
     "refused": Misbehaviour(3.0, 900.0, "vectors that did not pass the checks"),  # The back-off grows with each.
-    "clipped": Misbehaviour(
-        16.0, 60.0, "vectors that had to be shortened"
-    ),  # Each vector that passes whole takes one back.
+    "clipped": Misbehaviour(16.0, 60.0, "vectors that had to be shortened"),  # Each whole one takes one back.
     # Without other partners an honest peer makes 16 offers a second.
     "pestering": Misbehaviour(200.0, 0.05, "offers all the time while it was to wait"),
     "claims": Misbehaviour(3.0, 60.0, "numbers that cannot be"),
