@@ -6,7 +6,7 @@ import hashlib
 
 import numpy as np
 
-__all__ = ["GOLDEN", "MASK", "Draws", "derive", "generator", "splitmix"]
+__all__ = ["GOLDEN", "MASK", "Draws", "derive", "derive_int", "generator", "splitmix"]
 
 GOLDEN = 0x9E3779B97F4A7C15  # 2^64 over the golden ratio, an odd number: its multiples lie evenly spread modulo 2^64.
 MASK = (1 << 64) - 1  # Selects the low 64 bits.
@@ -15,6 +15,11 @@ MASK = (1 << 64) - 1  # Selects the low 64 bits.
 def derive(seed: int, name: str, purpose: str) -> bytes:
     """Derive 32 bytes from the seed, a peer's name and a purpose; adding a peer changes those of no other peer."""
     return hashlib.sha256(f"{seed}/{name}/{purpose}".encode()).digest()
+
+
+def derive_int(seed: int, name: str, purpose: str) -> int:
+    """Return 64 bits of :func:`derive` as an integer."""
+    return int.from_bytes(derive(seed, name, purpose)[:8], "little")
 
 
 def generator(seed: int, name: str, purpose: str) -> np.random.Generator:
@@ -43,7 +48,7 @@ class Draws:
     __slots__ = ("state",)
 
     def __init__(self, seed: int, name: str, purpose: str) -> None:
-        self.state = int.from_bytes(derive(seed, name, purpose)[:8], "little")
+        self.state = derive_int(seed, name, purpose)
 
     def random(self) -> float:
         """Draw a number from [0, 1)."""

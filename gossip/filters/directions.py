@@ -33,13 +33,10 @@ from __future__ import annotations
 import math
 
 import numpy as np
-from numpy.typing import NDArray
 
-from gossip.arithmetic.sketch import WIDTH
+from gossip.arithmetic.sketch import WIDTH, Floats
 
 __all__ = ["MEMORY", "MIN_MEMORY", "Directions"]
-
-Floats = NDArray[np.float32]
 
 # Differences that are remembered. With 48, lies at 0.8 of the model's length cost 0.7 points more; 128 gain nothing.
 MEMORY = 64

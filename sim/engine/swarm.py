@@ -51,7 +51,7 @@ from sim.engine.links import VirtualLinks
 from sim.engine.sessions import Sessions
 from sim.engine.training import OneByOne, Trainer, Training
 from sim.scenario.adversaries import Attacker, unguarded
-from sim.seeds import derive
+from sim.seeds import derive, derive_int
 from sim.world.network import NetworkModel
 
 __all__ = ["Swarm"]
@@ -213,7 +213,7 @@ class Swarm:
         life = self.restarts[index]
         draws_name = f"{name}/{life}" if life else name
         rng = random.Random(derive(self.seed, draws_name, "network"))
-        line_seed = int.from_bytes(derive(self.seed, draws_name, "lines")[:8], "little")
+        line_seed = derive_int(self.seed, draws_name, "lines")
         row = index if row is None else row
         host = Host(
             index, name, peer, vector, draw_durations, samples_per_step, rng, line_seed, row, self.events, self.perform,
@@ -222,7 +222,7 @@ class Swarm:
         training = self.training
         host.make_averager(
             self.config, training.request_visit, training.prepare_copy, self.parameters, self.has_correction,
-            int.from_bytes(derive(self.seed, draws_name, "sketch")[:8], "little"),
+            derive_int(self.seed, draws_name, "sketch"),
         )  # fmt: skip
         if self.timeline is not None:
             host.timeline = NodeTimeline(self.timeline, index + 1, f"peer {name}, {host.id.hex()[:8]}")

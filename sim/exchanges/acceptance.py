@@ -19,7 +19,7 @@ from gossip.config import Config
 from gossip.filters.registry import filter_of
 from gossip.ids import PeerId
 from sim.arrays import F32, F64, I64, Flags
-from sim.seeds import derive
+from sim.seeds import derive_int
 
 __all__ = ["Acceptance"]
 
@@ -38,7 +38,7 @@ class Acceptance:
         self.filters = [] if config.filter_name == "none" else [filter_of(config) for _ in names]
         self.sketchers: list[Sketcher] = []  # Each row has a secret of its own, as each node has.
         if config.limits_directions:
-            seeds = [int.from_bytes(derive(seed, name, "sketch")[:8], "little") for name in names]
+            seeds = [derive_int(seed, name, "sketch") for name in names]
             self.sketchers = [Sketcher(elements, each) for each in seeds]
         self.refusals_of: dict[int, Counter[str]] = {}  # Refused or clipped differences, by row and reason.
         self.failures = 0  # Failed sides of exchanges.

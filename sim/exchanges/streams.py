@@ -14,7 +14,7 @@ from gossip.recent import Recent
 from gossip.wire import frames
 from gossip.wire.messages import Accept, Busy, Commit, Fetch, Offer, Serving
 from sim.engine.links import SOCKETS_CLOSE_S
-from sim.seeds import Draws, derive
+from sim.seeds import Draws, derive_int
 from sim.world.line import Line, line_key
 from sim.world.network import NetworkModel
 from sim.world.tcp import Back
@@ -60,7 +60,7 @@ class StreamTimes:
         # Messages, streams or steps may take so long that a peer backgrounds an exchange.
         self.can_be_slow = not self.has_instant_messages or has_slow_steps
         self.used_slots: list[int] = []
-        self.line_seeds = [int.from_bytes(derive(seed, name, "lines")[:8], "little") for name in names]
+        self.line_seeds = [derive_int(seed, name, "lines") for name in names]
         self.lines = Recent[int, Line](LINES_PER_PEER * len(names))  # LRU cache, keyed by sender and receiver.
         self.durations_s: list[float] = []  # Seconds from the request for a snapshot to the mix.
         self.mixes_per_duration = 1  # One in this many mixes has its duration kept.

@@ -15,7 +15,7 @@ from gossip.errors import ConfigError, DataError
 from gossip.ids import quantity
 from sim.arrays import I64
 from sim.learning.corpora import LEAST_SAMPLES_A_PART, dirichlet_split, iid_split
-from sim.seeds import derive, generator
+from sim.seeds import derive_int, generator
 
 if TYPE_CHECKING:
     from sim.learning.datasets import Dataset
@@ -62,7 +62,7 @@ def parts(task: Task, dataset: Dataset, names: Sequence[str], seed: int) -> list
         return _drawn(task, dataset, names, seed, size)
     if kind == "natural":
         return _dealt_clients(dataset, len(names))
-    split_seed = int.from_bytes(derive(seed, "", "partition")[:8], "little")
+    split_seed = derive_int(seed, "", "partition")
     if kind == "dirichlet":
         assert task.partition.alpha is not None
         split = dirichlet_split(dataset.y_train, len(names), task.partition.alpha, split_seed)

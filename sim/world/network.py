@@ -15,7 +15,7 @@ from sim.arrays import F64
 from sim.scenario.conditions import Congestion, Latency, NetworkSpec
 from sim.scenario.fleet import PeerSpec, by_name
 from sim.scenario.worlds import world
-from sim.seeds import GOLDEN, derive
+from sim.seeds import GOLDEN, derive_int
 from sim.world.tcp import Transport
 
 __all__ = ["NetworkModel", "has_tcp", "network_of"]
@@ -114,7 +114,7 @@ class PairNetwork(UnevenNetwork):
     keys: list[int] = field(default_factory=list, repr=False)  # 64 random bits per peer.
 
     def add(self, name: str) -> None:
-        self.keys.append(int.from_bytes(derive(self.seed, name, "latency")[:8], "little"))
+        self.keys.append(derive_int(self.seed, name, "latency"))
 
     @property
     def longest_s(self) -> float:
@@ -137,7 +137,7 @@ class RegionNetwork(PairNetwork):
     def add(self, name: str) -> None:
         PairNetwork.add(self, name)
         # 64 random bits as a fraction of 2^64, times the number of regions.
-        drawn = int.from_bytes(derive(self.seed, name, "region")[:8], "little") * len(self.matrix_s) >> 64
+        drawn = derive_int(self.seed, name, "region") * len(self.matrix_s) >> 64
         self.regions.append(self.region_of.get(name, drawn))
 
     @property

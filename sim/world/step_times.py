@@ -10,7 +10,7 @@ from sim.arrays import F64
 from sim.scenario.distribution import Distribution
 from sim.scenario.fleet import PeerSpec, by_name
 from sim.scenario.scenario import Compute
-from sim.seeds import derive, generator
+from sim.seeds import derive_int, generator
 
 __all__ = ["StepTimes"]
 
@@ -30,7 +30,7 @@ class StepTimes:
         stragglers = self.spec.stragglers
         if stragglers is None or name in self.own_step_s:
             return 1.0
-        drawn = int.from_bytes(derive(self.seed, name, "straggler")[:8], "little") / 2**64
+        drawn = derive_int(self.seed, name, "straggler") / 2**64
         return stragglers.slowdown if drawn < stragglers.share else 1.0
 
     def durations(self, name: str) -> Callable[[int], F64]:

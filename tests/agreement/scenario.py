@@ -26,7 +26,7 @@ from sim.engine.host import Host
 from sim.engine.swarm import Swarm
 from sim.engine.training import OneByOne
 from sim.learning.corrections import Corrections
-from sim.seeds import derive
+from sim.seeds import derive, derive_int
 from sim.world.network import NetworkModel
 from tests.agreement import memory_network
 from tests.agreement.memory_network import START_S, World
@@ -259,7 +259,7 @@ class Running(Driver):
         peer = make_peer(index, seeds, self.scenario, trio.current_time())
         self.world.add(peer, self.scenario.config, start_vector(index), train, STEP_S, first_step_s(index))
         if self.scenario.config.limits_directions:  # A node's secret is drawn; here it is that of the simulated peer.
-            secret = int.from_bytes(derive(0, str(index), "sketch")[:8], "little")
+            secret = derive_int(0, str(index), "sketch")
             self.world.nodes[index].runtime.streams.averager.sketcher = Sketcher(ELEMENTS, secret)
 
     def kill(self, index: int) -> None:
