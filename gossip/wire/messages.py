@@ -20,7 +20,7 @@ __all__ = [
 ]  # fmt: skip
 
 VERSION_MIN, VERSION_MAX = 1, 1  # Protocol versions that we speak. Two peers work together if their ranges overlap.
-MAX_UPDATES = 32  # Updates in one frame: about 270 B each, at most 796 B, so at most 25 of the header's 64 KiB.
+MAX_UPDATES = 32  # Updates in one frame: about 270 B each, at most 924 B, so at most 29 of the header's 64 KiB.
 MAX_RECORDS = 120  # Entries in one Records message, 540 B each without additions of newer versions.
 # Senders keep to this too: long host names or a newer version's values must not overflow the header of another peer.
 MAX_RECORDS_BYTES = 63 << 10

@@ -33,7 +33,7 @@ COUNTS = frozenset({"incarnation", "sequence", "steps", "samples", "progress"}) 
 RECORD_FIELDS = tuple(field.name for field in dataclasses.fields(MemberRecord))
 PLAIN_TYPES = (bool, int, float, str, bytes)  # The types of extra values, besides None.
 MAX_EXTRA = 16  # Number of extra values, which newer versions add: nearly as many as a record has fields now.
-MAX_EXTRA_BYTES = 256  # Packed size of these values: a key and a few numbers. With them a record has at most 796 bytes.
+MAX_EXTRA_BYTES = 384  # Packed size of these values: a key and a few numbers. With them a record has at most 924 bytes.
 
 
 def payload(record: MemberRecord) -> bytes:

@@ -13,7 +13,7 @@ from node.loop.live import LiveModel
 from node.loop.network_side import NetworkSide
 from node.network.service import REPORT_S
 from node.observe.figures import none_if_nan
-from node.observe.reduced import Figures, is_settling
+from node.observe.reduced import SETTLING, Figures, is_settling
 
 __all__ = ["SETTLED", "Settling"]
 
@@ -126,7 +126,11 @@ class Settling:
 
     def announce_settling(self, is_settling_now: bool) -> None:
         """Announce whether this loop settles, until its next step."""
-        packed = self.own_figures.pack_settling(is_settling_now, self.network.peer.view.run_id, self.run.swarm_samples)
+        self.announce(SETTLING, (1.0, 0) if is_settling_now else None)
+
+    def announce(self, name: str, mark: tuple[float, int] | None) -> None:
+        """Put a mark into this node's record, or remove it."""
+        packed = self.own_figures.pack_mark(name, mark, self.network.peer.view.run_id, self.run.swarm_samples)
         self.network.report_to_peer(lambda peer, now: peer.publish_figures(packed, now))
 
     def finish_exchanges(self, seconds: float) -> None:

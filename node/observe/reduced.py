@@ -14,11 +14,14 @@ from gossip.errors import ConfigError
 from gossip.ids import MemberRecord
 from gossip.wire.records import MAX_EXTRA_BYTES, clamp_field, is_keepable
 
-__all__ = ["Figures", "Reduced", "is_settling", "reduce", "values_in"]
+__all__ = ["SETTLING", "Figures", "Reduced", "is_settling", "mark_in", "reduce", "values_in"]
 
-SETTLING = ""  # The name of the mark that this loop waits in ``node.settle``. No figure may have an empty name.
+MARK = "\0"  # The first character of a mark's name, which no figure may have.
+SETTLING = MARK + "s"  # The mark that this loop waits in ``node.settle``.
+MAX_MARKS = 5  # Marks that a record has room for besides figures.
+MARK_BYTES = 22  # The largest mark: a name of two characters, a float and a count.
 
-FRAMING_BYTES = 3  # msgpack's headers of a record's list of values and of the packed figures in it.
+FRAMING_BYTES = 4  # msgpack's headers of a record's list of values and of the packed figures in it.
 
 Values = dict[str, tuple[float, int]]
 """Figures by name: the value, and the swarm's samples when it was measured."""
@@ -42,16 +45,25 @@ class Reduced:
 
 
 class Figures:
-    """This node's own figures. Sending a figure again replaces it and leaves the others."""
+    """This node's own figures and *marks*. Sending a figure again replaces it and leaves the others.
+
+    A mark is a fact about a node that the program itself tells other members, as two numbers.
+    """
 
     def __init__(self) -> None:
         self.run = b""  # The run on whose weights they were measured; empty before the first.
         self.values: Values = {}
-        self.is_settling = False  # Our loop waits in ``node.settle``: others that wait there need not wait for it.
+        self.marks: Values = {}
 
-    def pack_settling(self, is_settling: bool, run: bytes, swarm_samples: int) -> bytes:
-        """Return the packed figures for our record, when the loop begins or ends to settle."""
-        self.is_settling = is_settling
+    def pack_mark(
+        self, name: str, mark: tuple[float, int] | None, run: bytes, swarm_samples: int
+    ) -> bytes:  # fmt: skip
+        """Return the packed figures for our record with this mark; None removes it."""
+        assert name.startswith(MARK), name
+        self.marks.pop(name, None)
+        if mark is not None:
+            self.marks[name] = mark
+        assert len(self.marks) <= MAX_MARKS, self.marks
         return self.pack({}, run, swarm_samples)
 
     def pack(self, figures: Mapping[str, Any], run: bytes, swarm_samples: int) -> bytes:
@@ -67,22 +79,22 @@ class Figures:
             values.pop(name, None)
             if math.isfinite(value):
                 values[name] = value, clamp_field("samples", swarm_samples)
-        packed: bytes = msgpack.packb(values, use_bin_type=True) if values else b""
-        # Figures must leave room for the mark of settling, which is added later.
-        with_mark: bytes = msgpack.packb(values | {SETTLING: (1.0, 0)}, use_bin_type=True)
-        if not is_keepable((with_mark,)):
-            room = MAX_EXTRA_BYTES - FRAMING_BYTES - (len(with_mark) - len(packed))
+        size = len(msgpack.packb(values, use_bin_type=True))
+        room = MAX_EXTRA_BYTES - FRAMING_BYTES - MAX_MARKS * MARK_BYTES
+        if size > room:
             raise ConfigError(
-                f"The figures {', '.join(values)} take {len(packed)} bytes, and a member's record has room for {room}: "
+                f"The figures {', '.join(values)} take {size} bytes, and a member's record has room for {room}: "
                 "tell fewer of them, or by shorter names."
             )
         self.run, self.values = run, values
-        return with_mark if self.is_settling else packed
+        packed: bytes = msgpack.packb(values | self.marks, use_bin_type=True) if values or self.marks else b""
+        assert is_keepable((packed,)), "marks are larger than their room"
+        return packed
 
 
 def number_of(name: object, value: Any) -> float:
     """Return a figure's value as a float. Raises ConfigError for a name that is no text, and for no number."""
-    if not isinstance(name, str) or not name:
+    if not isinstance(name, str) or not name or name.startswith(MARK):
         raise ConfigError(f"A figure's name is {name!r}: give a text.")
     try:
         return float(value)
@@ -108,9 +120,14 @@ def values_in(record: MemberRecord) -> Values:
     return values
 
 
+def mark_in(record: MemberRecord, name: str) -> tuple[float, int] | None:
+    """Return the mark with this name in a member's record, which may lie; None without it."""
+    return values_in(record).get(name)
+
+
 def is_settling(record: MemberRecord) -> bool:
     """Return True if the record says that its owner's loop waits in settle."""
-    return SETTLING in values_in(record)
+    return mark_in(record, SETTLING) is not None
 
 
 def reduce(own: Values, records: Iterable[MemberRecord]) -> dict[str, Reduced]:
@@ -118,7 +135,7 @@ def reduce(own: Values, records: Iterable[MemberRecord]) -> dict[str, Reduced]:
     rows_by_name: dict[str, list[tuple[float, int]]] = {}
     for values in (own, *map(values_in, records)):
         for name, row in values.items():
-            if name != SETTLING:
+            if not name.startswith(MARK):
                 rows_by_name.setdefault(name, []).append(row)
     return {name: reduce_rows(rows) for name, rows in rows_by_name.items()}
 

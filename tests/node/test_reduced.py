@@ -15,7 +15,7 @@ from gossip.errors import ConfigError
 from gossip.ids import MemberRecord, PeerId
 from gossip.wire.records import MAX_EXTRA_BYTES, is_keepable
 from node import Node
-from node.observe.reduced import Figures, Reduced, is_settling, reduce, values_in
+from node.observe.reduced import MAX_MARKS, SETTLING, Figures, Reduced, is_settling, reduce, values_in
 from tests.node.conftest import QUICK
 
 RUN, OTHER = b"r" * 16, b"o" * 16
@@ -53,14 +53,16 @@ def test_another_run_begins_without_figures():
 def test_that_a_loop_settles_is_told_beside_its_figures_and_is_none_of_them():
     own = Figures()
     own.pack({"accuracy": 0.5}, RUN, 1_000)
-    here = telling(own.pack_settling(True, RUN, 2_000))
+    here = telling(own.pack_mark(SETTLING, (1.0, 0), RUN, 2_000))
     assert is_settling(here)
     assert is_settling(telling(own.pack({"loss": 1.0}, RUN, 3_000)))
     assert list(reduce({}, [here])) == ["accuracy"]
-    assert not is_settling(telling(own.pack_settling(False, RUN, 4_000)))
+    assert not is_settling(telling(own.pack_mark(SETTLING, None, RUN, 4_000)))
     assert not is_settling(RECORD)
     with pytest.raises(ConfigError, match="name is ''"):
         own.pack({"": 1.0}, RUN, 5_000)
+    with pytest.raises(ConfigError, match="give a text"):
+        own.pack({SETTLING: 1.0}, RUN, 5_000)
 
 
 def test_what_is_not_finite_is_told_no_more():
@@ -78,12 +80,13 @@ def test_what_is_no_number_is_refused(figures):
 
 def test_more_than_a_record_has_room_for_is_refused_and_changes_nothing():
     own = Figures()
-    before = own.pack({f"validation/{number}": 0.5 for number in range(8)}, RUN, 10**9)
-    with pytest.raises(ConfigError, match=r"validation/9 take 281 bytes, .* has room for 241: tell fewer"):
-        own.pack({"validation/8": 0.5, "validation/9": 0.5}, RUN, 10**9)
+    own.marks = {f"\0{number}": (0.5, 2**53 - 1) for number in range(MAX_MARKS)}
+    before = own.pack({f"validation/{number}": 0.5 for number in range(9)}, RUN, 10**9)
+    with pytest.raises(ConfigError, match=r"validation/10 take 310 bytes, .* has room for 270: tell fewer"):
+        own.pack({"validation/9": 0.5, "validation/10": 0.5}, RUN, 10**9)
     assert own.pack({}, RUN, 0) == before
-    assert is_keepable((b"x" * (MAX_EXTRA_BYTES - 3),))
-    assert not is_keepable((b"x" * (MAX_EXTRA_BYTES - 2),))
+    assert is_keepable((b"x" * (MAX_EXTRA_BYTES - 4),))
+    assert not is_keepable((b"x" * (MAX_EXTRA_BYTES - 3),))
 
 
 def test_every_member_weighs_alike_and_the_age_is_the_oldests():
@@ -115,7 +118,7 @@ def test_whatever_else_stands_there_is_nothing(packed):
     assert values_in(telling(packed)) == {}
 
 
-@given(st.binary(max_size=MAX_EXTRA_BYTES - 3))
+@given(st.binary(max_size=MAX_EXTRA_BYTES - 4))
 def test_any_bytes_are_read_without_an_error(packed):
     found = reduce({"a": (1.0, 1)}, [telling(packed), telling(packed)])
     assert found["a"].members >= 1

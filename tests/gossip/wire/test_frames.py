@@ -123,7 +123,7 @@ LARGEST = MemberRecord(
     (PeerId(b"h" * 16),) * 3,
     True, b"g" * 16, 2**63 - 1, 2**63 - 1, 2**63 - 1, 0.1, 0.1, True, b"s" * 64,
 )  # fmt: skip
-NEWER = dataclasses.replace(LARGEST, extra=(b"n" * 251, None, True))  # 256 bytes of a newer version's
+NEWER = dataclasses.replace(LARGEST, extra=(b"n" * 378, None, True))  # 384 bytes of a newer version's
 OFFER = Offer(7, "f" * 32, b"g" * 16, 1.5, 0.5, "fp32")
 DEEP = b"\x91" * 900 + b"\x90"
 
@@ -303,7 +303,7 @@ def test_a_hint_with_more_values_is_the_hint_that_is_known():
 
 @pytest.mark.parametrize(
     "extra",
-    [[[1]], [{}], [math.nan], [math.inf], [0] * 17, [b"x" * 254], ["x" * 100, "x" * 160]],
+    [[[1]], [{}], [math.nan], [math.inf], [0] * 17, [b"x" * 381], ["x" * 100, "x" * 290]],
     ids=["list", "map", "nan", "inf", "seventeen", "long", "long together"],
 )
 def test_what_stands_behind_a_record_is_plain_and_little(extra):

@@ -118,7 +118,7 @@ def test_a_simulation_may_do_without_keys():
         {"address": Address("10.0.0.5", 0)},
         {"address": Address("10.0.0.5", 65_536)},
         {"extra": (1,) * 17},
-        {"extra": (b"x" * 254,)},
+        {"extra": (b"x" * 381,)},
         {"extra": (math.nan,)},
     ],
     ids=str,
