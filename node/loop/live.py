@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ from gossip.config import Config
 from node.loop.average import Average, Part
 from node.model.backup import KeptWeights
 from node.model.checkpoint import Archive
+from node.model.inventory import Choices
 from node.model.optimizers import Optimizers
 from node.model.pool import VectorPool
 from node.model.snapshot import ModelState
@@ -40,14 +41,14 @@ class Trained:
     Attributes:
         model: A torch module, a mapping of names to tensors or arrays, or a state.
         optimizers: The optimizers of the model.
-        frozen: True to exchange also the parameters that require no gradient while others do.
+        choices: The treatments of tensors that the user chose.
         keep_average: True to keep the average over the last mixes.
         given_state: The state of the model if it exists already, as for a sharded model.
     """
 
     model: nn.Module | Mapping[str, Any] | State
     optimizers: Optimizers
-    frozen: bool = False
+    choices: Choices = field(default_factory=Choices)
     keep_average: bool = False
     given_state: State | None = None
 
@@ -55,7 +56,7 @@ class Trained:
         """Return the state that reads and writes the model as a flat vector."""
         if self.given_state is not None:
             return self.given_state
-        return self.model if isinstance(self.model, State) else ModelState(self.model, self.optimizers, self.frozen)
+        return self.model if isinstance(self.model, State) else ModelState(self.model, self.optimizers, self.choices)
 
 
 def correction_vector(state: State, files: FileVectors | None, elements: int) -> Floats:
