@@ -364,8 +364,8 @@ class Peer:
             effects += self.own_run.on_spoiled(now, tensor)
         return effects + self.follow_up(now)
 
-    def hash_frozen(self, now: float) -> list[Effect]:
-        """Have the frozen weights hashed again, since the program has changed them."""
+    def on_frozen_changed(self, now: float) -> list[Effect]:
+        """Handle frozen weights that the program has changed: they are hashed again."""
         return self.own_run.hash_frozen()
 
     def on_mended(self, now: float) -> list[Effect]:

@@ -26,7 +26,7 @@ from node.loop.ranks.follower import Follower
 from node.loop.ranks.leader import Leader
 from node.loop.ranks.ranks import Ranks
 from node.loop.training import TrainingSide
-from node.model.inventory import Choices, Chosen, Inventory
+from node.model.inventory.items import Choices, Chosen, Inventory
 from node.model.optimizers import Optimizers
 from node.model.state import State
 from node.observe.events import NodeEvent
@@ -288,7 +288,7 @@ class Node:
     def inventory(self) -> Inventory:
         """Return every tensor of the model and its optimizers: name, shape, type, treatment and reason.
 
-        ``print(node.inventory())`` shows a table. :mod:`node.model.inventory` says what the treatments mean.
+        ``print(node.inventory())`` shows a table. :mod:`node.model.inventory.items` says what the treatments mean.
         """
         return self._training.inventory()
 

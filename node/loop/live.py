@@ -23,7 +23,7 @@ from gossip.config import Config
 from node.loop.average import Average, Part
 from node.model.backup import KeptWeights
 from node.model.checkpoint import Archive
-from node.model.inventory import Choices
+from node.model.inventory.items import Choices
 from node.model.optimizers import Optimizers
 from node.model.pool import VectorPool
 from node.model.snapshot import ModelState

@@ -31,7 +31,7 @@ from node.loop.settling import Settling
 from node.loop.startup import Startup
 from node.loop.steps import StepLoop
 from node.loop.watch import ModelWatch
-from node.model.inventory import Inventory
+from node.model.inventory.items import Inventory
 from node.model.loss import LastLoss
 from node.network.runtime import Runtime
 from node.network.service import LEAVE_S, REPORT_S, Service
@@ -85,7 +85,7 @@ class TrainingSide:
         self.settling = Settling(live, self.network, self.run, self.visit)
         self.watch = ModelWatch(
             live.state, self.network.notify,
-            lambda: self.network.report_to_peer(lambda peer, now: peer.hash_frozen(now)),
+            lambda: self.network.report_to_peer(lambda peer, now: peer.on_frozen_changed(now)),
         )  # fmt: skip
         self.loss = LastLoss()
         self.was_loss_finite = True  # At the last report.

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from gossip.errors import LayoutError
-from node.model.inventory import Choices, Item, foreign_sentence
+from node.model.inventory.items import Choices, Item, foreign_sentence
 from node.model.optimizers import Optimizers, with_inner
 from node.model.sharded.shards import local_part
 from node.model.tensors import LiveTensors

@@ -38,14 +38,14 @@ from node.model.flat import (
     pieces_in_range,
     views_like,
 )
-from node.model.inventory import Choices, Inventory
-from node.model.mix_probe import MixProbe
+from node.model.inventory.items import Choices, Inventory
+from node.model.inventory.probe import MixProbe
+from node.model.inventory.words import read_words, write_words
 from node.model.optimizer_state import OptimizerState
 from node.model.optimizers import Optimizers
 from node.model.sparse import SparseCopies
 from node.model.state import Floats, Positions, State
 from node.model.tensors import LiveTensors, plain_name, refuse_other_tensors
-from node.model.words import read_words, write_words
 
 __all__ = ["Copies", "ModelState", "device_of"]
 
@@ -57,7 +57,7 @@ class ModelState(State):
     """A model's floating-point tensors, and its optimizers', as flat float32 vectors.
 
     A module contributes its parameters (tied ones once), then its persistent floating-point buffers, frozen parameters,
-    and the bits of all other tensors (:mod:`node.model.inventory`). A mapping may name tensors, writable numpy arrays,
+    and the bits of all other tensors (:mod:`node.model.inventory.items`). A mapping may name tensors, writable numpy arrays,
     or writable objects with ``__dlpack__``. All of these are parameters, shared and never copied.
 
     A vector of the weights follows the layout. It may end before the frozen tensors. The vector that newcomers take has

@@ -14,7 +14,7 @@ from gossip.arithmetic.layout import Layout, Segment
 from gossip.arithmetic.mixing import is_finite
 from gossip.averaging.model import Pending, Upload
 from gossip.errors import CheckpointError, LayoutError
-from node.model.inventory import Inventory, Item
+from node.model.inventory.items import Inventory, Item
 
 __all__ = ["State"]
 

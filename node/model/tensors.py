@@ -15,8 +15,8 @@ from torch.utils.dlpack import from_dlpack
 
 from gossip.arithmetic.layout import FLOATS, Kind, Layout, Segment
 from gossip.errors import CheckpointError, LayoutError
-from node.model.aliases import find_aliases
-from node.model.inventory import Choices, Item, Treatment, treatment_of
+from node.model.inventory.aliases import find_aliases
+from node.model.inventory.items import Choices, Item, Treatment, treatment_of
 from node.model.sharded.shards import is_sharded, local_part
 
 __all__ = ["LiveTensors", "plain_name", "refuse_other_tensors"]

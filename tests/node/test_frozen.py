@@ -10,7 +10,7 @@ from torch import nn
 from gossip.config import Config
 from gossip.errors import LayoutError, LocalError
 from node import Node
-from node.model.inventory import Choices
+from node.model.inventory.items import Choices
 from node.model.snapshot import ModelState
 from tests.node.vectors import slow_vector, vector_of
 

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from gossip.errors import ConfigError, LayoutError
-from node.model.inventory import Choices
+from node.model.inventory.items import Choices
 from node.model.snapshot import ModelState
 from tests.node.vectors import mlp, vector_of
 

@@ -21,7 +21,7 @@ from node.loop.ranks.sharded import perform_command, with_shards
 from node.model import checkpoint
 from node.model.backup import KeptWeights
 from node.model.checkpoint import Archive
-from node.model.inventory import Choices
+from node.model.inventory.items import Choices
 from node.model.optimizers import Optimizers
 from node.model.sharded import state as sharded_state
 from node.model.sharded.operation import Operation

@@ -17,13 +17,13 @@ from torch import Tensor, nn
 from gossip.arithmetic.movement import Movement
 from gossip.averaging.model import Pending
 from gossip.errors import LayoutError
-from node.model.inventory import Inventory
+from node.model.inventory.items import Inventory
+from node.model.inventory.words import read_words, write_words
 from node.model.sharded.memory import SharedVectors
 from node.model.sharded.operation import PORTION_BYTES, Operation
 from node.model.sharded.work import ShardWork
 from node.model.state import Floats, Positions, State
 from node.model.tensors import plain_name, refuse_other_tensors
-from node.model.words import read_words, write_words
 
 __all__ = ["ShardedState"]
 
