@@ -30,11 +30,15 @@ class GroupAverage:
     __slots__ = (
         "codec", "config", "difference", "excluded_places", "is_averaging", "is_released", "is_reported",
         "members", "missing_means", "missing_values", "ours", "place", "row_memory", "rows", "session", "slice_mean",
-        "slice_squares", "slices", "vectors",
+        "slice_squares", "slices", "tail", "vectors",
     )  # fmt: skip
 
-    def __init__(self, effect: Gather, snapshot: Vector, codec: Codec, config: Config, vectors: Vectors) -> None:
+    def __init__(
+        self, effect: Gather, snapshot: Vector, codec: Codec, config: Config, vectors: Vectors,
+        tail: int,
+    ) -> None:  # fmt: skip
         self.codec, self.config, self.vectors = codec, config, vectors
+        self.tail = tail  # The position where statistics begin, whose means stay as they are.
         self.session, self.members, self.place = effect.session, effect.members, effect.place
         self.ours = ours = snapshot.array
         self.slices = member_slices(ours.size, len(effect.members))
@@ -72,7 +76,12 @@ class GroupAverage:
         for place in self.missing_means:
             member_slice = self.slices[place]
             self.missing_means[place] = DifferenceReceiver(
-                self.session, self.ours[member_slice], result.array[member_slice], self.codec, origin=member_slice.start
+                self.session,
+                self.ours[member_slice],
+                result.array[member_slice],
+                self.codec,
+                origin=member_slice.start,
+                tail=self.tail,
             )
 
     def chunk_receiver(self, place: int, start: int) -> Receiver | None:
@@ -107,7 +116,7 @@ class GroupAverage:
             member_slice = self.slices[place]
             assert self.difference is not None
             ours = self.as_received(self.ours[member_slice], member_slice.start)
-            self.slice_squares[place] = subtract(values, ours, self.difference.array[member_slice])
+            self.slice_squares[place] = self.subtract(values, ours, member_slice)
             del self.missing_means[place]
 
     # -- means ---------------------------------------------------------------------------------------------------
@@ -127,8 +136,15 @@ class GroupAverage:
         own_slice, ours = self.slices[place], self.rows[place]
         out = self.difference.array[own_slice]
         self.codec.quantised(mean, out, self.session, own_slice.start)
-        self.slice_squares[place] = subtract(out, ours, out)
+        self.slice_squares[place] = self.subtract(out, ours, own_slice)
         self.slice_mean = mean
+
+    def subtract(self, mean: Floats, ours: Floats, where: slice) -> tuple[float, float]:
+        """Put the difference of a slice's mean from ours into the result, and the means of statistics themselves."""
+        assert self.difference is not None
+        out, head = self.difference.array[where], min(max(self.tail - where.start, 0), mean.size)
+        out[head:] = mean[head:]
+        return subtract(mean[:head], ours[:head], out[:head])
 
     @property
     def is_complete(self) -> bool:

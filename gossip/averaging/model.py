@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
+from gossip.arithmetic.statistics import Statistics
 from gossip.averaging.vectors import Floats, Positions
 
 __all__ = ["Backup", "Model", "Pending", "Upload"]
@@ -98,6 +99,9 @@ class Model(Protocol):
 
     def add(self, values: Floats) -> Pending | None:
         """Begin ``weights += values``."""
+
+    def mix_statistics(self, statistics: Statistics) -> None:
+        """Move the live statistics towards a partner's (:mod:`gossip.arithmetic.statistics`)."""
 
     def add_weighted(self, values: Floats, weight: float) -> Pending | None:
         """Begin ``weights += weight values``, if the model :attr:`adds_weighted`; ``values`` may be overwritten."""

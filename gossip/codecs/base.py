@@ -48,8 +48,8 @@ class Codec(ABC):
     known_bytes: ClassVar[str]  # The encoding of known_values with seed 1, hexadecimal.
 
     @abstractmethod
-    def encoded_bytes(self, elements: int) -> int:
-        """Return the exact number of bytes for ``elements`` values; the receiver expects no other."""
+    def encoded_bytes(self, elements: int, start: int = 0) -> int:
+        """Return the exact number of bytes for ``elements`` values from ``start`` on; the receiver expects no other."""
 
     @abstractmethod
     def encode(self, values: Floats, out: Buffer, seed: int = 0, start: int = 0) -> None:

@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from gossip.arithmetic.statistics import Statistics
 from gossip.averaging.vectors import Vector
 from gossip.errors import LayoutError
 from node.model.device.copies import Copies, combined
@@ -45,6 +46,7 @@ from node.model.optimizer_state import OptimizerState
 from node.model.optimizers import Optimizers
 from node.model.sparse import SparseCopies
 from node.model.state import Floats, Positions, State
+from node.model.statistics import StatisticsMixer
 from node.model.tensors import LiveTensors, plain_name, refuse_other_tensors
 
 __all__ = ["Copies", "ModelState", "device_of"]
@@ -57,8 +59,8 @@ class ModelState(State):
     """A model's floating-point tensors, and its optimizers', as flat float32 vectors.
 
     A module contributes its parameters (tied ones once), then its persistent floating-point buffers, frozen parameters,
-    and the bits of all other tensors (:mod:`node.model.inventory.items`). A mapping may name tensors, writable numpy arrays,
-    or writable objects with ``__dlpack__``. All of these are parameters, shared and never copied.
+    and the bits of all other tensors (:mod:`node.model.inventory.items`). A mapping may name tensors, writable numpy
+    arrays, or writable objects with ``__dlpack__``. All of these are parameters, shared and never copied.
 
     A vector of the weights follows the layout. It may end before the frozen tensors. The vector that newcomers take has
     the whole layout, followed by the optimizers' state. That is, for each of :attr:`optimizer_keys`, the tensors of all
@@ -81,6 +83,7 @@ class ModelState(State):
         self.optimizers = optimizers = optimizers if isinstance(optimizers, Optimizers) else Optimizers(optimizers)
         self.optimizer_state = OptimizerState(self._tensors, optimizers, choices)
         self.probe = MixProbe(self.exchanged_tensors)
+        self._mixer = StatisticsMixer()
         self.state_refusal = ""  # Why the last newcomer's weights came without the optimizer's state.
         self._streams, self._guard = CopyStreams(), StepGuard(optimizers.all)
         self._downloads, self._uploads = Downloads(self._streams, self._guard), Uploads(self._streams)
@@ -261,6 +264,18 @@ class ModelState(State):
         """
         return self._apply(shift, change_of(None))
 
+    def mix_statistics(self, statistics: Statistics) -> None:
+        """Move the live statistics towards a partner's; on CUDA later steps see the result, and nothing waits."""
+        self._guard.order_after_copies()
+        self._mixer.mix(self._buffers(), statistics)
+
+    def statistics_shift(self, statistics: Statistics) -> Floats:
+        return self._mixer.shift(self._buffers(), statistics).cpu().numpy()
+
+    def _buffers(self) -> list[Tensor]:
+        kinds = zip(self.layout.segments, self._tensors.current(), strict=False)  # Bits have no values.
+        return [tensor for segment, tensor in kinds if segment.kind == "buffer"]
+
     def add_weighted(self, shift: Floats, weight: float) -> Copies:
         live = self._weights(shift.size)
         if is_kernel_faster(live, shift.size):
@@ -386,6 +401,7 @@ class ModelState(State):
         self._guard.order_after_copies()
         with self.optimizer_state.moving() if not keys else contextlib.nullcontext():
             torch._foreach_copy_(weights, views_like(host[: count_elements(weights)], weights))
+        self._mixer.forget()
         write_words(self.layout, self._tensors.bits(), vector)
         position = self.layout.size
         for parameter, target in zip(self.optimizer_state.trained() * len(keys), state, strict=True):

@@ -12,9 +12,11 @@ from torch import Tensor
 
 from gossip.arithmetic.layout import Layout, Segment
 from gossip.arithmetic.mixing import is_finite
+from gossip.arithmetic.statistics import Statistics
 from gossip.averaging.model import Pending, Upload
 from gossip.errors import CheckpointError, LayoutError
 from node.model.inventory.items import Inventory, Item
+from node.model.statistics import StatisticsMixer
 
 __all__ = ["State"]
 
@@ -118,6 +120,19 @@ class VectorState(ABC):
                 f"The layout of {type(self).__name__} has frozen tensors and it has no read_frozen: define it, or name "
                 "them buffers, which are exchanged."
             )
+
+    def mix_statistics(self, statistics: Statistics) -> None:
+        """Move the live statistics, the "buffer" segments, towards a partner's."""
+        shift = np.zeros(self.layout.exchanged, np.float32)
+        shift[statistics.start :] = self.statistics_shift(statistics)
+        self.add(shift)
+
+    def statistics_shift(self, statistics: Statistics) -> Floats:
+        """Return by how much :meth:`mix_statistics` moves all statistics, and count it as made."""
+        mixer: StatisticsMixer = self.__dict__.setdefault("_mixer", StatisticsMixer())
+        now = torch.from_numpy(self._read(self.layout.exchanged)[statistics.start :])
+        sizes = [segment.size for segment in self.layout.segments if segment.kind == "buffer"]
+        return mixer.shift(torch.split(now, sizes), statistics).numpy()
 
     def add_weighted(self, shift: Floats, weight: float) -> Pending | None:
         """Add ``weight * shift`` to the weights, as :meth:`add`; ``shift`` may be overwritten."""

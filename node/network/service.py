@@ -322,9 +322,7 @@ class Service:
         model = LocalModel(
             layout.fingerprint, layout.exchanged, self.live.state.trained_elements,
             layout.frozen_stop - layout.exchanged, layout.size - layout.frozen_stop,
-            dataclasses.replace(
-                measure_codecs(kernel.implementation()), has_buffers=layout.exchanged > layout.parameters
-            ),
+            measure_codecs(kernel.implementation()),
         )  # fmt: skip
         bootstrap = Bootstrap(
             lookup.fixed,
