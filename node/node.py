@@ -6,7 +6,6 @@ import dataclasses
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
@@ -72,7 +71,6 @@ class Node:
         on_fault: The reaction to a fault of this library in the network side. "restart" (the default) starts the
             network side again while the loop trains; "raise" lets :meth:`step` raise FaultError.
         trace: A file for a timeline of steps and exchanges, for ui.perfetto.dev; see docs/timeline.md.
-        keep_average: Keep the average over the last mixes for :meth:`averaged`, one more vector of the model's size.
         memory_dir: A folder on a local disk, where vectors of the model's size lie in files instead of in memory.
 
     Raises:
@@ -98,7 +96,6 @@ class Node:
         page: str | None = None,
         on_fault: str | None = None,
         trace: str | os.PathLike[str] | None = None,
-        keep_average: bool = False,
         memory_dir: str | os.PathLike[str] | None = None,
     ) -> None:
         self_test()
@@ -108,7 +105,7 @@ class Node:
         if isinstance(model, State) and optimizers.all:
             raise ConfigError(f"A {type(model).__name__} brings its own state: leave optimizer out.")
         ranks = None if group is None else Ranks(GroupChannel(group))
-        trained = Trained(model, optimizers, frozen, keep_average)
+        trained = Trained(model, optimizers, frozen)
         # The side of the training loop: of a node of one process, of rank 0 of a group, or of another of its ranks.
         self._training: TrainingSide | Leader | Follower
         if ranks is not None and not ranks.leads:
@@ -135,7 +132,6 @@ class Node:
 
         Entering the ``with`` block does the same; a program without one ends it with :meth:`close`.
         """
-        self._training.average.check_not_shown("start")
         self._training.start()
         return self
 
@@ -169,7 +165,6 @@ class Node:
             LocalError: The user has to fix something.
             FaultError: With ``on_fault="raise"``, after a fault of this library in the network side.
         """
-        self._training.average.check_not_shown("step")
         if lr is not None:
             self._training.learning_rate = lr
         self._training.step(loss, samples)
@@ -251,7 +246,6 @@ class Node:
         Returns:
             The consensus distance, or None without other members.
         """
-        self._training.average.check_not_shown("settle")
         return self._training.settle(seconds, wait_s)
 
     def finish(self, seconds: float = 5.0) -> None:
@@ -260,7 +254,6 @@ class Node:
         Newcomers get these weights and learn that the run is complete. Other nodes end when most members say so. A
         state directory remembers it. The call waits up to ``seconds`` while newcomers fetch the weights.
         """
-        self._training.average.check_not_shown("finish")
         self._training.finish(seconds)
 
     def merge(self, run: str) -> None:
@@ -355,26 +348,9 @@ class Node:
         """Return the last 1,024 events, newest last."""
         return self._training.listeners.history()
 
-    # -- the model to evaluate -----------------------------------------------------------------------------------
-    def averaged(self) -> AbstractContextManager[None]:
-        """Let the model hold the average of its weights just after its last mixes: ``with node.averaged():``.
-
-        The end of the block restores the training weights, bit for bit. Exchanges of that time land at the next step.
-        Before the first mix, and after :meth:`settle`, the average is the training weights.
-
-        Raises:
-            LocalError: The node was made without ``keep_average``. Calls inside the block that go on training raise it
-                too (:meth:`step`, :meth:`settle`, :meth:`finish`, :meth:`load`).
-        """
-        self._training.average.check_kept()
-        return self._training.average.shown()
-
     # -- checkpoints ---------------------------------------------------------------------------------------------
     def save(self, path: str | os.PathLike[str], keep: int = 1) -> None:
         """Write model, optimizer and the run's figures to ``path`` (safetensors, and a small JSON file) atomically.
-
-        With ``keep_average``, the tensors' own names hold the average. The file also has the training weights, from
-        which :meth:`load` continues.
 
         For a URL the call returns once the checkpoint is in a local file. A thread sends it from there, several times
         if need be. A store that fails is told in a notice. :meth:`close` waits for what is on its way.
@@ -401,7 +377,6 @@ class Node:
         Raises:
             CheckpointError: The file cannot be loaded.
         """
-        self._training.average.check_not_shown("load")
         return self._training.load(path)
 
     def state_dict(self) -> dict[str, Any]:
@@ -420,7 +395,6 @@ class Node:
         Raises:
             CheckpointError: ``state`` is no such state.
         """
-        self._training.average.check_not_shown("load_state_dict")
         self._training.load_state_dict(state)
 
 

@@ -123,10 +123,7 @@ class HeldRun:
                 self.save(file, state)
             self.url = str(path)
             return
-        meta = dict(self.state_dict() if state is None else state)
-        with self.live.average.in_checkpoint() as training_weights:
-            figures = {"averaged_mixes": self.live.average.mixes} if training_weights else {}
-            self.live.archive.save(path, meta | figures, training_weights, keep)
+        self.live.archive.save(path, self.state_dict() if state is None else state, keep)
 
     def load(self, path: str | os.PathLike[str]) -> dict[str, Any]:
         """Continue the run of the checkpoint at a path or URL, and return the checkpoint's metadata."""
@@ -141,12 +138,7 @@ class HeldRun:
         """Continue the run of a checkpoint that was read from ``origin``; return its metadata."""
         meta = dict(saved.meta)
         self.samplers.load(meta.get("samplers"))
-
-        def load_weights() -> None:
-            self.live.archive.restore(saved, origin)
-            self.live.average.restore(saved.averaged, clamp_field("steps", meta.get("averaged_mixes", 0)))
-
-        self.continue_run(meta, origin, load_weights)
+        self.continue_run(meta, origin, lambda: self.live.archive.restore(saved, origin))
         return meta
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -180,7 +172,6 @@ class HeldRun:
             )
             self.network.notify("load", text)
             return
-        self.live.average.forget()
         load_weights()
         self.ranks.on_replaced()
         self.live.boundary.mass = 1.0  # The push-sum mass of weights of which nothing was pushed away.

@@ -1,4 +1,4 @@
-"""The live model of a node: its tensors and optimizers, the step boundary, the outer step and the average.
+"""The live model of a node: its tensors and optimizers, the step boundary and the outer step.
 
 The training thread owns it. At the *step boundary*, between two steps, it fulfils the requests of the network thread.
 Jobs of that thread also move the outer step, the momentum of mixes (:class:`gossip.arithmetic.mixing.OuterStep`), under
@@ -8,7 +8,7 @@ Jobs of that thread also move the outer step, the momentum of mixes (:class:`gos
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -20,7 +20,6 @@ from gossip.arithmetic.correction import Correction, fresh_zeros
 from gossip.arithmetic.mixing import OuterStep
 from gossip.averaging.boundary import Boundary
 from gossip.config import Config
-from node.loop.average import Average, Part
 from node.model.backup import KeptWeights
 from node.model.checkpoint import Archive
 from node.model.optimizers import Optimizers
@@ -41,14 +40,12 @@ class Trained:
         model: A torch module, a mapping of names to tensors or arrays, or a state.
         optimizers: The optimizers of the model.
         frozen: True to exchange also the parameters that require no gradient while others do.
-        keep_average: True to keep the average over the last mixes.
         given_state: The state of the model if it exists already, as for a sharded model.
     """
 
     model: nn.Module | Mapping[str, Any] | State
     optimizers: Optimizers
     frozen: bool = False
-    keep_average: bool = False
     given_state: State | None = None
 
     def make_state(self) -> State:
@@ -91,7 +88,6 @@ class LiveModel:
         self.model, self.optimizers = trained.model, trained.optimizers
         self.state = trained.make_state()
         self.state.check()
-        self.average = Average(self.state, trained.keep_average)
         files = None if folder is None else FileVectors(folder, self.lasting_elements(config))
         self.pool = VectorPool(self.state, files)
         self.wake = WakeEvent()  # Wakes a training loop that only waits (joining, settling).
@@ -136,17 +132,11 @@ class LiveModel:
             self.outer.reset(vector.array)
         self.pool.give(vector)
 
-    def on_mixed(self, parts: Sequence[Part]) -> None:
-        """Handle exchanges that have changed these parts of the model at one boundary."""
-        self.optimizers.on_mixed()
-        self.average.on_mixed(parts)
-
     def on_replaced(self, vector: Any) -> None:
         """Reset everything that depends on the old weights, after ``vector`` has replaced them."""
         # The vector may end with an optimizer's state, which was taken if it fits. Only then does the momentum stay.
         if self.optimizers.quasi_global:
             self.optimizers.on_replaced(keep=self.state.holds(vector))
-        self.average.forget()
         self.has_weights = True
         with self.outer_lock:
             if self.outer.has_weights:

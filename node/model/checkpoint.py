@@ -1,8 +1,6 @@
 """Checkpoints: one safetensors file that holds everything, and a small JSON file that describes it.
 
-Weights keep their own names, so that any tool that reads safetensors can read them. A node may keep a running average
-of its weights, which is then the model to evaluate and has the plain names. The weights that training continues from
-are then stored under ``training/``.
+Weights keep their own names, so that any tool that reads safetensors can read them.
 
 Optimizer tensors are stored under ``optimizer/``. The optimizer's structure and the metadata are JSON in the file's
 header: a rename replaces one file, so all that `load` needs is in one file. Nothing is ever pickled or unpickled. The
@@ -45,10 +43,8 @@ __all__ = ["Archive", "Checkpoint", "load", "run_progress", "save"]
 
 _SUFFIX: Final = ".safetensors"
 _VERSION: Final = 1
-_WITH_TRAINING: Final = 2  # The version of a file that holds both an average and the training weights.
 _KEY: Final = "gossip"  # The entry of the header's __metadata__ that holds our JSON document.
 _OPTIMIZER: Final = "optimizer/"
-_TRAINING: Final = "training/"
 # The document of a file without one, which another tool has written.
 _EMPTY_DOCUMENT: Final = '{"version": 1, "optimizer": null, "tied": {}, "meta": {}}'
 _NO_ROOM: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # Errors of a disk, a quota or a file that is full.
@@ -59,14 +55,12 @@ class Checkpoint:
     """The contents of a checkpoint. Tensors are on the CPU; tied tensors are one object under several names.
 
     Attributes:
-        tensors: The weights that training continues from.
-        averaged: The model to evaluate, where the file has one apart from ``tensors``; otherwise empty.
+        tensors: The weights by name.
         optimizer_state: What `optimizer.load_state_dict` takes, or None.
         meta: The metadata that was given to :func:`save`.
     """
 
     tensors: dict[str, Tensor]
-    averaged: dict[str, Tensor]
     optimizer_state: dict[str, Any] | None
     meta: dict[str, Any]
 
@@ -95,7 +89,6 @@ def save(
     tensors: Mapping[str, Tensor],
     optimizer_state: Mapping[str, Any] | None,
     meta: Mapping[str, Any],
-    training: Mapping[str, Tensor] | None = None,
     keep: int = 1,
 ) -> None:
     """Write ``path`` and a ``.json`` file next to it that describes it.
@@ -109,7 +102,6 @@ def save(
         tensors: The model's tensors by name, on any device.
         optimizer_state: An optimizer's ``state_dict()``.
         meta: Names mapped to numbers, strings, None, and lists, tuples and mappings of them.
-        training: The weights behind an average, by their names in ``tensors``, where ``tensors`` are an average.
         keep: The number of checkpoints to keep under this name; older ones become run.1.safetensors and so on.
 
     Raises:
@@ -118,7 +110,7 @@ def save(
     target = _with_suffix(path)
     # Keep any other suffix in the name: otherwise "run.1" and "run.2" would share one description.
     description = target.with_suffix(".json") if target.suffix == _SUFFIX else target.with_name(target.name + ".json")
-    stored, document = _plan(tensors, optimizer_state, meta, training or {})
+    stored, document = _plan(tensors, optimizer_state, meta)
     elements = sum(tensor.numel() for name, tensor in stored.items() if name in tensors)
     described = {
         "checkpoint": target.name, "version": document["version"], "elements": elements, "meta": document["meta"],
@@ -170,23 +162,16 @@ def load(path: str | os.PathLike[str]) -> Checkpoint:
         with safe_open(place, framework="pt", device="cpu") as opened:
             stored = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118 (it is no mapping)
             document = json.loads((opened.metadata() or {}).get(_KEY, _EMPTY_DOCUMENT))
-        if document["version"] not in (_VERSION, _WITH_TRAINING):
+        if document["version"] != _VERSION:
             version = document["version"]
-            raise CheckpointError(f"{place} has format {version}, this version reads {_WITH_TRAINING}; upgrade it.")
+            raise CheckpointError(f"{place} has format {version}, this version reads {_VERSION}; upgrade it.")
         for key, kind in (("optimizer", dict | None), ("tied", dict), ("meta", dict)):
             if not isinstance(document[key], kind):
                 raise TypeError(key)
         for alias, stored_name in document["tied"].items():
             stored[alias] = stored[stored_name]
-        training_names: dict[str, str] = document.get("training", {})  # Names in the file, by those in the model.
-        training = {name: stored[stored_name] for name, stored_name in training_names.items()}
-        apart = {name for name in stored if name.startswith(_OPTIMIZER)} | set(training_names.values())
-        weights = {name: tensor for name, tensor in stored.items() if name not in apart}
-        averaged = weights if training else {}
-        if training:  # It has only one name of each group of tied tensors. The other names get the same tensor here.
-            by_averaged = {id(stored[name]): tensor for name, tensor in training.items()}
-            weights = {name: by_averaged.get(id(tensor), tensor) for name, tensor in weights.items()}
-        return Checkpoint(weights, averaged, _decode(document["optimizer"], stored), _decode(document["meta"], {}))
+        weights = {name: tensor for name, tensor in stored.items() if not name.startswith(_OPTIMIZER)}
+        return Checkpoint(weights, _decode(document["optimizer"], stored), _decode(document["meta"], {}))
     except FileNotFoundError as error:
         raise CheckpointError(f"There is no checkpoint at {place}; check the path.") from error
     except OSError as error:
@@ -209,7 +194,6 @@ def _plan(
     tensors: Mapping[str, Tensor],
     optimizer_state: Mapping[str, Any] | None,
     meta: Mapping[str, Any],
-    training: Mapping[str, Tensor],
 ) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Return all tensors to store, each once, and the JSON document that describes them.
 
@@ -220,7 +204,6 @@ def _plan(
             raise CheckpointError(f"Could not save: a tensor may not be called {name!r} in a checkpoint; rename it.")
     by_name = dict(tensors)
     optimizer = _encode(optimizer_state, "the optimizer's state", "", by_name)
-    training_names = {name: _add_tensor(_TRAINING + name, tensor, by_name) for name, tensor in training.items()}
     stored: dict[str, Tensor] = {}
     tied: dict[str, str] = {}  # For each name whose tensor is stored under another name: that name.
     first_names: dict[tuple[Any, ...], str] = {}  # The first name of each view of a memory.
@@ -241,10 +224,7 @@ def _plan(
         storages.add(host.untyped_storage().data_ptr())
         stored[name] = host
     encoded_meta = _encode(meta, "meta", "", None)
-    document = {"version": _VERSION, "optimizer": optimizer, "tied": tied, "meta": encoded_meta}
-    if training_names:
-        document |= {"version": _WITH_TRAINING, "training": training_names}
-    return stored, document
+    return stored, {"version": _VERSION, "optimizer": optimizer, "tied": tied, "meta": encoded_meta}
 
 
 def _add_tensor(name: str, tensor: Tensor, tensors: dict[str, Tensor]) -> str:
@@ -370,26 +350,19 @@ class Archive:
     def __init__(self, state: State, optimizers: Optimizers) -> None:
         self.state, self.optimizers = state, optimizers
 
-    def save(
-        self,
-        path: str | os.PathLike[str],
-        meta: Mapping[str, Any],
-        training: Mapping[str, Tensor] | None = None,
-        keep: int = 1,
-    ) -> None:
+    def save(self, path: str | os.PathLike[str], meta: Mapping[str, Any], keep: int = 1) -> None:
         """Write the model, the optimizers and this metadata to ``path``.
 
         Args:
             path: As in :func:`save`.
             meta: The metadata.
-            training: The training weights, where the model holds an average.
             keep: As in :func:`save`.
 
         Raises:
             CheckpointError: As in :func:`save`.
         """
         meta = {"format": 1, "fingerprint": self.state.layout.contents_fingerprint, **meta}
-        save(path, self.state.tensors(), self.optimizers.state_dict(), meta, training, keep)
+        save(path, self.state.tensors(), self.optimizers.state_dict(), meta, keep)
 
     def load(self, path: str | os.PathLike[str]) -> Checkpoint:
         """Return the contents of a file. Raise CheckpointError, also if its fingerprint names another model."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -196,10 +196,6 @@ class ModelState(State):
             else:
                 torch._foreach_copy_(views_like(host, live), live)
         return combined(copies)
-
-    def positions_by_tensor(self, positions: Positions) -> Iterator[tuple[int, Tensor]]:
-        """Yield the number of each tensor that has some of these ascending positions, and those, on its device."""
-        return self._sparse.by_tensor(positions)
 
     def has_positions(self, positions: Positions) -> bool:
         return self.device is None or self._sparse.cache.has(positions)

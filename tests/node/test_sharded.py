@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import nn
 
 from gossip.config import Config
-from gossip.errors import CheckpointError, ConfigError, LayoutError, LocalError
+from gossip.errors import CheckpointError, LayoutError, LocalError
 from node import Node, QuasiGlobal
 from node.loop.live import Trained
 from node.loop.ranks.channel import GroupChannel
@@ -298,8 +298,6 @@ def test_what_cannot_be_is_refused_in_a_sentence(world, tmp_path):
     model = sharded(net())
     with pytest.raises(LayoutError, match=r"'0.weight' is sharded over several processes: give Node these processes"):
         Node(model)
-    with pytest.raises(ConfigError, match="sharded model keeps no average of its weights: leave out keep_average"):
-        Node(model, group=world, keep_average=True)
     with pytest.raises(LocalError, match="memory_dir is for models that are not sharded"):
         Node(model, group=world, memory_dir=str(tmp_path))
 

@@ -69,7 +69,7 @@ class Leader:
         self.boundary = live.boundary
         self.side = TrainingSide(live, settings, ranks=self, sharing=self)
         self.live, self.network, self.run = live, self.side.network, self.side.run
-        self.average, self.samplers = live.average, self.side.samplers
+        self.samplers = self.side.samplers
         self.listeners = self.side.listeners
         self.mirror = Mirror(live.state, live.optimizers, ranks)
         ranks.channel.device = device_of(live.state)
@@ -215,7 +215,6 @@ class Leader:
             if self.sharded is None and (self.has_replaced_weights or boundary.has_lost_update):
                 ranks.send_command("mirror")
                 self.mirror.send()
-                self.average.forget()  # The other ranks lack the average of a checkpoint.
                 self.has_replaced_weights = boundary.has_lost_update = False
             ranks.send_command("done", (result, portable_error(error), self.make_report()))
         if error is not None:

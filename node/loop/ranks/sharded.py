@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gossip.errors import CheckpointError, ConfigError
+from gossip.errors import CheckpointError
 from node.loop.live import Trained
 from node.loop.ranks.mirror import (
     Described,
@@ -34,20 +34,15 @@ __all__ = ["ShardedOptimizers", "perform_command", "with_shards"]
 
 register(MemoryName, Operation, ShardPlace)
 
-NO_AVERAGE = "A node of a sharded model keeps no average of its weights: leave out keep_average."
-
 
 def with_shards(trained: Trained, ranks: Ranks) -> Trained:
     """Return ``trained``, with a state and optimizers for a sharded model if the model is one.
 
     Raises:
         LayoutError: A tensor cannot be exchanged.
-        ConfigError: The node would keep an average.
     """
     if not is_sharded_model(trained.model):
         return trained
-    if trained.keep_average:
-        raise ConfigError(NO_AVERAGE)
     assert not isinstance(trained.model, State), "a State is not sharded"
     state = ShardedState(ShardWork(trained.model, trained.optimizers, trained.frozen, ranks))
     return dataclasses.replace(
