@@ -350,7 +350,11 @@ class Node:
 
     # -- checkpoints ---------------------------------------------------------------------------------------------
     def save(self, path: str | os.PathLike[str], keep: int = 1) -> None:
-        """Write model, optimizer and the run's figures to ``path`` (safetensors, and a small JSON file) atomically.
+        """Write the model and the run's figures to ``path`` (safetensors), and the optimizer's state beside it.
+
+        ``model.load_state_dict(safetensors.torch.load_file(path))`` reads the model. The optimizer's state is in
+        ``run.optimizer``, also safetensors, and ``run.json`` describes the checkpoint for readers. Each file is
+        replaced as a whole.
 
         For a URL the call returns once the checkpoint is in a local file. A thread sends it from there, several times
         if need be. A store that fails is told in a notice. :meth:`close` waits for what is on its way.
@@ -363,6 +367,20 @@ class Node:
             CheckpointError: In one sentence; the previous checkpoint is then intact.
         """
         self._training.save(path, keep)
+
+    def export(self, path: str | os.PathLike[str]) -> None:
+        """Write the model's tensors alone to ``path``, for programs that know nothing of this library.
+
+        The names are those of the plain model, without a compiler's or a wrapper's prefixes. Tied tensors are written
+        under each of their names, and every tensor keeps its type.
+
+        Args:
+            path: A path; without a suffix it gets ``.safetensors``.
+
+        Raises:
+            CheckpointError: In one sentence; the previous file is then intact.
+        """
+        self._training.export(path)
 
     def load(self, path: str | os.PathLike[str]) -> dict[str, Any]:
         """Continue the run of a checkpoint at a path or a URL, with a swarm of any size.
@@ -399,11 +417,12 @@ class Node:
 
 
 def unwrapped(model: nn.Module | Mapping[str, Any] | State) -> nn.Module | Mapping[str, Any] | State:
-    """Return the module inside DistributedDataParallel, which has the same tensors under their own names.
+    """Return the module inside torch's wrappers for data parallelism, which has the same tensors by their own names.
 
-    With "module." before each name it would be another model to nodes that run without it.
+    With "module." before each name it would be another model to nodes that run without the wrapper.
     """
-    return model.module if isinstance(model, DistributedDataParallel) else model
+    inner = getattr(model, "_orig_mod", model)  # Of torch.compile around the wrapper.
+    return inner.module if isinstance(inner, DistributedDataParallel | nn.DataParallel) else model
 
 
 def warn_of_ranks(model: object) -> None:
@@ -411,6 +430,7 @@ def warn_of_ranks(model: object) -> None:
 
     Such nodes would mix with others at other times, and their common gradients never bring them together again.
     """
+    model = getattr(model, "_orig_mod", model)
     size = model.process_group.size() if isinstance(model, DistributedDataParallel) else 1
     if size > 1:
         LOGGER.warning(

@@ -23,7 +23,7 @@ from node.model import checkpoint
 from node.model.state import State
 from node.observe.members import SwarmView
 from node.storage.fetching import fetched_copy
-from node.storage.older import checked_keep
+from node.storage.older import checked_keep, companion
 from node.storage.uploads import CheckpointUploads
 from node.storage.urls import beside, is_url, public_url
 
@@ -138,7 +138,14 @@ class HeldRun:
         """Continue the run of a checkpoint that was read from ``origin``; return its metadata."""
         meta = dict(saved.meta)
         self.samplers.load(meta.get("samplers"))
-        self.continue_run(meta, origin, lambda: self.live.archive.restore(saved, origin))
+
+        def load_weights() -> None:
+            self.live.archive.restore(saved, origin)
+            if saved.lack and self.live.optimizers.all:
+                text = f"{origin} is loaded without the optimizer's state, since {saved.lack}: this node's own stays."
+                self.network.notify("load", text)
+
+        self.continue_run(meta, origin, load_weights)
         return meta
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -226,7 +233,11 @@ class HeldRun:
         url = beside(self.url, "before-merge")
         try:
             with self.uploads.spool(url, 1, self.folder()) as file:
-                os.link(self.before_merge_path, file)  # A later save replaces the first name and leaves this one.
+                # A later save replaces the first names and leaves these.
+                os.link(self.before_merge_path, file)
+                optimizer_file = self.before_merge_path.with_name(companion(self.before_merge_path.name))
+                if optimizer_file.exists():
+                    os.link(optimizer_file, file.with_name(companion(file.name)))
         except (OSError, CheckpointError):
             return ""
         return f", and go to {public_url(url)}"

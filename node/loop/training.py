@@ -419,6 +419,9 @@ class TrainingSide:
     def save(self, path: str | os.PathLike[str], keep: int = 1) -> None:
         self.run.save(path, keep=keep)
 
+    def export(self, path: str | os.PathLike[str]) -> None:
+        self.live.archive.export(path)
+
     def load(self, path: str | os.PathLike[str]) -> dict[str, Any]:
         return self.run.load(path)
 

@@ -234,6 +234,9 @@ class Follower:
         if self.work is not None:
             self.join_call(Call.SAVE)
 
+    def export(self, path: str | os.PathLike[str]) -> None:
+        self.save(path)
+
     # -- readings --------------------------------------------------------------------------------------------------
     def state_dict(self) -> dict[str, Any]:
         knowledge = self.knowledge

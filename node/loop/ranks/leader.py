@@ -285,6 +285,12 @@ class Leader:
         else:  # All ranks give their parts.
             self.run_together(Call.SAVE, partial(self.run.save, path, None, keep))
 
+    def export(self, path: str | os.PathLike[str]) -> None:
+        if self.sharded is None:
+            self.side.export(path)
+        else:
+            self.run_together(Call.SAVE, partial(self.side.export, path))
+
     def state_dict(self) -> dict[str, Any]:
         """Return the run's metadata for a checkpoint, the same on all ranks."""
         state = self.run.state_dict()

@@ -9,7 +9,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gossip.errors import CheckpointError
 from node.loop.live import Trained
 from node.loop.ranks.mirror import (
     Described,
@@ -79,18 +78,6 @@ class ShardedOptimizers(Optimizers):
                 if not state:
                     del states[number]
         return saved
-
-    def split_state(self, saved: Mapping[str, Any] | None) -> list[dict[str, Any]]:
-        """Return a saved state as one for each optimizer. Raises CheckpointError if the groups of parameters differ."""
-        states = super().split_state(saved)
-        for optimizer, state in zip(self.all, states, strict=False):
-            counts = [len(group["params"]) for group in optimizer.param_groups]
-            if counts != [len(group["params"]) for group in state["param_groups"]]:
-                raise CheckpointError(
-                    f"its {type(optimizer).__name__} has other groups of parameters than this node's: build it in the "
-                    "same way."
-                )
-        return states
 
     def load(self, states: list[dict[str, Any]]) -> None:
         """Load saved states of the whole model, one for each optimizer, into the optimizers of all ranks."""
