@@ -131,7 +131,7 @@ def test_the_defaults_are_random_pairs_that_take_the_mean_of_what_is_not_too_far
         "clip", "none", "none",
     ]  # fmt: skip
     assert config.plain
-    assert config.max_version_gap is config.consensus_target is config.filter_limit is None
+    assert config.max_version_gap is config.filter_limit is None
 
 
 @pytest.mark.parametrize(("name", "known"), CHOICES.items())
@@ -296,7 +296,6 @@ def test_a_training_loop_takes_an_outer_step_and_a_correction_where_nothing_else
         ({"mix_every_steps": "auto", "codec": "fp32"}, "auto", "fp32"),
         ({"mix_every_s": 30.0}, None, "fp32"),
         ({"max_version_gap": 1.0}, None, "fp32"),
-        ({"consensus_target": 4.0}, None, "fp32"),
         ({"preset": "wan"}, "auto", "auto"),
         ({"preset": "datacentre"}, "auto", "auto"),
     ],
