@@ -45,7 +45,7 @@ class Node:
 
     Settings that are not given come from GOSSIP_SEEDS, GOSSIP_LISTEN, GOSSIP_ADVERTISE, GOSSIP_SECRET_FILE,
     GOSSIP_STATE_DIR, GOSSIP_CONFIG, GOSSIP_MUST_JOIN, GOSSIP_WAIT_FOR, GOSSIP_WAIT_S, GOSSIP_PAGE,
-    GOSSIP_ON_FAULT, GOSSIP_TRACE and GOSSIP_MEMORY_DIR.
+    GOSSIP_ON_FAULT and GOSSIP_TRACE.
 
     Args:
         model: A torch module, a mapping of names to tensors or writable arrays, or a :class:`~node.model.state.State`.
@@ -71,7 +71,6 @@ class Node:
         on_fault: The reaction to a fault of this library in the network side. "restart" (the default) starts the
             network side again while the loop trains; "raise" lets :meth:`step` raise FaultError.
         trace: A file for a timeline of steps and exchanges, for ui.perfetto.dev; see docs/timeline.md.
-        memory_dir: A folder on a local disk, where vectors of the model's size lie in files instead of in memory.
 
     Raises:
         LocalError: Or one of its kinds (ConfigError, IdentityError, LayoutError). One sentence says what to do.
@@ -96,7 +95,6 @@ class Node:
         page: str | None = None,
         on_fault: str | None = None,
         trace: str | os.PathLike[str] | None = None,
-        memory_dir: str | os.PathLike[str] | None = None,
     ) -> None:
         self_test()
         if group is None:
@@ -114,14 +112,14 @@ class Node:
             return
         options = NodeOptions(
             seeds, listen, advertise, secret, state_dir, config, join_or_fail_s, wait_for, wait_s, page, on_fault,
-            trace, memory_dir,
+            trace,
         )  # fmt: skip
         # With a group, a launcher's processes on other hosts are this node's own ranks, and no other members.
         settings = Settings.gather(options, launched=group is None)
         training_config = settings.config.for_training(bool(optimizers.quasi_global))
         settings = dataclasses.replace(settings, config=training_config)
         if ranks is None:
-            self._training = TrainingSide(LiveModel(trained, training_config, folder=settings.memory_dir), settings)
+            self._training = TrainingSide(LiveModel(trained, training_config), settings)
         else:
             self._training = Leader(trained, settings, ranks)
         running.closes_with(self, self._training)

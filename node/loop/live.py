@@ -11,7 +11,6 @@ import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from torch import nn
@@ -27,7 +26,6 @@ from node.model.pool import VectorPool
 from node.model.snapshot import ModelState
 from node.model.state import Floats, State
 from node.network.hints import WakeEvent
-from node.storage.vectors import FileVectors
 
 __all__ = ["LiveModel", "Trained"]
 
@@ -55,13 +53,13 @@ class Trained:
         return self.model if isinstance(self.model, State) else ModelState(self.model, self.optimizers, self.frozen)
 
 
-def correction_vector(state: State, files: FileVectors | None, elements: int) -> Floats:
+def correction_vector(state: State, elements: int) -> Floats:
     """Return zeros for a correction: page-locked if the model's vectors are, because each addition is an upload."""
-    if state.locks:
-        vector = state.buffer(elements)
-        vector.fill(0.0)
-        return vector
-    return fresh_zeros(elements) if files is None else files.zeros(elements)
+    if not state.locks:
+        return fresh_zeros(elements)
+    vector = state.buffer(elements)
+    vector.fill(0.0)
+    return vector
 
 
 class LiveModel:
@@ -74,7 +72,6 @@ class LiveModel:
         is_single_rank: True if no other process (rank) trains this model. Only then does the node learn a correction
             for the bias of its data (:class:`~gossip.arithmetic.correction.Correction`), and upload updates to a device
             ahead of the boundary that adds them.
-        folder: The folder for files that hold the host vectors; None to hold them in memory.
     """
 
     def __init__(
@@ -83,13 +80,11 @@ class LiveModel:
         config: Config,
         make_boundary: Callable[..., Boundary] = Boundary,
         is_single_rank: bool = True,
-        folder: Path | None = None,
     ) -> None:
         self.model, self.optimizers = trained.model, trained.optimizers
         self.state = trained.make_state()
         self.state.check()
-        files = None if folder is None else FileVectors(folder, self.lasting_elements(config))
-        self.pool = VectorPool(self.state, files)
+        self.pool = VectorPool(self.state)
         self.wake = WakeEvent()  # Wakes a training loop that only waits (joining, settling).
         self.backup = KeptWeights(self.state, self.optimizers)
         self.boundary = make_boundary(
@@ -103,20 +98,10 @@ class LiveModel:
             self.outer.correction = Correction(
                 self.state.layout.exchanged, self.state.layout.parameters, config.kappa, interval_steps
             )
-        if files is not None:
-            self.outer.zeros = self.backup.zeros = files.zeros
-        if self.outer.correction is not None:
-            self.outer.correction.zeros = partial(correction_vector, self.state, files)
+            self.outer.correction.zeros = partial(correction_vector, self.state)
         self.outer_lock = threading.Lock()  # The training thread resets the outer step that the network's threads move.
         self.archive = Archive(self.state, self.optimizers)
         self.has_weights = False  # True once mixing has started from weights, the node's own or others'.
-
-    def lasting_elements(self, config: Config) -> int:
-        """Return the number of elements in the vectors that a node holds all the time (docs/operating.md)."""
-        vectors = 2  # Of an exchange: a snapshot and a difference.
-        vectors += 0 if config.plain else 2  # Of the outer step: weights and momentum.
-        vectors += 1 if config.kappa else 0  # Of the correction.
-        return vectors * self.state.layout.exchanged
 
     def begin_mixing(self) -> None:
         """Start mixing from the current weights."""

@@ -298,8 +298,6 @@ def test_what_cannot_be_is_refused_in_a_sentence(world, tmp_path):
     model = sharded(net())
     with pytest.raises(LayoutError, match=r"'0.weight' is sharded over several processes: give Node these processes"):
         Node(model)
-    with pytest.raises(LocalError, match="memory_dir is for models that are not sharded"):
-        Node(model, group=world, memory_dir=str(tmp_path))
 
 
 def test_frozen_parameters_are_not_exchanged_and_newcomers_get_them(world, tmp_path):

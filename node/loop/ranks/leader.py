@@ -56,15 +56,8 @@ class Leader:
         trained = with_shards(trained, ranks)
         # The state of a sharded model, which all ranks change together; None if each rank holds the whole model.
         self.sharded = trained.given_state if isinstance(trained.given_state, ShardedState) else None
-        if self.sharded is not None and settings.memory_dir is not None:
-            raise LocalError(
-                "memory_dir is for models that are not sharded: the ranks of a sharded model share its vectors in "
-                "memory. Leave memory_dir out."
-            )
         boundary_class = RanksBoundary if self.sharded is None else ShardedBoundary
-        live = LiveModel(
-            trained, settings.config, partial(boundary_class, ranks), is_single_rank=False, folder=settings.memory_dir
-        )
+        live = LiveModel(trained, settings.config, partial(boundary_class, ranks), is_single_rank=False)
         assert isinstance(live.boundary, RanksBoundary)
         self.boundary = live.boundary
         self.side = TrainingSide(live, settings, ranks=self, sharing=self)
