@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
+from safetensors.torch import load_file
 from torch import nn
 
 from gossip.config import Config
@@ -247,7 +248,11 @@ def test_a_node_of_a_sharded_model_trains_saves_and_loads(world, tmp_path):
         assert node.swarm_samples == 15
         node.save(tmp_path / "run")
         assert node.load(tmp_path / "run")["swarm_samples"] == 15
+        node.export(tmp_path / "weights")
         node.finish(0.0)
+    whole = net(1)
+    whole.load_state_dict(load_file(tmp_path / "weights.safetensors"))
+    assert torch.equal(whole[0].weight, model[0].weight.full_tensor())
 
 
 @pytest.mark.parametrize("base", ["the same", "another"])
