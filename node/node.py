@@ -25,6 +25,7 @@ from node.loop.ranks.follower import Follower
 from node.loop.ranks.leader import Leader
 from node.loop.ranks.ranks import Ranks
 from node.loop.training import TrainingSide
+from node.model.inventory.items import Choices, Chosen, Inventory
 from node.model.optimizers import Optimizers
 from node.model.state import State
 from node.observe.events import NodeEvent
@@ -66,7 +67,9 @@ class Node:
             members on other hosts and none of them came.
         group: A process group of torch.distributed that trains one model. All its ranks form this one node, and each
             makes a Node. The settings of rank 0 count. A model that is sharded over processes needs it.
-        frozen: Also exchange a module's parameters that require no gradient while others do.
+        local: Tensors that are neither mixed nor given to newcomers: patterns of names ("head.*"), tensors or modules.
+        copy: Tensors that are not mixed, and that newcomers take. Integers and frozen weights are such anyway.
+        average: Tensors that are mixed although they require no gradient, as those of a teacher.
         page: "host:port" of a page for browsers and monitors, see docs/page.md.
         on_fault: The reaction to a fault of this library in the network side. "restart" (the default) starts the
             network side again while the loop trains; "raise" lets :meth:`step` raise FaultError.
@@ -91,7 +94,9 @@ class Node:
         wait_for: int | None = None,
         wait_s: float | None = None,
         group: ProcessGroup | None = None,
-        frozen: bool = False,
+        local: Chosen = (),
+        copy: Chosen = (),
+        average: Chosen = (),
         page: str | None = None,
         on_fault: str | None = None,
         trace: str | os.PathLike[str] | None = None,
@@ -103,7 +108,10 @@ class Node:
         if isinstance(model, State) and optimizers.all:
             raise ConfigError(f"A {type(model).__name__} brings its own state: leave optimizer out.")
         ranks = None if group is None else Ranks(GroupChannel(group))
-        trained = Trained(model, optimizers, frozen)
+        choices = Choices(local, copy, average)
+        if isinstance(model, State) and (local or copy or average):
+            raise ConfigError(f"A {type(model).__name__} decides by its layout: leave local, copy and average out.")
+        trained = Trained(model, optimizers, choices)
         # The side of the training loop: of a node of one process, of rank 0 of a group, or of another of its ranks.
         self._training: TrainingSide | Leader | Follower
         if ranks is not None and not ranks.leads:
@@ -268,6 +276,13 @@ class Node:
         self._training.merge(run)
 
     # -- readings ------------------------------------------------------------------------------------------------
+    def inventory(self) -> Inventory:
+        """Return every tensor of the model and its optimizers: name, shape, type, treatment and reason.
+
+        ``print(node.inventory())`` shows a table. :mod:`node.model.inventory.items` says what the treatments mean.
+        """
+        return self._training.inventory()
+
     @property
     def id(self) -> str:
         """Return this node's id, 32 hexadecimal digits: the hash of its public key."""

@@ -178,8 +178,11 @@ class Averager:
         """Report a copy that needed no boundary, unless its session has ended meanwhile."""
         vector = self.snapshots.get(session)
         if vector is not None:
-            report = self.peer.on_recalled if is_sound(vector) else self.peer.on_spoiled
-            self.driver.perform(report(session, self.driver.now))
+            now = self.driver.now
+            if is_sound(vector):
+                self.driver.perform(self.peer.on_recalled(session, now))
+            else:
+                self.driver.perform(self.peer.on_spoiled(session, now, self.delivery.name_spoiled(vector)))
 
     def hash_frozen(self, effect: HashFrozen) -> None:
         """Hash the frozen weights. A job in progress ends once it sees that this one has replaced it."""

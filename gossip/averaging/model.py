@@ -75,6 +75,9 @@ class Model(Protocol):
     def size(self) -> int:
         """Return the number of weights that exchanges carry."""
 
+    def tensor_at(self, position: int) -> str:
+        """Return the name of the tensor of this position in the vector; empty if tensors have no names."""
+
     def optimizer_range(self) -> range:
         """Return the range of the optimizer's state, behind all weights, in the vector that newcomers take."""
 

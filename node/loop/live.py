@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -21,6 +21,7 @@ from gossip.averaging.boundary import Boundary
 from gossip.config import Config
 from node.model.backup import KeptWeights
 from node.model.checkpoint import Archive
+from node.model.inventory.items import Choices
 from node.model.optimizers import Optimizers
 from node.model.pool import VectorPool
 from node.model.snapshot import ModelState
@@ -37,20 +38,20 @@ class Trained:
     Attributes:
         model: A torch module, a mapping of names to tensors or arrays, or a state.
         optimizers: The optimizers of the model.
-        frozen: True to exchange also the parameters that require no gradient while others do.
+        choices: The treatments of tensors that the user chose.
         given_state: The state of the model if it exists already, as for a sharded model.
     """
 
     model: nn.Module | Mapping[str, Any] | State
     optimizers: Optimizers
-    frozen: bool = False
+    choices: Choices = field(default_factory=Choices)
     given_state: State | None = None
 
     def make_state(self) -> State:
         """Return the state that reads and writes the model as a flat vector."""
         if self.given_state is not None:
             return self.given_state
-        return self.model if isinstance(self.model, State) else ModelState(self.model, self.optimizers, self.frozen)
+        return self.model if isinstance(self.model, State) else ModelState(self.model, self.optimizers, self.choices)
 
 
 def correction_vector(state: State, elements: int) -> Floats:

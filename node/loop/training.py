@@ -30,6 +30,8 @@ from node.loop.network_side import NetworkSide
 from node.loop.settling import Settling
 from node.loop.startup import Startup
 from node.loop.steps import StepLoop
+from node.loop.watch import ModelWatch
+from node.model.inventory.items import Inventory
 from node.model.loss import LastLoss
 from node.network.runtime import Runtime
 from node.network.service import LEAVE_S, REPORT_S, Service
@@ -80,6 +82,10 @@ class TrainingSide:
         self.run = HeldRun(live, self.network, self.samplers, self.ranks)
         self.startup = Startup(settings, live, self.network, self.run, self.visit)
         self.settling = Settling(live, self.network, self.run, self.visit)
+        self.watch = ModelWatch(
+            live.state, self.network.notify,
+            lambda: self.network.report_to_peer(lambda peer, now: peer.on_frozen_changed(now)),
+        )  # fmt: skip
         self.loss = LastLoss()
         self.was_loss_finite = True  # At the last report.
         self.learning_rate = math.nan  # As the loop passes it to `step`; used if no optimizer has one.
@@ -122,6 +128,7 @@ class TrainingSide:
                 self.network.notify("replaced", REPLACED_NOTICE)
             if self.timeline is not None:
                 self.timeline.start(self.me.hex())
+            self.watch.begin()
             self.startup.join()
             if self.finished and not self.live.boundary.replacements:
                 self.run.load_final()
@@ -221,6 +228,9 @@ class TrainingSide:
         self.network.check()
         return reduce(own.values, records)
 
+    def inventory(self) -> Inventory:
+        return self.live.state.inventory()
+
     def metrics(self) -> Metrics:
         return Metrics.of(self.source())
 
@@ -241,6 +251,7 @@ class TrainingSide:
         self.run.samples += samples
         if loss is not None:
             self.loss.set(loss)
+        self.watch.on_step()
         if self.live.outer.correction is not None:
             self.apply_correction(self.live.outer.correction)
         self.loop.step(self.run.steps, start + self.service.clock_s)
@@ -301,6 +312,7 @@ class TrainingSide:
     def on_replaced(self, weights: Any) -> None:
         """Handle the replacement of the model's weights by these."""
         self.live.on_replaced(weights)
+        self.watch.on_adopted()
         self.ranks.on_replaced()
 
     def report_updates(self, visit: Visit) -> None:
@@ -339,6 +351,7 @@ class TrainingSide:
         optimizer, is_unreported = None, self.live.optimizers.all and not runtime.peer.local.optimizer_keys
         if now - self.optimizer_reported_at > OPTIMIZER_S or is_unreported:
             optimizer = self.optimizer_report()
+            self.watch.look()
             self.optimizer_reported_at = -math.inf if optimizer is None else now
         if now - self.view_refreshed_at > REPORT_S:
             self.view_refreshed_at = now
@@ -376,7 +389,8 @@ class TrainingSide:
             if not self.live.boundary.has_requests and self.live.state.sound():
                 self.network.report_to_peer(lambda peer, now: peer.on_mended(now))
         elif self.loss.is_not_finite and not self.live.state.sound():
-            self.network.report_to_peer(lambda peer, now: peer.on_spoiled(None, now))
+            tensor = self.live.state.spoiled_tensor()
+            self.network.report_to_peer(lambda peer, now: peer.on_spoiled(None, now, tensor))
         elif has_diverged:
             sentence = f"The loss is not finite (step {self.run.steps}); the weights still are, and are mixed."
             self.network.notify("loss", sentence)

@@ -47,7 +47,7 @@ class LastLoss:
             self._value = self._checked(float(self._copy[0]))
             self._copy = None
         if self._copy is None:
-            host = torch.empty((), pin_memory=True)
+            host = torch.empty((), pin_memory=True, device="cpu")
             host.copy_(loss.reshape(()), non_blocking=True)
             self._copy = (host, torch.cuda.current_stream(loss.device).record_event())
         return self._value

@@ -29,6 +29,9 @@ class VectorModel:
     def size(self) -> int:
         return self.vector.size
 
+    def tensor_at(self, position: int) -> str:
+        return ""
+
     def optimizer_range(self) -> range:
         return range(self.vector.size, self.vector.size)
 

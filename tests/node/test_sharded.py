@@ -22,6 +22,7 @@ from node.loop.ranks.sharded import perform_command, with_shards
 from node.model import checkpoint
 from node.model.backup import KeptWeights
 from node.model.checkpoint import Archive
+from node.model.inventory.items import Choices
 from node.model.optimizers import Optimizers
 from node.model.sharded import state as sharded_state
 from node.model.sharded.operation import Operation
@@ -106,7 +107,7 @@ def test_every_operation_does_the_same_as_on_a_whole_model(world, way):
     assert pair.whole.optimizer_scalars() == pair.sharded.optimizer_scalars()
     assert pair.whole.trained_elements == pair.sharded.trained_elements
     assert pair.same()
-    size = pair.whole.layout.size
+    size = pair.whole.layout.exchanged
     values = np.random.default_rng(1).standard_normal(size).astype(np.float32)
     positions = np.array([0, 3, 29, 30, 41, size - 1])
     for call in (
@@ -114,7 +115,7 @@ def test_every_operation_does_the_same_as_on_a_whole_model(world, way):
         lambda state, given: state.add_weighted(given, 0.25),
         lambda state, given: state.merge(given, 0.25),
         lambda state, given: state.add_at(given[:6].copy(), positions),
-        lambda state, given: state.write(given),
+        lambda state, given: state.write(np.append(given, np.float32([5, 0, 0, 0]))),
     ):
         for state in (pair.whole, pair.sharded):
             given = state.buffer(size) if way == "mapped" else np.empty(size, np.float32)
@@ -129,6 +130,7 @@ def test_every_operation_does_the_same_as_on_a_whole_model(world, way):
         pieces.append((piece.tolist(), spots.tolist()))
     assert pieces[0] == pieces[1]
     assert pair.sharded.sound()
+    given = np.append(given, np.float32([5, 0, 0, 0]))
     given[7] = np.nan
     for expected in (True, False):
         pair.sharded.begin_read(pair.sharded.buffer(size))
@@ -312,13 +314,13 @@ def test_frozen_parameters_are_not_exchanged_and_newcomers_get_them(world, tmp_p
         return model
 
     whole = ModelState(half(0))
-    work = ShardWork(sharded(half(0)), Optimizers(), False, Ranks(GroupChannel(world)))
+    work = ShardWork(sharded(half(0)), Optimizers(), Choices(), Ranks(GroupChannel(world)))
     assert work.layout.fingerprint == whole.layout.fingerprint
     model = sharded(half(1))
     with Node(model, config=Config(), group=world) as node:
         state = node._training.live.state
-        size, exchanged = state.layout.size, state.layout.exchanged
-        assert size - exchanged == 30
+        exchanged = state.layout.exchanged
+        assert state.layout.frozen_stop - exchanged == 30
 
         def frozen(state):
             found = np.empty(20, np.float32)

@@ -28,6 +28,7 @@ from node.loop.ranks.ranks import Call, Ranks
 from node.loop.ranks.report import SwarmKnowledge, SwarmReport
 from node.loop.ranks.sharded import perform_command, with_shards
 from node.model.device.updates import RelayedUpdate
+from node.model.inventory.items import Inventory
 from node.model.sharded.state import ShardedState
 from node.model.snapshot import ModelState, device_of
 from node.observe.listeners import Listeners
@@ -274,6 +275,9 @@ class Follower:
 
     def members(self) -> tuple[Member, ...]:
         return self.knowledge.members()
+
+    def inventory(self) -> Inventory:
+        return self.state.inventory()
 
     def metrics(self) -> Metrics:
         return self.knowledge.metrics()

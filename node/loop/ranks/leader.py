@@ -22,6 +22,7 @@ from node.loop.ranks.ranks import MAX_GAP_STEPS, Call, Ranks, StepSummary
 from node.loop.ranks.report import SwarmKnowledge, SwarmReport
 from node.loop.ranks.sharded import with_shards
 from node.loop.training import TrainingSide
+from node.model.inventory.items import Inventory
 from node.model.sharded.state import ShardedState
 from node.model.snapshot import device_of
 from node.observe.members import Member, SwarmView
@@ -132,6 +133,9 @@ class Leader:
 
     def members(self) -> tuple[Member, ...]:
         return self.knowledge.members()
+
+    def inventory(self) -> Inventory:
+        return self.live.state.inventory()
 
     def metrics(self) -> Metrics:
         return self.knowledge.metrics()

@@ -43,7 +43,7 @@ def with_shards(trained: Trained, ranks: Ranks) -> Trained:
     if not is_sharded_model(trained.model):
         return trained
     assert not isinstance(trained.model, State), "a State is not sharded"
-    state = ShardedState(ShardWork(trained.model, trained.optimizers, trained.frozen, ranks))
+    state = ShardedState(ShardWork(trained.model, trained.optimizers, trained.choices, ranks))
     return dataclasses.replace(
         trained, optimizers=ShardedOptimizers(trained.optimizers, state, ranks), given_state=state
     )
@@ -125,7 +125,7 @@ class ShardedOptimizers(Optimizers):
                 return part
             if not place.fits(self.state.layout.size):
                 raise unreadable_error(f"a tensor of {place.shape}")
-            host = torch.empty(place.shape, dtype=place.dtype) if sent is None else host_copy(next(sent))
+            host = torch.empty(place.shape, dtype=place.dtype, device="cpu") if sent is None else host_copy(next(sent))
             self.ranks.broadcast(host)
             return host.to(parameter.device, copy=True) if place.on_device and parameter is not None else host.clone()
 
