@@ -376,7 +376,7 @@ class Peer:
     def on_snapshotted(self, session: int, now: float, mass: float = 0.0, moved: float = math.nan) -> list[Effect]:
         """Handle a snapshot; :class:`gossip.averaging.reports.Reports` describes ``mass`` and ``moved``."""
         self.local.boundary_at = now
-        self.initiator.adapt_pace(moved)
+        self.initiator.on_moved(moved)
         if session in self.donating.table:
             return self.donating.on_snapshotted(session)
         effects = self.exchanges.route_report(Event.SNAPSHOTTED, session, now, mass)

@@ -6,7 +6,6 @@ import dataclasses
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
@@ -47,7 +46,7 @@ class Node:
 
     Settings that are not given come from GOSSIP_SEEDS, GOSSIP_LISTEN, GOSSIP_ADVERTISE, GOSSIP_SECRET_FILE,
     GOSSIP_STATE_DIR, GOSSIP_CONFIG, GOSSIP_MUST_JOIN, GOSSIP_WAIT_FOR, GOSSIP_WAIT_S, GOSSIP_PAGE,
-    GOSSIP_ON_FAULT, GOSSIP_TRACE and GOSSIP_MEMORY_DIR.
+    GOSSIP_ON_FAULT and GOSSIP_TRACE.
 
     Args:
         model: A torch module, a mapping of names to tensors or writable arrays, or a :class:`~node.model.state.State`.
@@ -75,8 +74,6 @@ class Node:
         on_fault: The reaction to a fault of this library in the network side. "restart" (the default) starts the
             network side again while the loop trains; "raise" lets :meth:`step` raise FaultError.
         trace: A file for a timeline of steps and exchanges, for ui.perfetto.dev; see docs/timeline.md.
-        keep_average: Keep the average over the last mixes for :meth:`averaged`, one more vector of the model's size.
-        memory_dir: A folder on a local disk, where vectors of the model's size lie in files instead of in memory.
 
     Raises:
         LocalError: Or one of its kinds (ConfigError, IdentityError, LayoutError). One sentence says what to do.
@@ -103,8 +100,6 @@ class Node:
         page: str | None = None,
         on_fault: str | None = None,
         trace: str | os.PathLike[str] | None = None,
-        keep_average: bool = False,
-        memory_dir: str | os.PathLike[str] | None = None,
     ) -> None:
         self_test()
         if group is None:
@@ -116,7 +111,7 @@ class Node:
         choices = Choices(local, copy, average)
         if isinstance(model, State) and (local or copy or average):
             raise ConfigError(f"A {type(model).__name__} decides by its layout: leave local, copy and average out.")
-        trained = Trained(model, optimizers, choices, keep_average)
+        trained = Trained(model, optimizers, choices)
         # The side of the training loop: of a node of one process, of rank 0 of a group, or of another of its ranks.
         self._training: TrainingSide | Leader | Follower
         if ranks is not None and not ranks.leads:
@@ -125,14 +120,14 @@ class Node:
             return
         options = NodeOptions(
             seeds, listen, advertise, secret, state_dir, config, join_or_fail_s, wait_for, wait_s, page, on_fault,
-            trace, memory_dir,
+            trace,
         )  # fmt: skip
         # With a group, a launcher's processes on other hosts are this node's own ranks, and no other members.
         settings = Settings.gather(options, launched=group is None)
         training_config = settings.config.for_training(bool(optimizers.quasi_global))
         settings = dataclasses.replace(settings, config=training_config)
         if ranks is None:
-            self._training = TrainingSide(LiveModel(trained, training_config, folder=settings.memory_dir), settings)
+            self._training = TrainingSide(LiveModel(trained, training_config), settings)
         else:
             self._training = Leader(trained, settings, ranks)
         running.closes_with(self, self._training)
@@ -143,7 +138,6 @@ class Node:
 
         Entering the ``with`` block does the same; a program without one ends it with :meth:`close`.
         """
-        self._training.average.check_not_shown("start")
         self._training.start()
         return self
 
@@ -177,7 +171,6 @@ class Node:
             LocalError: The user has to fix something.
             FaultError: With ``on_fault="raise"``, after a fault of this library in the network side.
         """
-        self._training.average.check_not_shown("step")
         if lr is not None:
             self._training.learning_rate = lr
         self._training.step(loss, samples)
@@ -259,7 +252,6 @@ class Node:
         Returns:
             The consensus distance, or None without other members.
         """
-        self._training.average.check_not_shown("settle")
         return self._training.settle(seconds, wait_s)
 
     def finish(self, seconds: float = 5.0) -> None:
@@ -268,7 +260,6 @@ class Node:
         Newcomers get these weights and learn that the run is complete. Other nodes end when most members say so. A
         state directory remembers it. The call waits up to ``seconds`` while newcomers fetch the weights.
         """
-        self._training.average.check_not_shown("finish")
         self._training.finish(seconds)
 
     def merge(self, run: str) -> None:
@@ -370,26 +361,13 @@ class Node:
         """Return the last 1,024 events, newest last."""
         return self._training.listeners.history()
 
-    # -- the model to evaluate -----------------------------------------------------------------------------------
-    def averaged(self) -> AbstractContextManager[None]:
-        """Let the model hold the average of its weights just after its last mixes: ``with node.averaged():``.
-
-        The end of the block restores the training weights, bit for bit. Exchanges of that time land at the next step.
-        Before the first mix, and after :meth:`settle`, the average is the training weights.
-
-        Raises:
-            LocalError: The node was made without ``keep_average``. Calls inside the block that go on training raise it
-                too (:meth:`step`, :meth:`settle`, :meth:`finish`, :meth:`load`).
-        """
-        self._training.average.check_kept()
-        return self._training.average.shown()
-
     # -- checkpoints ---------------------------------------------------------------------------------------------
     def save(self, path: str | os.PathLike[str], keep: int = 1) -> None:
-        """Write model, optimizer and the run's figures to ``path`` (safetensors, and a small JSON file) atomically.
+        """Write the model and the run's figures to ``path`` (safetensors), and the optimizer's state beside it.
 
-        With ``keep_average``, the tensors' own names hold the average. The file also has the training weights, from
-        which :meth:`load` continues.
+        ``model.load_state_dict(safetensors.torch.load_file(path))`` reads the model. The optimizer's state is in
+        ``run.optimizer``, also safetensors, and ``run.json`` describes the checkpoint for readers. Each file is
+        replaced as a whole.
 
         For a URL the call returns once the checkpoint is in a local file. A thread sends it from there, several times
         if need be. A store that fails is told in a notice. :meth:`close` waits for what is on its way.
@@ -402,6 +380,20 @@ class Node:
             CheckpointError: In one sentence; the previous checkpoint is then intact.
         """
         self._training.save(path, keep)
+
+    def export(self, path: str | os.PathLike[str]) -> None:
+        """Write the model's tensors alone to ``path``, for programs that know nothing of this library.
+
+        The names are those of the plain model, without a compiler's or a wrapper's prefixes. Tied tensors are written
+        under each of their names, and every tensor keeps its type.
+
+        Args:
+            path: A path; without a suffix it gets ``.safetensors``.
+
+        Raises:
+            CheckpointError: In one sentence; the previous file is then intact.
+        """
+        self._training.export(path)
 
     def load(self, path: str | os.PathLike[str]) -> dict[str, Any]:
         """Continue the run of a checkpoint at a path or a URL, with a swarm of any size.
@@ -416,7 +408,6 @@ class Node:
         Raises:
             CheckpointError: The file cannot be loaded.
         """
-        self._training.average.check_not_shown("load")
         return self._training.load(path)
 
     def state_dict(self) -> dict[str, Any]:
@@ -435,16 +426,16 @@ class Node:
         Raises:
             CheckpointError: ``state`` is no such state.
         """
-        self._training.average.check_not_shown("load_state_dict")
         self._training.load_state_dict(state)
 
 
 def unwrapped(model: nn.Module | Mapping[str, Any] | State) -> nn.Module | Mapping[str, Any] | State:
-    """Return the module inside DistributedDataParallel, which has the same tensors under their own names.
+    """Return the module inside torch's wrappers for data parallelism, which has the same tensors by their own names.
 
-    With "module." before each name it would be another model to nodes that run without it.
+    With "module." before each name it would be another model to nodes that run without the wrapper.
     """
-    return model.module if isinstance(model, DistributedDataParallel) else model
+    inner = getattr(model, "_orig_mod", model)  # Of torch.compile around the wrapper.
+    return inner.module if isinstance(inner, DistributedDataParallel | nn.DataParallel) else model
 
 
 def warn_of_ranks(model: object) -> None:
@@ -452,6 +443,7 @@ def warn_of_ranks(model: object) -> None:
 
     Such nodes would mix with others at other times, and their common gradients never bring them together again.
     """
+    model = getattr(model, "_orig_mod", model)
     size = model.process_group.size() if isinstance(model, DistributedDataParallel) else 1
     if size > 1:
         LOGGER.warning(

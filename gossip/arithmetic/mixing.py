@@ -9,7 +9,6 @@ is preserved, unless a filter against attackers shortens the difference more on 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -163,7 +162,7 @@ class OuterStep:
         group: The number of vectors that a mix averages.
     """
 
-    __slots__ = ("_momentum", "_phi", "alpha", "beta", "correction", "parameters", "zeros")
+    __slots__ = ("_momentum", "_phi", "alpha", "beta", "correction", "parameters")
 
     def __init__(self, parameters: int, alpha: float, beta: float, group: int = 2) -> None:
         check_outer(alpha, beta, group)
@@ -173,7 +172,6 @@ class OuterStep:
         self._phi: Floats | None = None  # (Parameters,), allocated at the first reset, or taken over.
         self._momentum: Floats | None = None  # (Parameters,).
         self.correction: Correction | None = None
-        self.zeros: Callable[[int], Floats] = fresh_zeros  # Allocates the two vectors.
 
     @property
     def is_plain(self) -> bool:
@@ -196,7 +194,7 @@ class OuterStep:
         if self.is_plain:  # Without state.
             return
         self._phi = vector[: self.parameters]
-        self._momentum = self.zeros(self.parameters)
+        self._momentum = fresh_zeros(self.parameters)
 
     def has_taken_over(self, vector: Floats) -> bool:
         """Return True if :meth:`take_over` took elements of this vector."""
@@ -210,8 +208,8 @@ class OuterStep:
         if self.is_plain:
             return
         if self._phi is None or self._momentum is None:
-            self._phi = self.zeros(self.parameters)
-            self._momentum = self.zeros(self.parameters)
+            self._phi = fresh_zeros(self.parameters)
+            self._momentum = fresh_zeros(self.parameters)
         self._phi[:] = vector[: self.parameters]
         self._momentum.fill(0.0)
 

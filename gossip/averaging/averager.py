@@ -99,7 +99,7 @@ class Averager:
         parts = lasting_parts(config.part, size) if needs_spread(config.codec_name) else []
         # The distance to other members in each part, for codecs that need a bound on it.
         self.spreads = {part: Spread(part.elements(size)) for part in parts}
-        self.movement = Movement(outer_step.parameters) if config.watches_movement else None
+        self.movement = Movement(outer_step.parameters) if config.finds_radius else None
         self.sketcher = Sketcher(size, driver.sketch_seed) if config.limits_directions else None
         self.delivery = CopyDelivery(
             peer, driver, boundary, vectors, self.snapshots, self.movement, self.return_mass

@@ -55,14 +55,12 @@ class RunSettings:
     on_fault: str | None = None  # restart or raise
     log: Path | None = None
     trace: Path | None = None
-    memory_dir: Path | None = None
     quiet: bool = False
 
 
 # The settings that a run passes to Node in variables of their names, like GOSSIP_LISTEN.
 PASSED = (
     "listen", "advertise", "state_dir", "must_join", "wait_for", "wait_s", "config", "page", "on_fault", "log", "trace",
-    "memory_dir",
 )  # fmt: skip
 
 

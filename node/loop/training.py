@@ -13,12 +13,12 @@ import signal
 import threading
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from types import FrameType
 from typing import Any, TypeAlias
 
 from gossip.arithmetic.correction import Correction, steps_between_parts
-from gossip.averaging.visit import Update, Visit
+from gossip.averaging.visit import Visit
 from gossip.errors import LayoutError, LocalError
 from gossip.ids import MemberRecord, PeerId, from_hex
 from node import running
@@ -75,7 +75,6 @@ class TrainingSide:
     ) -> None:
         self.live, self.settings, self.config = live, settings, settings.config
         self.ranks = NoRanks() if ranks is None else ranks
-        self.average = live.average
         self.loop = StepLoop(self.config, live.boundary, self, REPORT_S)
         self.service = Service(settings, live, self.loop.hints, self.source)
         self.samplers = Samplers(Sharers.of(sharing or self))
@@ -305,9 +304,9 @@ class TrainingSide:
         self.loop.visit(self.network.now)
 
     # -- calls of the step loop ------------------------------------------------------------------------------------
-    def on_mixed(self, updates: Sequence[Update]) -> None:
+    def on_mixed(self) -> None:
         """Handle updates of exchanges that the boundary has added to the model."""
-        self.live.on_mixed([update.positions for update in updates])
+        self.live.optimizers.on_mixed()
         self.ranks.on_mixed()
 
     def on_replaced(self, weights: Any) -> None:
@@ -388,7 +387,6 @@ class TrainingSide:
         self.was_loss_finite = not self.loss.is_not_finite
         if not runtime.peer.view.sound:
             if not self.live.boundary.has_requests and self.live.state.sound():
-                self.average.forget()  # The average may include values that are not finite.
                 self.network.report_to_peer(lambda peer, now: peer.on_mended(now))
         elif self.loss.is_not_finite and not self.live.state.sound():
             tensor = self.live.state.spoiled_tensor()
@@ -434,6 +432,9 @@ class TrainingSide:
 
     def save(self, path: str | os.PathLike[str], keep: int = 1) -> None:
         self.run.save(path, keep=keep)
+
+    def export(self, path: str | os.PathLike[str]) -> None:
+        self.live.archive.export(path)
 
     def load(self, path: str | os.PathLike[str]) -> dict[str, Any]:
         return self.run.load(path)

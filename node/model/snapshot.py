@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from gossip.arithmetic.statistics import Statistics
 from gossip.averaging.vectors import Vector
-from gossip.errors import LayoutError
+from gossip.errors import CheckpointError, LayoutError
 from node.model.device.copies import Copies, combined
 from node.model.device.downloads import Downloads
 from node.model.device.guard import StepGuard
@@ -206,10 +206,6 @@ class ModelState(State):
             else:
                 torch._foreach_copy_(views_like(host, live), live)
         return combined(copies)
-
-    def positions_by_tensor(self, positions: Positions) -> Iterator[tuple[int, Tensor]]:
-        """Yield the number of each tensor that has some of these ascending positions, and those, on its device."""
-        return self._sparse.by_tensor(positions)
 
     def has_positions(self, positions: Positions) -> bool:
         return self.device is None or self._sparse.cache.has(positions)
@@ -449,11 +445,21 @@ class ModelState(State):
         return np.array_equal(weights, vector[:exchanged]) and np.array_equal(state, vector[state_range.start :])
 
     def tensors(self) -> dict[str, Tensor]:
-        """Return a module's ``state_dict()``, integers included, or all of a mapping."""
-        named = (
-            self._model.state_dict() if isinstance(self._model, nn.Module) else {**self._model, **self._tensors.shared}
-        )
-        return {plain_name(name): torch.as_tensor(value) for name, value in named.items()}
+        """Return a module's ``state_dict()``, integers included, or all of a mapping.
+
+        Raises:
+            CheckpointError: A module has an extra state that is no tensor.
+        """
+        if not isinstance(self._model, nn.Module):
+            return {name: torch.as_tensor(value) for name, value in {**self._model, **self._tensors.shared}.items()}
+        named = {plain_name(name): value for name, value in self._model.state_dict().items()}
+        for name, value in named.items():
+            if not isinstance(value, Tensor):
+                raise CheckpointError(
+                    f"{name!r} of the model is a {type(value).__name__}, and safetensors hold tensors alone: let its "
+                    "get_extra_state return a tensor."
+                )
+        return named
 
     @torch.no_grad()
     def load(self, tensors: Mapping[str, Tensor]) -> None:

@@ -241,7 +241,12 @@ def refuse_other_tensors(ours: Mapping[str, Tensor], loaded: Mapping[str, Tensor
         f"{name!r} has shape {tuple(ours[name].shape)} here and {tuple(tensor.shape)} in the file"
         for name, tensor in loaded.items() if name in ours and tensor.shape != ours[name].shape
     ]  # fmt: skip
-    for difference in (*missing, *unknown, *reshaped):
+    other_kinds = [
+        f"{name!r} is {tensor.dtype} in the file and {ours[name].dtype} here"
+        for name, tensor in loaded.items()
+        if name in ours and tensor.is_floating_point() != ours[name].is_floating_point()
+    ]
+    for difference in (*missing, *unknown, *reshaped, *other_kinds):
         raise CheckpointError(f"it holds another model than this node's (tensor {difference}).")
 
 

@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
+from safetensors.torch import load_file
 from torch import nn
 
 from gossip.config import Config
-from gossip.errors import CheckpointError, ConfigError, LayoutError, LocalError
+from gossip.errors import CheckpointError, LayoutError, LocalError
 from node import Node, QuasiGlobal
 from node.loop.live import Trained
 from node.loop.ranks.channel import GroupChannel
@@ -249,7 +250,11 @@ def test_a_node_of_a_sharded_model_trains_saves_and_loads(world, tmp_path):
         assert node.swarm_samples == 15
         node.save(tmp_path / "run")
         assert node.load(tmp_path / "run")["swarm_samples"] == 15
+        node.export(tmp_path / "weights")
         node.finish(0.0)
+    whole = net(1)
+    whole.load_state_dict(load_file(tmp_path / "weights.safetensors"))
+    assert torch.equal(whole[0].weight, model[0].weight.full_tensor())
 
 
 @pytest.mark.parametrize("base", ["the same", "another"])
@@ -300,10 +305,6 @@ def test_what_cannot_be_is_refused_in_a_sentence(world, tmp_path):
     model = sharded(net())
     with pytest.raises(LayoutError, match=r"'0.weight' is sharded over several processes: give Node these processes"):
         Node(model)
-    with pytest.raises(ConfigError, match="sharded model keeps no average of its weights: leave out keep_average"):
-        Node(model, group=world, keep_average=True)
-    with pytest.raises(LocalError, match="memory_dir is for models that are not sharded"):
-        Node(model, group=world, memory_dir=str(tmp_path))
 
 
 def test_frozen_parameters_are_not_exchanged_and_newcomers_get_them(world, tmp_path):
