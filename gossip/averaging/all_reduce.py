@@ -30,15 +30,11 @@ class GroupAverage:
     __slots__ = (
         "codec", "config", "difference", "excluded_places", "is_averaging", "is_released", "is_reported",
         "members", "missing_means", "missing_values", "ours", "place", "row_memory", "rows", "session", "slice_mean",
-        "slice_squares", "slices", "tail", "vectors",
+        "slice_squares", "slices", "vectors",
     )  # fmt: skip
 
-    def __init__(
-        self, effect: Gather, snapshot: Vector, codec: Codec, config: Config, vectors: Vectors,
-        tail: int,
-    ) -> None:  # fmt: skip
+    def __init__(self, effect: Gather, snapshot: Vector, codec: Codec, config: Config, vectors: Vectors) -> None:
         self.codec, self.config, self.vectors = codec, config, vectors
-        self.tail = tail  # The position where statistics begin, whose means stay as they are.
         self.session, self.members, self.place = effect.session, effect.members, effect.place
         self.ours = ours = snapshot.array
         self.slices = member_slices(ours.size, len(effect.members))
@@ -76,12 +72,7 @@ class GroupAverage:
         for place in self.missing_means:
             member_slice = self.slices[place]
             self.missing_means[place] = DifferenceReceiver(
-                self.session,
-                self.ours[member_slice],
-                result.array[member_slice],
-                self.codec,
-                origin=member_slice.start,
-                tail=self.tail,
+                self.session, self.ours[member_slice], result.array[member_slice], self.codec, origin=member_slice.start
             )
 
     def chunk_receiver(self, place: int, start: int) -> Receiver | None:
@@ -142,7 +133,7 @@ class GroupAverage:
     def subtract(self, mean: Floats, ours: Floats, where: slice) -> tuple[float, float]:
         """Put the difference of a slice's mean from ours into the result, and the means of statistics themselves."""
         assert self.difference is not None
-        out, head = self.difference.array[where], min(max(self.tail - where.start, 0), mean.size)
+        out, head = self.difference.array[where], min(max(self.codec.tail - where.start, 0), mean.size)
         out[head:] = mean[head:]
         return subtract(mean[:head], ours[:head], out[:head])
 

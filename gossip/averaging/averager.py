@@ -223,7 +223,7 @@ class Averager:
             codec = codec.with_bounds(spread)
         tail = count_weights(snapshot, self.outer_step.parameters)
         pair = self.pairs[effect.session] = PairAverage(
-            effect, snapshot, with_raw_tail(codec, tail, snapshot.elements), spread, self.vectors, tail, self.sketcher
+            effect, snapshot, with_raw_tail(codec, tail, snapshot.elements), spread, self.vectors, self.sketcher
         )
         return pair
 
@@ -242,7 +242,7 @@ class Averager:
                 return NO_SNAPSHOT
             tail = self.outer_step.parameters
             codec = with_raw_tail(get_codec(effect.codec), tail, snapshot.elements)
-            group = GroupAverage(effect, snapshot, codec, self.config, self.vectors, tail)
+            group = GroupAverage(effect, snapshot, codec, self.config, self.vectors)
             self.groups[effect.session] = group
         return group
 

@@ -36,7 +36,7 @@ class PairAverage:
 
     def __init__(
         self, effect: Transfer, snapshot: Vector, codec: Codec, spread: Spread | None, vectors: Vectors,
-        tail: int, sketcher: Sketcher | None = None,
+        sketcher: Sketcher | None = None,
     ) -> None:  # fmt: skip
         self.session, self.partner = effect.session, effect.partner
         self.sends, self.receives = effect.sends, effect.receives
@@ -44,7 +44,7 @@ class PairAverage:
         self.positions = None if cut is None else cut.positions
         self.ours = array if self.positions is None else array[: self.positions.size]
         self.elements = self.ours.size
-        self.weights = min(tail, self.elements)  # Statistics follow, which travel as values.
+        self.weights = min(codec.tail, self.elements)  # Statistics follow, which travel as values.
         self.decoded_ours = self.ours  # Our values as the partner decodes them.
         self.codec, self.spread, self.vectors = codec, spread, vectors
         self.difference: Vector | None = None  # The partner's vector minus ours, until the caller takes it.
@@ -64,13 +64,7 @@ class PairAverage:
         if self.receives:
             self.difference = self.vectors.take(self.elements)
             self.receiver = DifferenceReceiver(
-                self.session,
-                self.ours,
-                self.difference.array,
-                self.codec,
-                self.spread,
-                skips_codec=not self.sends,
-                tail=self.weights,
+                self.session, self.ours, self.difference.array, self.codec, self.spread, skips_codec=not self.sends
             )
             self.receiver.sketcher = self.sketcher
         return self.receiver

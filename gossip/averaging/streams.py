@@ -201,7 +201,7 @@ class Receiver:
 class DifferenceReceiver(Receiver):
     """A receiver that computes ``out = Q(theirs) - Q(ours)``, and the squared norms of ``out`` and ``Q(ours)``.
 
-    From the position ``tail`` of the vector on, where the model's statistics are, ``out`` gets their values themselves,
+    From the codec's ``tail`` on, where the model's statistics are, ``out`` gets their values themselves,
     and no norm counts them.
 
     ``Q`` encodes and decodes with the codec. Norms are summed in the order of the vector, whatever the order of its
@@ -213,12 +213,12 @@ class DifferenceReceiver(Receiver):
 
     def __init__(
         self, session: int, ours: Floats, out: Floats, codec: Codec, spread: Spread | None = None,
-        skips_codec: bool = False, origin: int = 0, tail: int | None = None,
+        skips_codec: bool = False, origin: int = 0,
     ) -> None:  # fmt: skip
         """Prepare to receive. ``skips_codec``: our vector is not sent, so its values are used as they are."""
         super().__init__(session, ours.size, codec, origin)
         self.ours, self.out, self.spread, self.skips_codec = ours, out, spread, skips_codec
-        self.weights = ours.size if tail is None else min(max(tail - origin, 0), ours.size)  # The rest are statistics.
+        self.weights = min(max(codec.tail - origin, 0), ours.size)  # The rest are statistics.
         blocks = 0 if spread is None else -(-ours.size // ALIGN)
         # The largest difference and the codec's largest error in each block of ALIGN elements: (blocks,).
         self.peaks, self.errors = np.empty(blocks, np.float32), np.empty(blocks, np.float32)

@@ -11,6 +11,7 @@ Python loop runs per element. Bytes are little-endian on every machine.
 
 from __future__ import annotations
 
+import sys
 from abc import ABC, abstractmethod
 from typing import ClassVar
 
@@ -33,8 +34,10 @@ class Codec(ABC):
     """
 
     name: ClassVar[str]
-    is_raw: ClassVar[bool] = False
+    is_raw: bool = False
     """True if the encoded bytes are the little-endian float32 array itself, so that a sender may send a view of it."""
+    tail: int = sys.maxsize
+    """The position from which on values are statistics, which are sent as they are (:mod:`gossip.codecs.tail`)."""
     needs_spread: ClassVar[bool] = False
     """True if it needs bounds on the distance between members to encode: call :meth:`with_bounds` first."""
     block: ClassVar[int] = 1  # Consecutive values that share a scale.

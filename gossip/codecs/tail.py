@@ -24,7 +24,7 @@ class RawTail(Codec):
     known_bytes: ClassVar[str] = ""
 
     def __init__(self, inner: Codec, tail: int) -> None:
-        self.inner, self.tail = inner, tail
+        self.inner, self.tail, self.is_raw = inner, tail, inner.is_raw
 
     def head(self, elements: int, start: int) -> int:
         """Return how many of the elements from ``start`` on are weights."""
@@ -76,4 +76,4 @@ class RawTail(Codec):
 
 def with_raw_tail(codec: Codec, tail: int, elements: int) -> Codec:
     """Return the codec for a vector of ``elements``, of which those from ``tail`` on are statistics."""
-    return codec if codec.is_raw or tail >= elements else RawTail(codec, tail)
+    return codec if tail >= elements else RawTail(codec, tail)

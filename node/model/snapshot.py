@@ -41,12 +41,12 @@ from node.model.flat import (
 )
 from node.model.inventory.items import Choices, Inventory
 from node.model.inventory.probe import MixProbe
+from node.model.inventory.statistics import StatisticsMixer
 from node.model.inventory.words import read_words, write_words
 from node.model.optimizer_state import OptimizerState
 from node.model.optimizers import Optimizers
 from node.model.sparse import SparseCopies
 from node.model.state import Floats, Positions, State
-from node.model.statistics import StatisticsMixer
 from node.model.tensors import LiveTensors, plain_name, refuse_other_tensors
 
 __all__ = ["Copies", "ModelState", "device_of"]

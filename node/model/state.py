@@ -16,7 +16,7 @@ from gossip.arithmetic.statistics import Statistics
 from gossip.averaging.model import Pending, Upload
 from gossip.errors import CheckpointError, LayoutError
 from node.model.inventory.items import Inventory, Item
-from node.model.statistics import StatisticsMixer
+from node.model.inventory.statistics import StatisticsMixer
 
 __all__ = ["State"]
 

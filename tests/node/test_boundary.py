@@ -213,9 +213,7 @@ def test_as_many_mixes_may_end_at_once_as_there_are_exchanges():
     for session in range(100):
         node.averager.snapshots[session] = snapshot = node.streams.pool.take()
         effect = Transfer(session, OTHER, "fp32")
-        pair = node.averager.pairs[session] = PairAverage(
-            effect, snapshot, get_codec("fp32"), None, node.streams.pool, snapshot.elements
-        )
+        pair = node.averager.pairs[session] = PairAverage(effect, snapshot, get_codec("fp32"), None, node.streams.pool)
         pair.receive_whole(snapshot.array)
     for session in range(100):
         node.perform([Mix(session, 0.5), Release(session)])

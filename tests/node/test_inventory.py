@@ -278,7 +278,6 @@ def test_a_parameter_that_is_its_own_state_moves_once():
 
 
 def test_a_default_device_of_the_program_does_not_matter():
-    before = torch.get_default_device()
     model = mlp()
     optimizer = torch.optim.Adam(model.parameters(), 0.01)
     stepped(model, optimizer)
@@ -292,4 +291,4 @@ def test_a_default_device_of_the_program_does_not_matter():
         state.adopt(vector, state.optimizer_keys, state.optimizer_scalars())
         assert state.state_refusal == ""
     finally:
-        torch.set_default_device(before)
+        torch.set_default_device(None)

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from torch import nn
 
 from gossip.arithmetic.statistics import Statistics
+from node.model.inventory.statistics import StatisticsMixer
 from node.model.snapshot import ModelState
-from node.model.statistics import StatisticsMixer
 from sim.engine.vector_model import VectorModel
 
 VALUES = st.lists(st.floats(2**-10, 1e4, width=32), min_size=6, max_size=6)
