@@ -13,13 +13,16 @@ from typing import TYPE_CHECKING, Any, Self
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
+from torch.utils.data import DataLoader
 
 from gossip.codecs import self_test
 from gossip.config import Config
 from gossip.errors import ConfigError
 from node import running
 from node.data.files import FileShards
+from node.data.loader import ShareLoader
 from node.data.sampler import ShareBatchSampler, ShareSampler
+from node.data.share import Share
 from node.loop.live import LiveModel, Trained
 from node.loop.ranks.channel import GroupChannel
 from node.loop.ranks.follower import Follower
@@ -113,6 +116,7 @@ class Node:
         self._training: TrainingSide | Leader | Follower
         if ranks is not None and not ranks.leads:
             self._training = Follower(trained, ranks)
+            self._share = Share(self._training.samplers)
             running.closes_with(self, self._training)
             return
         options = NodeOptions(
@@ -127,6 +131,7 @@ class Node:
             self._training = TrainingSide(LiveModel(trained, training_config, folder=settings.memory_dir), settings)
         else:
             self._training = Leader(trained, settings, ranks)
+        self._share = Share(self._training.samplers)
         running.closes_with(self, self._training)
 
     # -- life ----------------------------------------------------------------------------------------------------
@@ -155,14 +160,15 @@ class Node:
         self._training.close(error)
 
     # -- the loop ------------------------------------------------------------------------------------------------
-    def step(self, loss: Any = None, samples: int = 1, lr: float | None = None) -> None:
+    def step(self, loss: Any = None, samples: int | None = None, lr: float | None = None) -> None:
         """Count a step and let finished exchanges land; call it after ``optimizer.step()``.
 
         It never waits for the network or a GPU.
 
         Args:
             loss: A scalar tensor or number, for display.
-            samples: The batch's size.
+            samples: The step's samples, by default those drawn from :meth:`loader` or :meth:`shard` since the last
+                step, or 1 if none were. A tensor of one whole number will do; one on a GPU is waited for.
             lr: The learning rate, if the node was given no torch optimizer that has it.
 
         Raises:
@@ -172,9 +178,51 @@ class Node:
         self._training.average.check_not_shown("step")
         if lr is not None:
             self._training.learning_rate = lr
-        self._training.step(loss, samples)
+        self._training.step(loss, self._share.draws.take(samples))
 
-    def shard(self, dataset: Any, batch_size: int, shuffle: bool = True, epochs: int = 1) -> Iterator[Any]:
+    def epochs(self, n: int, data: Any) -> Iterator[int]:
+        """Iterate over the epochs of a run of ``n`` epochs, by the swarm's count of samples.
+
+        The numbers begin at the epoch that the swarm has reached, and the iterator ends once the swarm has trained on
+        ``n`` times the samples of an epoch, or has finished. Iterators of :meth:`loader` and :meth:`shard` then end
+        too, inside a pass. The epochs of several calls are the same ones: another call goes on counting.
+
+        Args:
+            n: The number of epochs.
+            data: The loader or dataset that the loop trains on, or the samples in an epoch.
+
+        Raises:
+            ConfigError: ``n`` is no whole number of at least 1.
+            DataError: The length of ``data`` is unknown.
+        """
+        return self._share.epochs(n, data)
+
+    def loader(self, loader: DataLoader[Any]) -> ShareLoader:
+        """Return a DataLoader like ``loader`` that gives this node's share of its samples, as members come and go.
+
+        All else is kept: dataset, batch size, collation, workers, pinning. A sampler that draws (with weights) keeps
+        its weights, within the share. Call it once or in each epoch: one loader gives the same object. Each ``iter`` is
+        a pass. ``len`` is the batches of this node's pass, and stays the same while it runs.
+
+        Args:
+            loader: A ``torch.utils.data.DataLoader``. One over an IterableDataset is used as it is: let the dataset
+                read files of :meth:`shards`.
+
+        Raises:
+            DataError: Its batches cannot be divided.
+            ConfigError: It is no DataLoader.
+        """
+        return self._share.loader(loader)
+
+    def shard(
+        self,
+        dataset: Any,
+        batch_size: int,
+        shuffle: bool = True,
+        epochs: int = 1,
+        collate_fn: Callable[[list[Any]], Any] | None = None,
+        drop_last: bool = False,
+    ) -> Iterator[Any]:
         """Iterate over this node's share of ``dataset`` in batches.
 
         Rendezvous hashing shards the data over the living members. The share follows their changes, so that a dead
@@ -185,11 +233,13 @@ class Node:
             batch_size: Samples in a batch.
             shuffle: True to shuffle each pass.
             epochs: The number of passes.
+            collate_fn: Makes a batch of a list of samples, as in a DataLoader.
+            drop_last: True to leave out a rest that is no whole batch. Otherwise the last batches share it.
 
         Returns:
             An iterator over batches.
         """
-        return iter(self._training.samplers.shard(dataset, batch_size, shuffle, epochs))
+        return iter(self._share.shard(dataset, batch_size, shuffle, epochs, collate_fn, drop_last))
 
     def sampler(
         self,
@@ -236,7 +286,7 @@ class Node:
             DataError: There are no files.
             ConfigError: A number is impossible.
         """
-        return FileShards(files, epochs, shuffle, samples, self._training.samplers.sharers)
+        return self._share.files(files, epochs, shuffle, samples)
 
     def settle(self, seconds: float = 5.0, wait_s: float = 0.0) -> float | None:
         """Mix without training until the nodes agree.
