@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
@@ -13,16 +13,13 @@ from typing import TYPE_CHECKING, Any, Self
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
-from torch.utils.data import DataLoader
 
 from gossip.codecs import self_test
 from gossip.config import Config
 from gossip.errors import ConfigError
 from node import running
-from node.data.files import FileShards
-from node.data.loader import ShareLoader
-from node.data.sampler import ShareBatchSampler, ShareSampler
-from node.data.share import Share
+from node.loop.arguments import checked_loss, checked_rate, checked_samples
+from node.loop.data_calls import DataCalls
 from node.loop.live import LiveModel, Trained
 from node.loop.ranks.channel import GroupChannel
 from node.loop.ranks.follower import Follower
@@ -44,7 +41,7 @@ if TYPE_CHECKING:  # A torch built without it has nodes of one process.
 __all__ = ["Member", "Metrics", "Node", "Reduced"]
 
 
-class Node:
+class Node(DataCalls):
     """One node of a swarm in the background of a training loop, used as ``with Node(model, optimizer, ...) as node``.
 
     Settings that are not given come from GOSSIP_SEEDS, GOSSIP_LISTEN, GOSSIP_ADVERTISE, GOSSIP_SECRET_FILE,
@@ -116,7 +113,7 @@ class Node:
         self._training: TrainingSide | Leader | Follower
         if ranks is not None and not ranks.leads:
             self._training = Follower(trained, ranks)
-            self._share = Share(self._training.samplers)
+            self._prepare_data(self._training.samplers, optimizers)
             running.closes_with(self, self._training)
             return
         options = NodeOptions(
@@ -131,7 +128,7 @@ class Node:
             self._training = TrainingSide(LiveModel(trained, training_config, folder=settings.memory_dir), settings)
         else:
             self._training = Leader(trained, settings, ranks)
-        self._share = Share(self._training.samplers)
+        self._prepare_data(self._training.samplers, optimizers)
         running.closes_with(self, self._training)
 
     # -- life ----------------------------------------------------------------------------------------------------
@@ -142,6 +139,7 @@ class Node:
         """
         self._training.average.check_not_shown("start")
         self._training.start()
+        self._schedules.advance(must_know=False)
         return self
 
     def close(self) -> None:
@@ -177,116 +175,11 @@ class Node:
         """
         self._training.average.check_not_shown("step")
         if lr is not None:
-            self._training.learning_rate = lr
-        self._training.step(loss, self._share.draws.take(samples))
-
-    def epochs(self, n: int, data: Any) -> Iterator[int]:
-        """Iterate over the epochs of a run of ``n`` epochs, by the swarm's count of samples.
-
-        The numbers begin at the epoch that the swarm has reached, and the iterator ends once the swarm has trained on
-        ``n`` times the samples of an epoch, or has finished. Iterators of :meth:`loader` and :meth:`shard` then end
-        too, inside a pass. The epochs of several calls are the same ones: another call goes on counting.
-
-        Args:
-            n: The number of epochs.
-            data: The loader or dataset that the loop trains on, or the samples in an epoch.
-
-        Raises:
-            ConfigError: ``n`` is no whole number of at least 1.
-            DataError: The length of ``data`` is unknown.
-        """
-        return self._share.epochs(n, data)
-
-    def loader(self, loader: DataLoader[Any]) -> ShareLoader:
-        """Return a DataLoader like ``loader`` that gives this node's share of its samples, as members come and go.
-
-        All else is kept: dataset, batch size, collation, workers, pinning. A sampler that draws (with weights) keeps
-        its weights, within the share. Call it once or in each epoch: one loader gives the same object. Each ``iter`` is
-        a pass. ``len`` is the batches of this node's pass, and stays the same while it runs.
-
-        Args:
-            loader: A ``torch.utils.data.DataLoader``. One over an IterableDataset is used as it is: let the dataset
-                read files of :meth:`shards`.
-
-        Raises:
-            DataError: Its batches cannot be divided.
-            ConfigError: It is no DataLoader.
-        """
-        return self._share.loader(loader)
-
-    def shard(
-        self,
-        dataset: Any,
-        batch_size: int,
-        shuffle: bool = True,
-        epochs: int = 1,
-        collate_fn: Callable[[list[Any]], Any] | None = None,
-        drop_last: bool = False,
-    ) -> Iterator[Any]:
-        """Iterate over this node's share of ``dataset`` in batches.
-
-        Rendezvous hashing shards the data over the living members. The share follows their changes, so that a dead
-        member's part is covered again.
-
-        Args:
-            dataset: A dataset with a length.
-            batch_size: Samples in a batch.
-            shuffle: True to shuffle each pass.
-            epochs: The number of passes.
-            collate_fn: Makes a batch of a list of samples, as in a DataLoader.
-            drop_last: True to leave out a rest that is no whole batch. Otherwise the last batches share it.
-
-        Returns:
-            An iterator over batches.
-        """
-        return iter(self._share.shard(dataset, batch_size, shuffle, epochs, collate_fn, drop_last))
-
-    def sampler(
-        self,
-        dataset_or_length: Any,
-        batch_size: int | None = None,
-        shuffle: bool = True,
-        drop_last: bool = False,
-        seed: int = 0,
-    ) -> ShareSampler | ShareBatchSampler:
-        """Return this node's share as indices for a ``torch.utils.data.DataLoader`` of your own.
-
-        Each ``iter`` is one pass. The sampler's ``state_dict`` is part of the node's.
-
-        Args:
-            dataset_or_length: A dataset, or its number of samples.
-            batch_size: If given, the result is for DataLoader's ``batch_sampler``, otherwise for ``sampler``.
-            shuffle: True to shuffle each pass.
-            drop_last: True to drop an incomplete last batch.
-            seed: The seed of the shuffling.
-
-        Raises:
-            DataError: The dataset does not fit.
-            ConfigError: An argument does not fit.
-        """
-        return self._training.samplers.make(dataset_or_length, batch_size, shuffle, drop_last, seed)
-
-    def shards(
-        self, files: Iterable[str], epochs: int | None = None, shuffle: bool = True, samples: int | None = None
-    ) -> FileShards:
-        """Return this node's share of data files, for a dataset that reads them as a stream.
-
-        Each ``iter`` of the result gives names, for an ``IterableDataset`` of your own or a pipeline of webdataset
-        (docs/node.md). Files of members that die are given to others, and a newcomer takes over its share. A list of
-        the names would not follow them: ``list`` raises DataError without ``epochs``.
-
-        Args:
-            files: Paths, URLs or other texts, the same on all nodes. Give several per node: shares of few files are
-                uneven, and a node whose share is empty reads a file that another one reads too.
-            epochs: Passes per ``iter``; None: without end.
-            shuffle: True to shuffle the files in each pass.
-            samples: The samples in all files together, if known: members then agree on the number of the pass.
-
-        Raises:
-            DataError: There are no files.
-            ConfigError: A number is impossible.
-        """
-        return self._share.files(files, epochs, shuffle, samples)
+            self._training.learning_rate = checked_rate(lr)
+        count = self._share.draws.take(None if samples is None else checked_samples(samples))
+        self._training.step(checked_loss(loss), count)
+        if self._schedules.all:
+            self._schedules.advance()
 
     def settle(self, seconds: float = 5.0, wait_s: float = 0.0) -> float | None:
         """Mix without training until the nodes agree.

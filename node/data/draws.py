@@ -25,21 +25,28 @@ class Draws:
         self.sharers = sharers
         self.pending = 0  # Samples since the last step.
         self.epochs: Epochs | None = None  # Those of the loop, while it is inside ``node.epochs``.
+        self.last_total: int | None = None  # The samples of its last run of epochs.
 
     def give(self, samples: int) -> None:
         """Count samples that the loop gets."""
         self.pending += samples
 
-    def take(self, samples: Any) -> int:
-        """Return the samples of a step: those given by the loop, or those drawn since the last step, or 1.
+    def take(self, samples: int | None) -> int:
+        """Return the samples of a step: those that the loop gave, or those drawn since the last step, or 1."""
+        drawn, self.pending = self.pending, 0
+        return (drawn or 1) if samples is None else samples
+
+    def total(self, samples: Any) -> Any:
+        """Return the samples of the whole run, by default those of the last epochs; None if they are unknown.
 
         Raises:
-            ConfigError: ``samples`` is no whole number of at least 0.
+            ConfigError: ``samples`` is no number above 0.
         """
-        drawn, self.pending = self.pending, 0
         if samples is None:
-            return drawn or 1
-        return samples if type(samples) is int and samples >= 0 else whole_number(samples)
+            return self.last_total
+        if isinstance(samples, bool) or not isinstance(samples, int | float) or not samples > 0:
+            raise ConfigError(f"total is {samples!r}: give the samples of the whole run, of all members together.")
+        return samples
 
     @property
     def is_over(self) -> bool:
@@ -56,29 +63,3 @@ class Draws:
                 if self.is_over:
                     return
                 goes_on = self.epochs is not None and self.epochs.is_last
-
-
-def whole_number(samples: Any) -> int:
-    """Return a step's samples as an int of its own. A tensor of a loop would change the count with its next value."""
-    try:
-        if isinstance(samples, bool | str) or shape_of(samples) not in ((), (1,)):
-            raise TypeError
-        count = int(samples)
-        if count != samples or count < 0:  # A fraction, or below 0. NaN and infinities have raised.
-            raise ValueError
-    except (TypeError, ValueError, OverflowError, RuntimeError):
-        raise ConfigError(
-            f"samples is {shown(samples)}: give the whole number of samples in this step, at least 0."
-        ) from None
-    return count
-
-
-def shown(value: Any) -> str:
-    """Return a short text of a value that fits nowhere."""
-    shape = shape_of(value)
-    return f"a {type(value).__name__} of shape {shape}" if shape else repr(value)[:80]
-
-
-def shape_of(value: Any) -> tuple[int, ...]:
-    """Return the shape of a tensor or array; () for a number."""
-    return tuple(getattr(value, "shape", ()))

@@ -69,7 +69,7 @@ class Share:
         return self.numbers(epochs)
 
     def numbers(self, epochs: Epochs) -> Iterator[int]:
-        self.draws.epochs = epochs
+        self.draws.epochs, self.draws.last_total = epochs, epochs.total
         try:
             yield from epochs.numbers()
         finally:
