@@ -6,8 +6,8 @@ from collections.abc import Iterable, Iterator
 from typing import Any, TypeVar
 
 from gossip.errors import ConfigError
-from node.data.division import Sharers
 from node.data.epochs import Epochs
+from node.data.sampler import Samplers
 
 __all__ = ["Draws"]
 
@@ -18,22 +18,24 @@ class Draws:
     """What one loop has drawn from its share since its last step.
 
     Args:
-        sharers: The members that share the data.
+        samplers: The samplers of the node.
     """
 
-    def __init__(self, sharers: Sharers) -> None:
-        self.sharers = sharers
+    def __init__(self, samplers: Samplers) -> None:
+        self.samplers = samplers
         self.pending = 0  # Samples since the last step.
+        self.steps = 0
         self.epochs: Epochs | None = None  # Those of the loop, while it is inside ``node.epochs``.
         self.last_total: int | None = None  # The samples of its last run of epochs.
 
     def give(self, samples: int) -> None:
         """Count samples that the loop gets."""
         self.pending += samples
+        self.samplers.on_draw()
 
     def take(self, samples: int | None) -> int:
         """Return the samples of a step: those that the loop gave, or those drawn since the last step, or 1."""
-        drawn, self.pending = self.pending, 0
+        drawn, self.pending, self.steps = self.pending, 0, self.steps + 1
         return (drawn or 1) if samples is None else samples
 
     def total(self, samples: Any) -> Any:

@@ -13,6 +13,7 @@ from torch.utils.data import (
     DistributedSampler,
     RandomSampler,
     SequentialSampler,
+    Subset,
     SubsetRandomSampler,
 )  # fmt: skip
 
@@ -29,6 +30,7 @@ class Order:
     """The order of a DataLoader's sampler, in one process."""
 
     length: int  # Samples of a pass.
+    data: Any  # The dataset, or its subset.
     samples: int  # The dataset's length.
     shuffle: bool = False
     places: I64 | None = None  # The indices of a subset; None: all.
@@ -37,9 +39,11 @@ class Order:
     def share(self, samplers: Samplers) -> ShareSampler:
         """Return a sampler of this node's share of that order."""
         if self.draw is not None:
-            return DrawSampler(self.draw, self.length, self.samples, samplers.sharers)
-        sampler = ShareSampler(self.length, self.shuffle, 0, samplers.sharers, self.places)
-        samplers.remember(sampler)
+            sampler: ShareSampler = DrawSampler(self.draw, self.length, self.samples, samplers.sharers)
+        else:
+            sampler = ShareSampler(self.length, self.shuffle, 0, samplers.sharers, self.places)
+            samplers.remember(sampler)
+        samplers.compare(sampler, self.data, len(self.data))
         return sampler
 
 
@@ -49,7 +53,7 @@ def order_of(loader: DataLoader[Any]) -> Order:
     Raises:
         DataError: The loader makes its batches in a way that cannot be divided.
     """
-    samples, sampler = length_of_items(loader.dataset), loader.sampler
+    samples, sampler, data = length_of_items(loader.dataset), loader.sampler, loader.dataset
     if type(loader.batch_sampler) not in (BatchSampler, type(None)):
         raise DataError(
             f"This DataLoader makes its batches by a {type(loader.batch_sampler).__name__}, of which no node has a "
@@ -59,14 +63,14 @@ def order_of(loader: DataLoader[Any]) -> Order:
         places = np.asarray(sampler.indices, dtype=np.int64)
         if not len(places):
             raise DataError("The DataLoader's SubsetRandomSampler is empty; give it at least one sample.")
-        return Order(len(places), samples, True, places)
+        return Order(len(places), Subset(data, sampler.indices), samples, True, places)
     is_plain = type(sampler) is SequentialSampler or (
         type(sampler) is RandomSampler and not sampler.replacement and sampler.num_samples == samples
     )
     if is_plain:
-        return Order(samples, samples, type(sampler) is RandomSampler)
+        return Order(samples, data, samples, type(sampler) is RandomSampler)
     if type(sampler) is DistributedSampler:  # The division among processes is the node's.
-        return Order(samples, samples, sampler.shuffle)
+        return Order(samples, data, samples, sampler.shuffle)
     kind = type(sampler).__name__
     if not isinstance(sampler, Sized):
         raise DataError(f"The sampler {kind} has no length, so its passes cannot be divided: give it a __len__.")
@@ -78,4 +82,4 @@ def order_of(loader: DataLoader[Any]) -> Order:
             raise DataError(f"The sampler {kind} gives indices outside the dataset's {samples:,} samples.")
         return indices
 
-    return Order(len(sampler), samples, draw=draw)
+    return Order(len(sampler), data, samples, draw=draw)

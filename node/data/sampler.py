@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any, cast
 
 import numpy as np
@@ -19,6 +20,7 @@ from gossip.errors import ConfigError, DataError
 from gossip.ids import PeerId, quantity
 from gossip.recent import Recent
 from node.data.division import I64, DrawnPass, Part, Pass, Sharers, rank_share, share_size
+from node.data.likeness import Likeness, likeness_of
 from node.data.opened import length_of_items
 
 __all__ = ["DrawSampler", "Samplers", "ShareBatchSampler", "ShareSampler"]
@@ -45,6 +47,7 @@ class ShareSampler(Sampler[int]):
     def __init__(self, length: int, shuffle: bool, seed: int, sharers: Sharers, places: I64 | None = None) -> None:
         self.length, self.sharers, self.places = length, sharers, places
         self.seed = seed if shuffle else None
+        self.on_pass: Callable[[bool], object] = bool  # Called at the begin of each pass, and with True at its end.
         self.next_number = 0  # The number of the next pass.
         self.earlier_parts: list[Part] = []  # Given in that pass in an earlier life; empty once a pass begins in this.
         # The last two passes that began, and the samples that the loop had trained on before each.
@@ -57,6 +60,7 @@ class ShareSampler(Sampler[int]):
         current_pass, sharers = self.begin(), self.sharers
         while len(taken := current_pass.take(sharers.ranks)):
             yield int(self.indices(current_pass, taken)[0])
+        self.on_pass(True)
 
     def indices(self, current_pass: Pass, taken: I64) -> I64:
         """Return this rank's part of what a pass gave, as indices of the dataset."""
@@ -97,6 +101,7 @@ class ShareSampler(Sampler[int]):
             trained_before = max(trained_before, trained_before_last + last_pass.given_count)
         self.next_number, self.earlier_parts = next_pass.number + 1, []
         self.recent_passes = [*self.recent_passes[-1:], (next_pass, trained_before)]
+        self.on_pass(False)
         return next_pass
 
     def set_epoch(self, epoch: int) -> None:
@@ -146,6 +151,7 @@ class ShareBatchSampler(BatchSampler):
         current_pass, ranks = self.sampler.begin(), self.sampler.sharers.ranks
         while len(batch := current_pass.take(self.batch_size * ranks, self.drop_last, ranks)):
             yield self.sampler.indices(current_pass, batch).tolist()
+        self.sampler.on_pass(True)
 
     def __len__(self) -> int:
         share, batch = self.sampler.share, self.batch_size * self.sampler.sharers.ranks
@@ -183,6 +189,7 @@ class DrawSampler(ShareSampler):
         self.next_number = number + 1
         next_pass = DrawnPass(self.draw(), self.samples, number, self.sharers)
         self.recent_passes = [(next_pass, self.sharers.own_samples())]
+        self.on_pass(False)
         return next_pass
 
     def indices(self, current_pass: Pass, taken: I64) -> I64:
@@ -201,6 +208,9 @@ class Samplers:
         self.sharers = sharers
         self.last = Recent[int, ShareSampler](MAX_LENGTHS)  # By length.
         self.states: dict[int, Mapping[str, Any]] = {}  # Loaded before their samplers were made.
+        self.on_draw: Callable[[], object] = bool  # Called at each batch that the loop draws.
+        # Called with the likeness of the data of each pass that begins, and with True when one is over.
+        self.on_pass: Callable[[Likeness, bool], object] | None = None
 
     def make(
         self, dataset: Any, batch_size: int | None = None, shuffle: bool = True, drop_last: bool = False, seed: int = 0,
@@ -230,9 +240,16 @@ class Samplers:
         if batch_size is not None and (not isinstance(batch_size, int) or batch_size < 1):
             raise ConfigError(f"batch_size is {batch_size!r}; give a whole number of at least 1, or None for indices.")
         sharers = self.sharers if by_rank else replace(self.sharers, rank=0, ranks=1)
-        indices = ShareSampler(length_of(dataset), shuffle, seed, sharers)
+        length = length_of(dataset)
+        indices = ShareSampler(length, shuffle, seed, sharers)
         self.remember(indices)
+        self.compare(indices, dataset, length)
         return indices if batch_size is None else ShareBatchSampler(indices, batch_size, drop_last)
+
+    def compare(self, sampler: ShareSampler, data: Any, length: int) -> None:
+        """Let the passes of this sampler be compared with those of other members."""
+        if self.on_pass is not None:
+            sampler.on_pass = partial(self.on_pass, likeness_of(data, length))
 
     def remember(self, sampler: ShareSampler) -> None:
         length = sampler.length

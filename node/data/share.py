@@ -8,16 +8,19 @@ from weakref import WeakKeyDictionary
 
 from torch.utils.data import DataLoader, IterableDataset
 
-from gossip.errors import ConfigError, DataError
+from gossip.errors import ConfigError, DataError, LocalError
 from node.data.draws import Draws
 from node.data.epochs import Epochs
 from node.data.files import FileShards
+from node.data.likeness import likeness_of
 from node.data.loader import ShareLoader
 from node.data.opened import Collate, open_dataset
 from node.data.sampler import Samplers, ShareBatchSampler
 from node.data.sharding import Shard
 
 __all__ = ["Share"]
+
+UNSTEPPED_EPOCHS = 3  # One epoch may accumulate gradients all along.
 
 
 class Share:
@@ -28,7 +31,7 @@ class Share:
     """
 
     def __init__(self, samplers: Samplers) -> None:
-        self.samplers, self.draws = samplers, Draws(samplers.sharers)
+        self.samplers, self.draws = samplers, Draws(samplers)
         self.has_files = False  # Files of this node's share were given, for iterable datasets.
         self.loaders: WeakKeyDictionary[DataLoader[Any], ShareLoader] = WeakKeyDictionary()
 
@@ -39,6 +42,7 @@ class Share:
         length, fetch = open_dataset(dataset, collate)
         batches = self.samplers.make(length, batch_size, shuffle, drop_last)
         assert isinstance(batches, ShareBatchSampler)
+        self.samplers.compare(batches.sampler, dataset, length)
         return Shard(fetch, batches, epochs, self.draws)
 
     def loader(self, loader: Any) -> ShareLoader:
@@ -61,7 +65,10 @@ class Share:
     def files(self, files: Iterable[str], epochs: int | None, shuffle: bool, samples: int | None) -> FileShards:
         """Return this node's share of data files."""
         self.has_files = True
-        return FileShards(files, epochs, shuffle, samples, self.samplers.sharers)
+        shards = FileShards(files, epochs, shuffle, samples, self.samplers.sharers)
+        if self.samplers.on_pass is not None:
+            self.samplers.on_pass(likeness_of(shards.files, len(shards.files)), False)
+        return shards
 
     def epochs(self, count: int, data: Any) -> Iterator[int]:
         """Yield the numbers of the swarm's epochs over ``data`` (:class:`node.data.epochs.Epochs`)."""
@@ -71,7 +78,16 @@ class Share:
     def numbers(self, epochs: Epochs) -> Iterator[int]:
         self.draws.epochs, self.draws.last_total = epochs, epochs.total
         try:
-            yield from epochs.numbers()
+            unstepped = 0  # Epochs in a row that drew batches and took no step.
+            for number in epochs.numbers():
+                steps_before = self.draws.steps
+                yield number
+                unstepped = unstepped + 1 if self.draws.pending and self.draws.steps == steps_before else 0
+                if unstepped == UNSTEPPED_EPOCHS:
+                    raise LocalError(
+                        f"{unstepped} epochs have drawn batches without node.step(), so this loop would never end: "
+                        "call node.step(loss) after each optimizer.step()."
+                    )
         finally:
             self.draws.epochs = None
 

@@ -29,7 +29,9 @@ T = TypeVar("T")
 
 
 class Schedule(Protocol):
-    """A schedule of learning rates."""
+    """A schedule of the learning rates of some optimizers."""
+
+    optimizers: Sequence[Optimizer]
 
     def advance(self, progress: float) -> None:
         """Set the rates for this progress of the run, 0 to 1. A smaller one than before changes nothing."""
@@ -48,17 +50,19 @@ class Schedules:
         self.all: list[tuple[Schedule, int | None]] = []  # With the samples of the run.
 
     def add(self, schedule: Any, total: int | None, steps: int | None) -> None:
-        """Let a torch scheduler, or a function of the progress, follow the swarm."""
+        """Let a torch scheduler, or a function of the progress, follow the swarm in place of an earlier one."""
         schedule = getattr(schedule, "scheduler", schedule)  # Accelerate wraps it.
         if isinstance(schedule, LRScheduler):
-            self.all.append((SchedulerSteps(schedule, steps), total))
+            made: Schedule = SchedulerSteps(schedule, steps)
         elif callable(schedule):
-            self.all.append((Factor(schedule, self.optimizers), total))
+            made = Factor(schedule, self.optimizers)
         else:
             raise ConfigError(
                 f"A {type(schedule).__name__} is no schedule: give a scheduler of torch.optim, or a function from the "
                 "run's progress (0 to 1) to a factor of the learning rates."
             )
+        others = [(one, samples) for one, samples in self.all if one.optimizers != made.optimizers]
+        self.all = [*others, (made, total)]
 
     def advance(self, must_know: bool = True) -> None:
         """Set all rates for the present progress; without ``must_know`` only those of runs whose samples are given."""
@@ -108,7 +112,7 @@ class SchedulerSteps:
     A node makes as many steps of the scheduler in a whole run as one process would. A late one makes many at once.
 
     Args:
-        scheduler: The scheduler. Nobody else should call its ``step``.
+        scheduler: The scheduler. Steps by others count: only what is missing is added.
         steps: Its steps in a whole run; None: what it says itself.
 
     Raises:
@@ -132,21 +136,22 @@ class SchedulerSteps:
             raise ConfigError(f"steps is {self.steps!r}: give a whole number of at least 1.")
         # OneCycleLR anneals until the last batch, and its rate is undefined after it.
         self.last = self.steps if not isinstance(scheduler, OneCycleLR) else min(self.steps, scheduler.total_steps - 1)
-        self.scheduler, self.position = scheduler, 0
+        self.scheduler = scheduler
+        self.counter = scheduler._schedulers[0] if isinstance(scheduler, ChainedScheduler) else scheduler
+        self.optimizers: Sequence[Optimizer] = [self.counter.optimizer]
 
     def advance(self, progress: float) -> None:
         assert self.steps is not None
         position = min(int(progress * self.steps + 1e-6), self.last)
-        if position <= self.position:
+        if position <= self.counter.last_epoch:
             return
-        for group, rate in zip(groups_of(self.scheduler), self.scheduler.get_last_lr(), strict=False):
+        for group, rate in zip(self.counter.optimizer.param_groups, self.scheduler.get_last_lr(), strict=False):
             set_rate(group, rate)  # A checkpoint may have brought another, from which some schedulers would go on.
         with warnings.catch_warnings():
-            if not self.position:  # torch warns of steps before the optimizer's first.
+            if not self.counter.last_epoch:  # torch warns of steps before the optimizer's first.
                 warnings.simplefilter("ignore", UserWarning)
-            while self.position < position:
+            while self.counter.last_epoch < position:
                 self.scheduler.step()
-                self.position += 1
 
 
 def steps_of(scheduler: Any) -> int | None:
@@ -169,16 +174,9 @@ def steps_of(scheduler: Any) -> int | None:
     return None
 
 
-def groups_of(scheduler: Any) -> list[dict[str, Any]]:
-    """Return the parameter groups whose rates a scheduler sets."""
-    first = scheduler._schedulers[0] if isinstance(scheduler, ChainedScheduler) else scheduler
-    groups: list[dict[str, Any]] = first.optimizer.param_groups
-    return groups
-
-
 def base_rate(group: dict[str, Any]) -> float:
-    """Return the rate of a parameter group that counts as 1."""
-    return float(group.get("initial_lr", group["lr"]))
+    """Return the rate of a parameter group that counts as 1, and keep it where torch's schedulers do."""
+    return float(group.setdefault("initial_lr", float(group["lr"])))
 
 
 def set_rate(group: dict[str, Any], rate: Any) -> None:

@@ -14,6 +14,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
+from functools import partial
 from types import FrameType
 from typing import Any, TypeAlias
 
@@ -24,11 +25,13 @@ from gossip.ids import MemberRecord, PeerId, from_hex
 from node import running
 from node.data.division import Sharers, Sharing
 from node.data.sampler import Samplers
+from node.loop.comparison import Comparison
 from node.loop.held_run import LOADED_STATE, HeldRun, NoRanks, OtherRanks
 from node.loop.live import LiveModel
 from node.loop.network_side import NetworkSide
 from node.loop.settling import Settling
 from node.loop.startup import Startup
+from node.loop.step_watch import StepWatch
 from node.loop.steps import StepLoop
 from node.model.loss import LastLoss
 from node.network.runtime import Runtime
@@ -81,6 +84,11 @@ class TrainingSide:
         self.run = HeldRun(live, self.network, self.samplers, self.ranks)
         self.startup = Startup(settings, live, self.network, self.run, self.visit)
         self.settling = Settling(live, self.network, self.run, self.visit)
+        self.comparison = Comparison(self.network, self.settling.announce)
+        self.samplers.on_pass = self.comparison.on_pass
+        tell = partial(self.network.notify, "unstepped")
+        self.watch = StepWatch(live.model, live.optimizers, lambda: self.run.steps, tell)
+        self.samplers.on_draw = self.watch.on_draw
         self.loss = LastLoss()
         self.was_loss_finite = True  # At the last report.
         self.learning_rate = math.nan  # As the loop passes it to `step`; used if no optimizer has one.
@@ -130,6 +138,7 @@ class TrainingSide:
             if self.run.early_state is not None and not self.live.boundary.replacements:
                 self.run.continue_run(self.run.early_state, LOADED_STATE, lambda: None)
             self.startup.wait_for_others(began)
+            self.watch.begin()
             if self.timeline is not None:
                 self.timeline.record_time("join", time.monotonic() - began)
         except BaseException:
@@ -144,6 +153,8 @@ class TrainingSide:
         """
         if self.network.forked:
             return
+        self.watch.close()
+        self.network.call(self.comparison.compare)  # A short program may not have reached a report.
         self.service.state_dir.is_closing = True
         if self.service.leaving is not None:
             self.network.call(self.service.leave)
@@ -345,6 +356,7 @@ class TrainingSide:
             self.view_refreshed_at = now
             self.network.call(self.service.refresh_view)
         self.settling.on_step()
+        self.comparison.compare_if_due(self.loss.first_two)
         loss = self.loss.read()
         self.network.must_call(self.pass_report, self.run.steps, self.run.samples, loss, visit, optimizer)
         self.check_soundness(runtime)
@@ -399,13 +411,17 @@ class TrainingSide:
     # -- ending --------------------------------------------------------------------------------------------------
     def settle(self, seconds: float, wait_s: float = 0.0) -> float | None:
         began = time.monotonic()
+        self.watch.check()
         distance = self.settling.settle(seconds, wait_s)
+        self.watch.begin()
         if self.timeline is not None:
             self.timeline.record_time("settle", time.monotonic() - began)
         return distance
 
     def finish(self, seconds: float) -> None:
+        self.watch.check()
         self.settling.finish(seconds)
+        self.watch.begin()
 
     def merge(self, run: str) -> None:
         """Ask the peer to take the weights of the run with this name."""
@@ -422,7 +438,9 @@ class TrainingSide:
         self.run.save(path, keep=keep)
 
     def load(self, path: str | os.PathLike[str]) -> dict[str, Any]:
-        return self.run.load(path)
+        figures = self.run.load(path)
+        self.watch.begin()
+        return figures
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self.run.load_state_dict(state)
