@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
@@ -17,8 +17,8 @@ from gossip.codecs import self_test
 from gossip.config import Config
 from gossip.errors import ConfigError
 from node import running
-from node.data.files import FileShards
-from node.data.sampler import ShareBatchSampler, ShareSampler
+from node.loop.arguments import checked_loss, checked_rate, checked_samples
+from node.loop.data_calls import DataCalls
 from node.loop.live import LiveModel, Trained
 from node.loop.ranks.channel import GroupChannel
 from node.loop.ranks.follower import Follower
@@ -41,7 +41,7 @@ if TYPE_CHECKING:  # A torch built without it has nodes of one process.
 __all__ = ["Member", "Metrics", "Node", "Reduced"]
 
 
-class Node:
+class Node(DataCalls):
     """One node of a swarm in the background of a training loop, used as ``with Node(model, optimizer, ...) as node``.
 
     Settings that are not given come from GOSSIP_SEEDS, GOSSIP_LISTEN, GOSSIP_ADVERTISE, GOSSIP_SECRET_FILE,
@@ -116,6 +116,7 @@ class Node:
         self._training: TrainingSide | Leader | Follower
         if ranks is not None and not ranks.leads:
             self._training = Follower(trained, ranks)
+            self._prepare_data(self._training.samplers, optimizers)
             running.closes_with(self, self._training)
             return
         options = NodeOptions(
@@ -130,6 +131,7 @@ class Node:
             self._training = TrainingSide(LiveModel(trained, training_config), settings)
         else:
             self._training = Leader(trained, settings, ranks)
+        self._prepare_data(self._training.samplers, optimizers)
         running.closes_with(self, self._training)
 
     # -- life ----------------------------------------------------------------------------------------------------
@@ -139,6 +141,7 @@ class Node:
         Entering the ``with`` block does the same; a program without one ends it with :meth:`close`.
         """
         self._training.start()
+        self._schedules.advance(must_know=False)
         return self
 
     def close(self) -> None:
@@ -157,14 +160,15 @@ class Node:
         self._training.close(error)
 
     # -- the loop ------------------------------------------------------------------------------------------------
-    def step(self, loss: Any = None, samples: int = 1, lr: float | None = None) -> None:
+    def step(self, loss: Any = None, samples: int | None = None, lr: float | None = None) -> None:
         """Count a step and let finished exchanges land; call it after ``optimizer.step()``.
 
         It never waits for the network or a GPU.
 
         Args:
             loss: A scalar tensor or number, for display.
-            samples: The batch's size.
+            samples: The step's samples, by default those drawn from :meth:`loader` or :meth:`shard` since the last
+                step, or 1 if none were. A tensor of one whole number will do; one on a GPU is waited for.
             lr: The learning rate, if the node was given no torch optimizer that has it.
 
         Raises:
@@ -172,72 +176,11 @@ class Node:
             FaultError: With ``on_fault="raise"``, after a fault of this library in the network side.
         """
         if lr is not None:
-            self._training.learning_rate = lr
-        self._training.step(loss, samples)
-
-    def shard(self, dataset: Any, batch_size: int, shuffle: bool = True, epochs: int = 1) -> Iterator[Any]:
-        """Iterate over this node's share of ``dataset`` in batches.
-
-        Rendezvous hashing shards the data over the living members. The share follows their changes, so that a dead
-        member's part is covered again.
-
-        Args:
-            dataset: A dataset with a length.
-            batch_size: Samples in a batch.
-            shuffle: True to shuffle each pass.
-            epochs: The number of passes.
-
-        Returns:
-            An iterator over batches.
-        """
-        return iter(self._training.samplers.shard(dataset, batch_size, shuffle, epochs))
-
-    def sampler(
-        self,
-        dataset_or_length: Any,
-        batch_size: int | None = None,
-        shuffle: bool = True,
-        drop_last: bool = False,
-        seed: int = 0,
-    ) -> ShareSampler | ShareBatchSampler:
-        """Return this node's share as indices for a ``torch.utils.data.DataLoader`` of your own.
-
-        Each ``iter`` is one pass. The sampler's ``state_dict`` is part of the node's.
-
-        Args:
-            dataset_or_length: A dataset, or its number of samples.
-            batch_size: If given, the result is for DataLoader's ``batch_sampler``, otherwise for ``sampler``.
-            shuffle: True to shuffle each pass.
-            drop_last: True to drop an incomplete last batch.
-            seed: The seed of the shuffling.
-
-        Raises:
-            DataError: The dataset does not fit.
-            ConfigError: An argument does not fit.
-        """
-        return self._training.samplers.make(dataset_or_length, batch_size, shuffle, drop_last, seed)
-
-    def shards(
-        self, files: Iterable[str], epochs: int | None = None, shuffle: bool = True, samples: int | None = None
-    ) -> FileShards:
-        """Return this node's share of data files, for a dataset that reads them as a stream.
-
-        Each ``iter`` of the result gives names, for an ``IterableDataset`` of your own or a pipeline of webdataset
-        (docs/node.md). Files of members that die are given to others, and a newcomer takes over its share. A list of
-        the names would not follow them: ``list`` raises DataError without ``epochs``.
-
-        Args:
-            files: Paths, URLs or other texts, the same on all nodes. Give several per node: shares of few files are
-                uneven, and a node whose share is empty reads a file that another one reads too.
-            epochs: Passes per ``iter``; None: without end.
-            shuffle: True to shuffle the files in each pass.
-            samples: The samples in all files together, if known: members then agree on the number of the pass.
-
-        Raises:
-            DataError: There are no files.
-            ConfigError: A number is impossible.
-        """
-        return FileShards(files, epochs, shuffle, samples, self._training.samplers.sharers)
+            self._training.learning_rate = checked_rate(lr)
+        count = self._share.draws.take(None if samples is None else checked_samples(samples))
+        self._training.step(checked_loss(loss), count)
+        if self._schedules.all:
+            self._schedules.advance()
 
     def settle(self, seconds: float = 5.0, wait_s: float = 0.0) -> float | None:
         """Mix without training until the nodes agree.

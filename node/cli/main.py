@@ -97,6 +97,9 @@ def run(script: Path, args: Sequence[str], settings: RunSettings) -> int:
     except Exception as error:
         print_script_error(error, str(script))
         return 1
+    if running.is_unstepped():
+        print(f"gossip: {script} has trained without node.step(), so it has mixed with nobody.", file=sys.stderr)
+        return 2
     if running.has_made_node():
         return 0
     print(f"gossip: {script} has ended and made no Node, so it was in no swarm. {WITH_NODE}.", file=sys.stderr)

@@ -15,7 +15,6 @@ from typing import Any, Protocol
 
 from gossip.errors import CheckpointError, LocalError
 from gossip.ids import quantity
-from gossip.wire.records import clamp_field
 from node.data.sampler import Samplers
 from node.loop.live import LiveModel
 from node.loop.network_side import NetworkSide
@@ -104,7 +103,7 @@ class HeldRun:
         return {
             "fingerprint": self.live.state.layout.contents_fingerprint, "run_id": peer.view.run_id.hex(),
             "version": peer.local.version, "steps": self.steps, "samples": self.samples + uncounted,
-            "swarm_samples": swarm_samples, "passes": self.samplers.passes, "samplers": self.samplers.state(),
+            "swarm_samples": swarm_samples, "samplers": self.samplers.state(),
             "finished": peer.view.finished,
             "node": self.network.service.identity.id.hex(), "members": len(self.view.owners),
         }  # fmt: skip
@@ -167,7 +166,6 @@ class HeldRun:
         """
         peer = self.network.peer
         saved_run, samples, version = checkpoint.run_progress(meta, origin)
-        self.samplers.passes = max(self.samplers.passes, clamp_field("steps", meta.get("passes", 0)))
         if saved_run is None:  # Weights of no run are taken only if nothing is trained yet.
             run_id, is_present_ahead = peer.view.run_id, self.swarm_samples > 0
         else:

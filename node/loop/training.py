@@ -14,6 +14,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Mapping
+from functools import partial
 from types import FrameType
 from typing import Any, TypeAlias
 
@@ -24,11 +25,13 @@ from gossip.ids import MemberRecord, PeerId, from_hex
 from node import running
 from node.data.division import Sharers, Sharing
 from node.data.sampler import Samplers
+from node.loop.comparison import Comparison
 from node.loop.held_run import LOADED_STATE, HeldRun, NoRanks, OtherRanks
 from node.loop.live import LiveModel
 from node.loop.network_side import NetworkSide
 from node.loop.settling import Settling
 from node.loop.startup import Startup
+from node.loop.step_watch import StepWatch
 from node.loop.steps import StepLoop
 from node.loop.watch import ModelWatch
 from node.model.inventory.items import Inventory
@@ -82,10 +85,15 @@ class TrainingSide:
         self.run = HeldRun(live, self.network, self.samplers, self.ranks)
         self.startup = Startup(settings, live, self.network, self.run, self.visit)
         self.settling = Settling(live, self.network, self.run, self.visit)
-        self.watch = ModelWatch(
+        self.model_watch = ModelWatch(
             live.state, self.network.notify,
             lambda: self.network.report_to_peer(lambda peer, now: peer.on_frozen_changed(now)),
         )  # fmt: skip
+        self.comparison = Comparison(self.network, self.settling.announce)
+        self.samplers.on_pass = self.comparison.on_pass
+        tell = partial(self.network.notify, "unstepped")
+        self.watch = StepWatch(live.model, live.optimizers, lambda: self.run.steps, tell)
+        self.samplers.on_draw = self.watch.on_draw
         self.loss = LastLoss()
         self.was_loss_finite = True  # At the last report.
         self.learning_rate = math.nan  # As the loop passes it to `step`; used if no optimizer has one.
@@ -128,7 +136,7 @@ class TrainingSide:
                 self.network.notify("replaced", REPLACED_NOTICE)
             if self.timeline is not None:
                 self.timeline.start(self.me.hex())
-            self.watch.begin()
+            self.model_watch.begin()
             self.startup.join()
             if self.finished and not self.live.boundary.replacements:
                 self.run.load_final()
@@ -136,6 +144,7 @@ class TrainingSide:
             if self.run.early_state is not None and not self.live.boundary.replacements:
                 self.run.continue_run(self.run.early_state, LOADED_STATE, lambda: None)
             self.startup.wait_for_others(began)
+            self.watch.begin()
             if self.timeline is not None:
                 self.timeline.record_time("join", time.monotonic() - began)
         except BaseException:
@@ -150,6 +159,8 @@ class TrainingSide:
         """
         if self.network.forked:
             return
+        self.watch.close()
+        self.network.call(self.comparison.compare)  # A short program may not have reached a report.
         self.service.state_dir.is_closing = True
         if self.service.leaving is not None:
             self.network.call(self.service.leave)
@@ -251,7 +262,7 @@ class TrainingSide:
         self.run.samples += samples
         if loss is not None:
             self.loss.set(loss)
-        self.watch.on_step()
+        self.model_watch.on_step()
         if self.live.outer.correction is not None:
             self.apply_correction(self.live.outer.correction)
         self.loop.step(self.run.steps, start + self.service.clock_s)
@@ -312,7 +323,7 @@ class TrainingSide:
     def on_replaced(self, weights: Any) -> None:
         """Handle the replacement of the model's weights by these."""
         self.live.on_replaced(weights)
-        self.watch.on_adopted()
+        self.model_watch.on_adopted()
         self.ranks.on_replaced()
 
     def report_updates(self, visit: Visit) -> None:
@@ -351,12 +362,13 @@ class TrainingSide:
         optimizer, is_unreported = None, self.live.optimizers.all and not runtime.peer.local.optimizer_keys
         if now - self.optimizer_reported_at > OPTIMIZER_S or is_unreported:
             optimizer = self.optimizer_report()
-            self.watch.look()
+            self.model_watch.look()
             self.optimizer_reported_at = -math.inf if optimizer is None else now
         if now - self.view_refreshed_at > REPORT_S:
             self.view_refreshed_at = now
             self.network.call(self.service.refresh_view)
         self.settling.on_step()
+        self.comparison.compare_if_due(self.loss.first_two)
         loss = self.loss.read()
         self.network.must_call(self.pass_report, self.run.steps, self.run.samples, loss, visit, optimizer)
         self.check_soundness(runtime)
@@ -411,13 +423,17 @@ class TrainingSide:
     # -- ending --------------------------------------------------------------------------------------------------
     def settle(self, seconds: float, wait_s: float = 0.0) -> float | None:
         began = time.monotonic()
+        self.watch.check()
         distance = self.settling.settle(seconds, wait_s)
+        self.watch.begin()
         if self.timeline is not None:
             self.timeline.record_time("settle", time.monotonic() - began)
         return distance
 
     def finish(self, seconds: float) -> None:
+        self.watch.check()
         self.settling.finish(seconds)
+        self.watch.begin()
 
     def merge(self, run: str) -> None:
         """Ask the peer to take the weights of the run with this name."""
@@ -437,7 +453,9 @@ class TrainingSide:
         self.live.archive.export(path)
 
     def load(self, path: str | os.PathLike[str]) -> dict[str, Any]:
-        return self.run.load(path)
+        figures = self.run.load(path)
+        self.watch.begin()
+        return figures
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self.run.load_state_dict(state)

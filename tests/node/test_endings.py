@@ -42,6 +42,18 @@ def test_a_node_counts_in_the_script_and_in_a_process_that_it_starts(tmp_path, t
     assert (done.returncode, done.stderr) == (0, "")
 
 
+UNSTEPPED = "from node import running; running.note_made(); running.note_unstepped()"
+
+
+@pytest.mark.parametrize(
+    "text", [UNSTEPPED, f"import subprocess, sys; subprocess.run([sys.executable, '-c', {UNSTEPPED!r}], check=True)"]
+)
+def test_a_script_that_trains_without_a_step_of_its_node_ends_with_code_2(tmp_path, text):
+    done = gossip("run", script_of(tmp_path, text))
+    assert done.returncode == 2
+    assert done.stderr.endswith("train.py has trained without node.step(), so it has mixed with nobody.\n")
+
+
 def test_a_script_that_trains_without_a_node_is_told_so_while_it_runs(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(cli, "NODELESS_S", 0.2)
     monkeypatch.setattr(cli.running, "has_made_node", lambda: False)

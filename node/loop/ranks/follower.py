@@ -129,7 +129,6 @@ class Follower:
                         result, error, report = checked(command.payload, Outcome)
                         if report is not None:
                             self.knowledge.on_report(report)
-                            self.samplers.passes = report.passes
                         break
                     case "wait":
                         continue  # Rank 0 waits for its swarm.
@@ -244,7 +243,7 @@ class Follower:
         swarm_samples = knowledge.swarm_samples + knowledge.view.sharers * knowledge.uncounted_samples
         return {
             **knowledge.report.run, "steps": knowledge.steps, "samples": self.trained_on,
-            "swarm_samples": swarm_samples, "passes": self.samplers.passes, "samplers": self.samplers.state(),
+            "swarm_samples": swarm_samples, "samplers": self.samplers.state(),
             "finished": knowledge.finished,
         }  # fmt: skip
 

@@ -233,8 +233,7 @@ class Leader:
         else:
             members, metrics = latest.members, latest.metrics
         report = SwarmReport(
-            self.me, self.address, self.side.view, self.finished, self.samplers.passes, self.run.state_dict(), members,
-            metrics,
+            self.me, self.address, self.side.view, self.finished, self.run.state_dict(), members, metrics,
         )  # fmt: skip
         self.knowledge.on_report(report)
         return report
