@@ -11,7 +11,8 @@ from tests.zoo.harness import Outcome, play
 from tests.zoo.registry import Program, programs
 
 HEAD = (
-    "| program | metric | alone | nodes: mean | worst | apart after settle | settle | changed lines | inventory | notices |\n"
+    "| program | metric | alone | nodes: mean | worst | apart after settle | settle | changed lines | inventory | "
+    "notices |\n"
     "|---|---|---|---|---|---|---|---|---|---|"
 )
 

@@ -14,7 +14,7 @@ LETTERS = "abcdefghijklmnopqrstuvwxyz ."
 
 
 def digits() -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return scikit-learn's digits as images (n, 1, 8, 8) with values from 0 to 1, and labels: 1,437 and 360 of them."""
+    """Return scikit-learn's digits for training and test: images (n, 1, 8, 8) with values from 0 to 1, and labels."""
     raw = load_digits()
     x, y = torch.tensor(raw.images / 16, dtype=torch.float32).unsqueeze(1), torch.tensor(raw.target)
     order = torch.randperm(len(y), generator=torch.Generator().manual_seed(7))

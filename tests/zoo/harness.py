@@ -114,7 +114,9 @@ class Placed(Node):
         address = f"address-{self.number}"
         seeds = [] if place.rank == 0 else [place.read(address)]
         members = 1 if place.fate == "late" else place.size
-        super().__init__(model, optimizer, seeds=seeds, listen="127.0.0.1:0", wait_for=members, wait_s=LIMIT_S, **choices)
+        super().__init__(
+            model, optimizer, seeds=seeds, listen="127.0.0.1:0", wait_for=members, wait_s=LIMIT_S, **choices
+        )
         self.on("*", self.note)
         if place.rank == 0:
             self.on("listening", lambda event: place.write(address, self.address))

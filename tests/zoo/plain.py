@@ -49,7 +49,9 @@ class Plain:
                 scheduler.step()
 
     def reduce(self, figures: Mapping[str, float]) -> dict[str, Any]:
-        return {name: SimpleNamespace(mean=value, median=value, min=value, max=value) for name, value in figures.items()}
+        return {
+            name: SimpleNamespace(mean=value, median=value, min=value, max=value) for name, value in figures.items()
+        }
 
     def settle(self, seconds: float = 5.0, wait_s: float = 0.0) -> None: ...
 

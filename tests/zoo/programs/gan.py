@@ -29,10 +29,10 @@ def run(Node, seed):
     maker = nn.Sequential(nn.Linear(8, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 2))
     judge = nn.Sequential(nn.Linear(2, 64), nn.LeakyReLU(0.2), nn.Linear(64, 64), nn.LeakyReLU(0.2), nn.Linear(64, 1))
     maker_optimizer = torch.optim.Adam(maker.parameters(), 1e-3, betas=(0.5, 0.999))
-    judge_optimizer = torch.optim.Adam(judge.parameters(), 1e-3, betas=(0.5, 0.999))
+    judge_optimizer = torch.optim.Adam(judge.parameters(), 2e-3, betas=(0.5, 0.999))
     loader = DataLoader(TensorDataset(points), 64, shuffle=True)
     with Node(maker, maker_optimizer) as node, Node(judge, judge_optimizer) as node_judge:
-        for _ in node.epochs(20, loader):
+        for _ in node.epochs(10, loader):
             for (real,) in node.loader(loader):
                 made = maker(torch.randn(len(real), 8))
                 judge_loss = F.softplus(judge(made.detach())).mean() + F.softplus(-judge(real)).mean()

@@ -26,7 +26,9 @@ def pretrained(x, y):
     """Return a network that knows upright images, trained by full batches: the same in every process."""
     with torch.random.fork_rng():
         torch.manual_seed(7)
-        model = nn.Sequential(nn.Flatten(), nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 128), nn.ReLU(), nn.Linear(128, 10))
+        model = nn.Sequential(
+            nn.Flatten(), nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 128), nn.ReLU(), nn.Linear(128, 10)
+        )
         optimizer = torch.optim.Adam(model.parameters(), 1e-2)
         for _ in range(40):
             optimizer.zero_grad()

@@ -40,7 +40,14 @@ def run(Node, seed):
     torch.manual_seed(seed)
     x, y, x_test, y_test = digits()
     model = nn.Sequential(
-        nn.Flatten(), nn.Linear(64, 96), nn.ReLU(), nn.Linear(96, 96), nn.ReLU(), nn.Linear(96, 96), nn.ReLU(), nn.Linear(96, 10)
+        nn.Flatten(),
+        nn.Linear(64, 96),
+        nn.ReLU(),
+        nn.Linear(96, 96),
+        nn.ReLU(),
+        nn.Linear(96, 96),
+        nn.ReLU(),
+        nn.Linear(96, 10),
     )
     hidden = [model[3].weight, model[5].weight]
     others = [parameter for parameter in model.parameters() if all(parameter is not one for one in hidden)]

@@ -37,7 +37,11 @@ def run(Node, seed):
     for number, name in enumerate(files):
         Path(name).write_text("".join(LETTERS[at] for at in text(LINES + CONTEXT, 100 + number)))
     model = nn.Sequential(
-        nn.Embedding(len(LETTERS), 24), nn.Flatten(), nn.Linear(24 * CONTEXT, 128), nn.Tanh(), nn.Linear(128, len(LETTERS))
+        nn.Embedding(len(LETTERS), 24),
+        nn.Flatten(),
+        nn.Linear(24 * CONTEXT, 128),
+        nn.Tanh(),
+        nn.Linear(128, len(LETTERS)),
     )
     optimizer = torch.optim.AdamW(model.parameters(), 2e-3)
     with Node(model, optimizer) as node:
