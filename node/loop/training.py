@@ -33,8 +33,8 @@ from node.loop.settling import Settling
 from node.loop.startup import Startup
 from node.loop.step_watch import StepWatch
 from node.loop.steps import StepLoop
-from node.loop.watch import ModelWatch
 from node.model.inventory.items import Inventory
+from node.model.inventory.watch import ModelWatch
 from node.model.loss import LastLoss
 from node.network.runtime import Runtime
 from node.network.service import LEAVE_S, REPORT_S, Service

@@ -83,13 +83,14 @@ class ModelState(State):
         self.optimizers = optimizers = optimizers if isinstance(optimizers, Optimizers) else Optimizers(optimizers)
         self.optimizer_state = OptimizerState(self._tensors, optimizers, choices)
         self.probe = MixProbe(self.exchanged_tensors)
-        self._mixer = StatisticsMixer()
         self.state_refusal = ""  # Why the last newcomer's weights came without the optimizer's state.
         self._streams, self._guard = CopyStreams(), StepGuard(optimizers.all)
         self._downloads, self._uploads = Downloads(self._streams, self._guard), Uploads(self._streams)
         self._scaled = ScaledAddition(self._streams)
         self._sparse = SparseCopies(self._tensors, self._streams, self._guard, self._downloads, self._uploads)
         self.layout = self._tensors.layout
+        self._mixer = StatisticsMixer()
+        self._mixer.begin(self._buffers())
         self._exchanged_count = sum(segment.kind in ("parameter", "buffer") for segment in self.layout.segments)
         self.locks = self.device is not None
         if self.locks:  # Now rather than at the first copy, so that by then the guard has seen the optimizers step.
@@ -397,7 +398,7 @@ class ModelState(State):
         self._guard.order_after_copies()
         with self.optimizer_state.moving() if not keys else contextlib.nullcontext():
             torch._foreach_copy_(weights, views_like(host[: count_elements(weights)], weights))
-        self._mixer.forget()
+        self._mixer.begin(self._buffers())
         write_words(self.layout, self._tensors.bits(), vector)
         position = self.layout.size
         for parameter, target in zip(self.optimizer_state.trained() * len(keys), state, strict=True):

@@ -22,14 +22,15 @@ class StatisticsMixer:
         self._last: Tensor | None = None  # The values that the last mix left, flat.
         self._varies: Tensor | None = None  # For each element, whether local steps have changed it: bool (elements,).
 
-    def forget(self) -> None:
-        """Forget the last values, since others have replaced them."""
-        self._last = None
+    @torch.no_grad()
+    def begin(self, live: Sequence[Tensor]) -> None:
+        """Note the values that are there at the start, or that others have just written: no local step made them."""
+        self._last = flat(live)
 
     @torch.no_grad()
     def shift(self, live: Sequence[Tensor], statistics: Statistics) -> Tensor:
         """Return the shift of all statistics, flat float32 on their device, and count it as made."""
-        now = torch.cat([tensor.detach().reshape(-1).float() for tensor in live])
+        now = flat(live)
         shift = self._mixed(now, live, statistics) - now
         self._last = now + shift
         return shift
@@ -37,7 +38,7 @@ class StatisticsMixer:
     @torch.no_grad()
     def mix(self, live: Sequence[Tensor], statistics: Statistics) -> None:
         """Move the live statistics, which stay between their own and the partner's values."""
-        now = torch.cat([tensor.detach().reshape(-1).float() for tensor in live])
+        now = flat(live)
         self._last = self._mixed(now, live, statistics)
         parts = torch.split(self._last, [tensor.numel() for tensor in live])
         views = [part.view(tensor.shape) for part, tensor in zip(parts, live, strict=True)]
@@ -47,8 +48,9 @@ class StatisticsMixer:
         """Return the mixed statistics, flat; ``now`` are the live ones."""
         if self._varies is None or self._varies.numel() != now.numel():
             self._varies = torch.zeros_like(now, dtype=torch.bool)
+        self._varies = self._varies.to(now.device)  # The program may have moved the model.
         if self._last is not None and self._last.numel() == now.numel():
-            self._varies |= now != self._last
+            self._varies |= now != self._last.to(now.device)
         # The largest element of each tensor, spread over its elements.
         peaks = torch.cat([
             part.abs().amax().expand(part.numel()) if part.numel() else part
@@ -65,3 +67,8 @@ class StatisticsMixer:
         near = torch.minimum(torch.maximum(target, now - limit), now + limit)
         mixed = (1.0 - statistics.weight) * now + statistics.weight * near
         return torch.where(moves, mixed, now)
+
+
+def flat(live: Sequence[Tensor]) -> Tensor:
+    """Return a copy of the statistics, one after the other, float32 on their device."""
+    return torch.cat([tensor.detach().reshape(-1).float() for tensor in live]) if live else torch.empty(0, device="cpu")

@@ -19,7 +19,7 @@ VALUES = st.lists(st.floats(2**-10, 1e4, width=32), min_size=6, max_size=6)
 def trained(values):
     """A mixer that has seen local steps change every element."""
     live, mixer = [torch.tensor(values[:2]), torch.tensor(values[2:])], StatisticsMixer()
-    mixer.mix(live, Statistics(np.zeros(6, np.float32), 0.0, 0))
+    mixer.begin(live)
     for tensor in live:
         tensor.add_(1.0)
     return live, mixer
@@ -58,7 +58,7 @@ def test_one_partner_moves_a_statistic_by_at_most_its_own_size_in_an_exchange():
 def test_constants_stay_while_the_node_trains_and_agree_when_it_settles():
     live, mixer = [torch.tensor([1.0, 2.0]), torch.tensor([3.0])], StatisticsMixer()
     partner = np.array([1.5, 2.5, 3.5], np.float32)
-    mixer.mix(live, Statistics(partner, 0.5, 0))
+    mixer.begin(live)
     live[1].add_(0.5)  # A local step changes the last one alone.
     mixer.mix(live, Statistics(partner + 1, 0.5, 0))
     assert flat(live).tolist() == [1.0, 2.0, 4.0]
