@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from gossip.arithmetic.statistics import PEAK_SHARE, Statistics
+from gossip.arithmetic.statistics import REACH, Statistics
 
 __all__ = ["StatisticsMixer"]
 
@@ -20,12 +20,13 @@ class StatisticsMixer:
 
     def __init__(self) -> None:
         self._last: Tensor | None = None  # The values that the last mix left, flat.
+        self._anchor: Tensor | None = None  # The values that the last local step left.
         self._varies: Tensor | None = None  # For each element, whether local steps have changed it: bool (elements,).
 
     @torch.no_grad()
     def begin(self, live: Sequence[Tensor]) -> None:
         """Note the values that are there at the start, or that others have just written: no local step made them."""
-        self._last = flat(live)
+        self._last = self._anchor = flat(live)
 
     @torch.no_grad()
     def shift(self, live: Sequence[Tensor], statistics: Statistics) -> Tensor:
@@ -48,15 +49,19 @@ class StatisticsMixer:
         """Return the mixed statistics, flat; ``now`` are the live ones."""
         if self._varies is None or self._varies.numel() != now.numel():
             self._varies = torch.zeros_like(now, dtype=torch.bool)
-        self._varies = self._varies.to(now.device)  # The program may have moved the model.
-        if self._last is not None and self._last.numel() == now.numel():
-            self._varies |= now != self._last.to(now.device)
+        if self._last is None or self._anchor is None or self._last.numel() != now.numel():
+            self._last = self._anchor = now
+        # The program may have moved the model to another device.
+        varies, last, anchor = (each.to(now.device) for each in (self._varies, self._last, self._anchor))
+        changed = now != last
+        self._varies = varies | changed
+        anchor = self._anchor = torch.where(changed.any(), now, anchor)
         # The largest element of each tensor, spread over its elements.
         peaks = torch.cat([
             part.abs().amax().expand(part.numel()) if part.numel() else part
-            for part in torch.split(now, [tensor.numel() for tensor in live])
+            for part in torch.split(anchor, [tensor.numel() for tensor in live])
         ])  # fmt: skip
-        limit = torch.where(peaks > 0, torch.maximum(now.abs(), PEAK_SHARE * peaks), 1.0)
+        reach = torch.where(peaks > 0, REACH * peaks, 1.0)
         target = torch.from_numpy(statistics.values).to(now.device)
         moves = self._varies | statistics.moves_all
         if statistics.positions is not None:
@@ -64,7 +69,7 @@ class StatisticsMixer:
             moves = torch.zeros_like(moves).index_copy(0, places, moves[places])
             target = now.index_copy(0, places, target)
         # Both sides of a pair with equal weights get the same bits: w x + w p, and not x + w (p - x).
-        near = torch.minimum(torch.maximum(target, now - limit), now + limit)
+        near = torch.minimum(torch.maximum(target, anchor - reach), anchor + reach)
         mixed = (1.0 - statistics.weight) * now + statistics.weight * near
         return torch.where(moves, mixed, now)
 

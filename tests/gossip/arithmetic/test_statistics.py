@@ -49,10 +49,15 @@ def test_both_sides_of_a_pair_end_with_the_same_bits_where_they_are_near(ours, o
     np.testing.assert_array_equal(flat(sides[0][0]), flat(sides[1][0]))
 
 
-def test_one_partner_moves_a_statistic_by_at_most_its_own_size_in_an_exchange():
+def test_partners_move_a_statistic_by_at_most_its_reach_until_the_next_local_step():
     live, mixer = trained([0.0, 99.0, 1.0, 2.0, 3.0, 4.0])  # 1, 100 and 2 to 5 after the local step.
-    mixer.mix(live, Statistics(np.full(6, 1e30, np.float32), 0.5, 0))
-    np.testing.assert_allclose(flat(live), [1 + 100 / 32, 150, 3, 4.5, 6, 7.5])
+    anchor, reach = flat(live), np.array([200, 200, 10, 10, 10, 10])
+    for _ in range(50):
+        mixer.mix(live, Statistics(np.full(6, 1e30, np.float32), 0.5, 0))
+    np.testing.assert_allclose(flat(live), anchor + reach, rtol=1e-5)
+    live[0].fill_(0.5)
+    mixer.mix(live, Statistics(np.full(6, -1e30, np.float32), 1.0, 0))
+    np.testing.assert_allclose(flat(live)[:2], [-0.5, -0.5])
 
 
 def test_constants_stay_while_the_node_trains_and_agree_when_it_settles():
