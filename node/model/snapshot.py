@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from gossip.arithmetic.statistics import Statistics
 from gossip.averaging.vectors import Vector
-from gossip.errors import CheckpointError, LayoutError
+from gossip.errors import LayoutError
 from node.model.device.copies import Copies, combined
 from node.model.device.downloads import Downloads
 from node.model.device.guard import StepGuard
@@ -47,7 +47,7 @@ from node.model.optimizer_state import OptimizerState
 from node.model.optimizers import Optimizers
 from node.model.sparse import SparseCopies
 from node.model.state import Floats, Positions, State
-from node.model.tensors import LiveTensors, plain_name, refuse_other_tensors
+from node.model.tensors import LiveTensors
 
 __all__ = ["Copies", "ModelState", "device_of"]
 
@@ -446,36 +446,15 @@ class ModelState(State):
         return np.array_equal(weights, vector[:exchanged]) and np.array_equal(state, vector[state_range.start :])
 
     def tensors(self) -> dict[str, Tensor]:
-        """Return a module's ``state_dict()``, integers included, or all of a mapping.
-
-        Raises:
-            CheckpointError: A module has an extra state that is no tensor.
-        """
-        if not isinstance(self._model, nn.Module):
-            return {name: torch.as_tensor(value) for name, value in {**self._model, **self._tensors.shared}.items()}
-        named = {plain_name(name): value for name, value in self._model.state_dict().items()}
-        for name, value in named.items():
-            if not isinstance(value, Tensor):
-                raise CheckpointError(
-                    f"{name!r} of the model is a {type(value).__name__}, and safetensors hold tensors alone: let its "
-                    "get_extra_state return a tensor."
-                )
-        return named
+        """Return a module's ``state_dict()``, integers included, or all of a mapping, by plain names."""
+        return self._tensors.saved(self._model)
 
     @torch.no_grad()
     def load(self, tensors: Mapping[str, Tensor]) -> None:
         """Load what :meth:`tensors` returned. Raise :class:`CheckpointError` before anything changes."""
-        # A compiled module has prefixed names for the same model.
-        tensors = {plain_name(name): value for name, value in tensors.items()}
-        ours = self.tensors()
-        refuse_other_tensors(ours, tensors, exact=isinstance(self._model, nn.Module))
         self._guard.order_after_copies()
-        if isinstance(self._model, nn.Module):
-            full_names = {plain_name(name): name for name in self._model.state_dict()}
-            self._model.load_state_dict({full_names[name]: value for name, value in tensors.items()})
-            return
-        for name, target in ours.items():
-            target.copy_(tensors[name])
+        self._tensors.load(self._model, tensors)
+        self._mixer.begin(self._buffers())
 
     def _weights(self, elements: int) -> list[Tensor]:
         """Return the tensors that a vector of this length covers: all values, or those that are exchanged."""
