@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from gossip.errors import FaultError, LocalError, RefusedError
+from gossip.errors import FaultError, LocalError
 from gossip.ids import quantity
 from node.faults import report_to
 from node.loop.held_run import HeldRun
@@ -15,9 +15,6 @@ from node.settings import Settings
 
 __all__ = ["Startup"]
 
-# A seed may close connections at once because it is busy, or is a forwarder whose node is down. This refusal ("closed")
-# may therefore be retried until this multiple of join_timeout_s has passed.
-CLOSED_TIMEOUTS = 3.0
 VISIT_PERIOD_S = 0.02  # Seconds between two visits of the boundary while the loop waits.
 
 
@@ -59,16 +56,12 @@ class Startup:
         connector, limit_s = self.network.runtime.connector, self.settings.join_or_fail_s
         refusal = connector.seeds.refusal
         may_connect = bool(connector.dialling) or len(self.network.runtime.links) > 0
-        if refusal is not None and not may_connect and self.is_final(refusal, waited_s, is_ready):
+        # A seed that closes connections at once may be busy, or a forwarder whose node is down. That is final only when
+        # the peer has given up waiting for it: it would train alone, although its seed exists.
+        if refusal is not None and not may_connect and is_ready == (refusal.code == "closed"):
             raise LocalError(f"Could not join: {refusal}") from refusal
         if limit_s is not None and waited_s > limit_s and not is_ready:
             raise LocalError(f"Could not join within {limit_s:g} s: {connector.seeds.why_alone()}.")
-
-    def is_final(self, refusal: RefusedError, waited_s: float, is_ready: bool) -> bool:
-        """Return True if a refusal by a seed must end this node, after it has waited for ``waited_s`` seconds."""
-        if refusal.code == "closed":  # A node that is ready to train would do so alone, although its seed exists.
-            return is_ready or waited_s >= CLOSED_TIMEOUTS * self.settings.config.join_timeout_s
-        return not is_ready
 
     def begin_with_own_weights(self) -> None:
         """Start mixing from the node's own weights, unless it has adopted others, and allocate memory for exchanges."""
