@@ -156,6 +156,7 @@ class LocalSwarm:
         threads: Threads of arithmetic per process; processes that each take every core slow one another down.
         config: Keys of :class:`gossip.Config`, as a mapping or as the path of a TOML file.
         trace: True if each node writes a timeline into the folder, node-0.trace.json and so on.
+        is_module: True if ``script`` is the name of a module, which is run as ``python -m`` does it.
 
     Raises:
         ConfigError: The script or the settings cannot work.
@@ -172,9 +173,9 @@ class LocalSwarm:
         threads: int = 1,
         config: Mapping[str, Any] | str | os.PathLike[str] | None = None,
         trace: bool = False,
+        is_module: bool = False,
     ) -> None:
-        if not Path(script).is_file():
-            raise ConfigError(f"There is no script {script}: name a Python file.")
+        check_script(Path(script), is_module)
         if not 0 <= nodes <= MAX_NODES:
             raise ConfigError(f"nodes = {nodes} cannot work: take 0 to {MAX_NODES} processes of one machine.")
         settings = None  # The text of a configuration file that is to be written.
@@ -187,7 +188,7 @@ class LocalSwarm:
         self._folder = Path(tempfile.mkdtemp(prefix="gossip-") if folder is None else folder).resolve()
         self._folder.mkdir(parents=True, exist_ok=True)
         self._rows: deque[dict[str, Any]] = deque(maxlen=MAX_ROWS)
-        self._job = [str(script), *map(str, args)]
+        self._job = [*["-m"] * is_module, str(script), *map(str, args)]
         self._options = ["--quiet", "--threads", str(threads)]
         self._traces = trace
         if settings is not None:
@@ -368,6 +369,14 @@ class LocalSwarm:
             time.sleep(POLL_PERIOD_S)
         self.check()
         return []
+
+
+def check_script(script: Path, is_module: bool) -> None:
+    """Raise ConfigError if there is no such file, or if a module is named by its file."""
+    if not is_module and not script.is_file():
+        raise ConfigError(f"There is no script {script}: name a Python file.")
+    if is_module and (script.is_file() or not all(map(str.isidentifier, str(script).split(".")))):
+        raise ConfigError(f"-m takes the name of a module, as package.train, not {script}: leave -m out to run a file.")
 
 
 def toml_of(config: Mapping[str, Any]) -> str:
