@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 
 from gossip import __main__ as command
+from node.child import Child
 from node.cli import demo, demo_job, local
-from node.local import Child
 from tests.harness import warm
 from tests.node.pretended import pretended, script_of
 
