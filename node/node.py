@@ -120,14 +120,15 @@ class Node:
             trace, memory_dir,
         )  # fmt: skip
         # With a group, a launcher's processes on other hosts are this node's own ranks, and no other members.
-        settings = Settings.gather(options, launched=group is None)
+        place = running.free_place(model)
+        settings = Settings.gather(options, launched=group is None, place=place)
         training_config = settings.config.for_training(bool(optimizers.quasi_global))
         settings = dataclasses.replace(settings, config=training_config)
         if ranks is None:
             self._training = TrainingSide(LiveModel(trained, training_config, folder=settings.memory_dir), settings)
         else:
             self._training = Leader(trained, settings, ranks)
-        running.closes_with(self, self._training)
+        running.closes_with(self, self._training, place)
 
     # -- life ----------------------------------------------------------------------------------------------------
     def start(self) -> Self:

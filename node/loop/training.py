@@ -20,7 +20,7 @@ from typing import Any, TypeAlias
 from gossip.arithmetic.correction import Correction, steps_between_parts
 from gossip.averaging.visit import Update, Visit
 from gossip.errors import LayoutError, LocalError
-from gossip.ids import MemberRecord, PeerId, from_hex
+from gossip.ids import Address, MemberRecord, PeerId, from_hex
 from node import running
 from node.data.division import Sharers, Sharing
 from node.data.sampler import Samplers
@@ -39,7 +39,7 @@ from node.observe.members import Member, SwarmView
 from node.observe.metrics import Metrics
 from node.observe.reduced import Reduced, reduce
 from node.observe.timeline import LoopTimeline
-from node.settings import Settings
+from node.settings import Settings, beside
 
 __all__ = ["TrainingSide"]
 
@@ -112,13 +112,19 @@ class TrainingSide:
         if running.is_stop_requested():
             raise SystemExit(128 + signal.SIGTERM)
         self.owner = owner or self
+        if self.settings.shares_address:
+            running.claim_address()
         replaced_nodes = running.enter(self.owner)
+        if self.settings.follows_first and self.settings.listen is not None:
+            port = running.ports.get(0, 0)  # 0 if the first Node has not started yet.
+            self.service.bound = beside(Address(self.settings.listen.host, port), self.settings.place)
         if not self.settings.joins:
             self.live.begin_mixing()
         self.handle_sigterm()
         began = time.monotonic()
         try:
             self.network.start()
+            running.ports[self.settings.place] = 0 if self.service.bound is None else self.service.bound.port
             if replaced_nodes:
                 self.network.notify("replaced", REPLACED_NOTICE)
             if self.timeline is not None:
