@@ -145,9 +145,6 @@ def run(
     trace: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Writes a timeline of this node, for ui.perfetto.dev.")
     ] = None,
-    memory_dir: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Keeps the node's vectors in files there, instead of in memory.")
-    ] = None,
     threads: Threads = None,
     quiet: Annotated[bool, typer.Option("--quiet", help="No live line and no closing table.")] = False,
 ) -> None:
@@ -171,7 +168,6 @@ def run(
         on_fault=on_fault,
         log=log,
         trace=trace,
-        memory_dir=memory_dir,
         quiet=quiet,
     )
     raise typer.Exit(cli.run(script, args or [], settings, module))

@@ -85,8 +85,8 @@ class Peer:
         me = members.me
         self.id, self.config, self.rng = me.id, config, rng
         self.local = Local(
-            model.fingerprint, model.elements, model.trained_elements, model.frozen_elements, run_id=me.run_id,
-            boundary_at=now, machine=model.machine, steps_per_mix=config.first_interval,
+            model.fingerprint, model.elements, model.trained_elements, model.frozen_elements, model.bits_elements,
+            run_id=me.run_id, boundary_at=now, machine=model.machine, steps_per_mix=config.first_interval,
             progress=RunProgress(config.first_interval),
         )  # fmt: skip
         self.membership, self.misbehaviour = members, members.misbehaviour
@@ -353,16 +353,20 @@ class Peer:
         """Set the parts of the optimizer's state that a newcomer can get."""
         self.local.optimizer_keys, self.local.optimizer_scalars = keys, scalars
 
-    def on_spoiled(self, session: int | None, now: float) -> list[Effect]:
-        """Handle weights with NaN or infinity, seen in this snapshot (None: by the training loop).
+    def on_spoiled(self, session: int | None, now: float, tensor: str = "") -> list[Effect]:
+        """Handle weights with NaN or infinity in a tensor, seen in this snapshot (None: by the training loop).
 
         They are given to no peer, and this peer is not ready until the swarm's weights have replaced them.
         """
         effects = [] if session is None else self.end_snapshot(session)
         if self.local.ready and self.joining.phase is not Phase.ADOPTING:  # The trial judges weights on trial.
             self.run_choice.on_spoiled(now)
-            effects += self.own_run.on_spoiled(now)
+            effects += self.own_run.on_spoiled(now, tensor)
         return effects + self.follow_up(now)
+
+    def on_frozen_changed(self, now: float) -> list[Effect]:
+        """Handle frozen weights that the program has changed: they are hashed again."""
+        return self.own_run.hash_frozen()
 
     def on_mended(self, now: float) -> list[Effect]:
         """Handle weights that the training loop has made finite again by itself."""
@@ -372,7 +376,7 @@ class Peer:
     def on_snapshotted(self, session: int, now: float, mass: float = 0.0, moved: float = math.nan) -> list[Effect]:
         """Handle a snapshot; :class:`gossip.averaging.reports.Reports` describes ``mass`` and ``moved``."""
         self.local.boundary_at = now
-        self.initiator.adapt_pace(moved)
+        self.initiator.on_moved(moved)
         if session in self.donating.table:
             return self.donating.on_snapshotted(session)
         effects = self.exchanges.route_report(Event.SNAPSHOTTED, session, now, mass)

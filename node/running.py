@@ -19,13 +19,14 @@ from gossip.errors import LocalError
 
 __all__ = [
     "CLOSED", "MADE", "USED", "claim_address", "closes_with", "enter", "free_place", "has_made_node",
-    "is_stop_requested", "leave", "note_made", "ports", "request_stop",
+    "is_stop_requested", "is_unstepped", "leave", "note_made", "note_unstepped", "ports", "request_stop",
 ]  # fmt: skip
 
 USED = "This Node was used already: make a new one for each run."
 CLOSED = "This Node is closed, and what is trained reaches no member: make a new Node to go on."
 
 MADE = "GOSSIP_MADE"  # Names the file by which `gossip run` learns of Nodes in processes that its script starts.
+UNSTEPPED = "unstepped"  # The text of that file if a loop has trained without a step.
 
 IMPORTED = (
     "This process imports the script again, as multiprocessing's spawn does for each worker, and would start another "
@@ -37,7 +38,7 @@ _places: dict[int, Side] = {}  # The Nodes that are not closed yet, by their pla
 # This process, and the locked file by which it alone runs the Nodes of its `gossip run`. A forked child has a copy.
 _claim: tuple[int, TextIO] | None = None
 _running: list[Side] = []
-_made = False
+_made = _is_unstepped = False
 _stop_requested = False  # An exception alone can be lost: some imports catch all exceptions, also that of a signal.
 
 
@@ -122,6 +123,22 @@ def note_made() -> None:
     if path := os.environ.get(MADE):
         with contextlib.suppress(OSError):
             Path(path).touch()
+
+
+def note_unstepped() -> None:
+    """Note that a loop has trained without a step of its Node, likewise."""
+    global _is_unstepped
+    _is_unstepped = True
+    if path := os.environ.get(MADE):
+        with contextlib.suppress(OSError):
+            Path(path).write_text(UNSTEPPED)
+
+
+def is_unstepped() -> bool:
+    """Return True if a loop of this process, or of one that it started, has trained without a step of its Node."""
+    with contextlib.suppress(OSError):
+        return _is_unstepped or Path(os.environ.get(MADE) or os.devnull).read_text() == UNSTEPPED
+    return _is_unstepped
 
 
 def closes_with(node: object, side: Side, place: int | None = None) -> None:

@@ -49,7 +49,6 @@ class NodeOptions:
     page: str | None = None
     on_fault: str | None = None
     trace: str | os.PathLike[str] | None = None
-    memory_dir: str | os.PathLike[str] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +69,6 @@ class Settings:
     page: Address | None = None  # Where the web page listens.
     others: Address | None = None  # The coordinator of a launch on several hosts, on the way to the others.
     trace: Path | None = None  # A file for the timeline of this node.
-    memory_dir: Path | None = None  # The folder for vectors in files; None: they are in memory.
     on_fault: str = "restart"  # Or "raise": how to react to a fault of this library in the network side.
     place: int = 0  # Among the open Nodes of this process, which share the variables (:func:`beside`).
     shares_address: bool = True  # The program named no address: it is that of the variables.
@@ -122,7 +120,6 @@ class Settings:
             wait_s=checked_wait_s(seconds_of(options.wait_s, environment, "GOSSIP_WAIT_S")),
             page=page_address(options.page or environment.get("GOSSIP_PAGE"), secret),
             trace=timeline_file(options.trace or environment.get("GOSSIP_TRACE")),
-            memory_dir=vectors_folder(options.memory_dir or environment.get("GOSSIP_MEMORY_DIR")),
             on_fault=checked_on_fault(options.on_fault or environment.get("GOSSIP_ON_FAULT") or "restart"),
             place=place, shares_address=not options.listen,
             follows_first=follows_first and "GOSSIP_PROGRESS" in environment,
@@ -263,14 +260,6 @@ def timeline_file(file: str | os.PathLike[str] | None) -> Path | None:
     path = Path(file).resolve() if file else None
     if path is not None and not path.parent.is_dir():
         raise ConfigError(f"The timeline's folder {path.parent} does not exist: make it first.")
-    return path
-
-
-def vectors_folder(folder: str | os.PathLike[str] | None) -> Path | None:
-    """Return the folder for vectors in files. Raises ConfigError if it does not exist."""
-    path = Path(folder).resolve() if folder else None
-    if path is not None and not path.is_dir():
-        raise ConfigError(f"The vectors' folder {path} does not exist: make it first, on a local disk.")
     return path
 
 

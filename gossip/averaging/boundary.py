@@ -385,6 +385,8 @@ class Boundary:
         If ``copies`` are given, all weights are to be copied next. One pass may then add the update and copy the sum
         into the update's own vector, which goes into ``copies``.
         """
+        if update.statistics is not None:
+            self.model.mix_statistics(update.statistics)
         is_plain_sum = update.mass is None and update.positions is None and update.upload is None
         if copies is not None and is_plain_sum and self.model.add_read(update.vector.array, update.weight):
             update.vector.users, update.vector.is_finite = 0, self.model.finite

@@ -16,10 +16,11 @@ import numpy as np
 
 from gossip.arithmetic.mixing import OuterStep
 from gossip.arithmetic.movement import Movement
+from gossip.arithmetic.statistics import Statistics
 from gossip.averaging.all_reduce import GroupAverage
 from gossip.averaging.boundary import Boundary
 from gossip.averaging.reports import Reports
-from gossip.averaging.vectors import Cut, Positions, Vector, Vectors
+from gossip.averaging.vectors import Cut, Positions, Vector, Vectors, count_weights
 from gossip.averaging.visit import Adoption, Update, Visit
 from gossip.effects import CopyFrozen, CopyPiece, Effect, HashFrozen, Merge, Mix
 
@@ -174,7 +175,8 @@ class MixJob(Job):
             return
         self.result = difference
         if self.mass is not None:  # A push: the partner's vector itself is merged.
-            difference.array += snapshot[: difference.array.size]
+            head = count_weights(self.snapshot, averager.outer_step.parameters)
+            difference.array[:head] += snapshot[:head]  # Statistics are the partner's values already.
             return
         correction = averager.outer_step.correction if self.positions is None else None
         if correction is not None:
@@ -212,12 +214,28 @@ class MixJob(Job):
             averager.boundary.abort_update()
             return
         weight = self.weight if self.leaves_weight else 1.0
+        statistics = self.take_statistics(result) if self.mass is None else None
         sample, movement = None, averager.movement
         if movement is not None and self.mass is None:
             movement.add_shift(result.array, self.positions, weight)
         elif movement is not None:
             sample = movement.sample(result.array)
-        averager.boundary.deliver_update(Update(result, self.mass, sample, self.positions, weight))
+        averager.boundary.deliver_update(
+            Update(result, self.mass, sample, self.positions, weight, statistics=statistics)
+        )
+
+    def take_statistics(self, result: Vector) -> Statistics | None:
+        """Take the partner's statistics, which are mixed in another way, out of an update; None if there are none."""
+        head = count_weights(self.snapshot, self.averager.outer_step.parameters)
+        values = result.array[head : self.snapshot.elements]
+        if not values.size:
+            return None
+        taken = values.copy()
+        values.fill(0.0)
+        start, positions = self.averager.outer_step.parameters, self.positions
+        return Statistics(
+            taken, self.weight, start, None if positions is None else positions[head:] - start, moves_all=self.plain
+        )
 
     def fail(self) -> None:
         """Continue without the mix. Its vectors are not reused, because another thread may still write to them."""

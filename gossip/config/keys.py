@@ -72,12 +72,6 @@ class Keys:
         "Set it to bound staleness as a paper has it. All nodes then wait for slow links.", unit="intervals", least=0,
         least_is="lockstep pairs", left_out="no bound, and no loop ever waits",
     )
-    consensus_target: float | None = key(
-        None, "The distance to keep between nodes, in units of the length of one local step. The node mixes up to 4 "
-        "times as often, or as rarely, to reach it.",
-        "Set it to keep distances alike while the learning rate falls.", unit="local steps", positive=True,
-        left_out="a constant interval",
-    )
 
     # -- how to mix (gossip.mixing states the equations) -------------------------------------------------------------
     mixing: str = key(

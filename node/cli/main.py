@@ -56,14 +56,12 @@ class RunSettings:
     on_fault: str | None = None  # restart or raise
     log: Path | None = None
     trace: Path | None = None
-    memory_dir: Path | None = None
     quiet: bool = False
 
 
 # The settings that a run passes to Node in variables of their names, like GOSSIP_LISTEN.
 PASSED = (
     "listen", "advertise", "state_dir", "must_join", "wait_for", "wait_s", "config", "page", "on_fault", "log", "trace",
-    "memory_dir",
 )  # fmt: skip
 
 
@@ -107,6 +105,9 @@ def run(script: Path, args: Sequence[str], settings: RunSettings, is_module: boo
     except Exception as error:
         print_script_error(error)
         return 1
+    if running.is_unstepped():
+        print(f"gossip: {script} has trained without node.step(), so it has mixed with nobody.", file=sys.stderr)
+        return 2
     if running.has_made_node():
         return 0
     print(f"gossip: {script} has ended and made no Node, so it was in no swarm. {WITH_NODE}.", file=sys.stderr)

@@ -9,13 +9,14 @@ from typing import NamedTuple
 
 from gossip.effects import MemberState
 from gossip.errors import FaultError, LocalError
-from gossip.ids import quantity
+from gossip.ids import Address, quantity
+from node import running
 from node.faults import report_to
 from node.loop.held_run import HeldRun
 from node.loop.live import LiveModel
 from node.loop.network_side import NetworkSide
 from node.observe.reduced import STARTED, mark_in
-from node.settings import Settings
+from node.settings import Settings, beside
 
 __all__ = ["Startup"]
 
@@ -46,6 +47,21 @@ class Startup:
         self.settings, self.live, self.network, self.run, self.visit = settings, live, network, run, visit
         self.announce = announce
 
+    def enter(self, owner: running.Side) -> int:
+        """Register this node in its process, and give it an address of its own there.
+
+        Returns:
+            The number of other nodes over the same model, which are closed.
+        """
+        settings = self.settings
+        if settings.shares_address:
+            running.claim_address()
+        replaced_nodes = running.enter(owner)
+        if settings.follows_first and settings.listen is not None:
+            port = running.ports.get(0, 0)  # 0 if the first Node has not started yet.
+            self.network.service.bound = beside(Address(settings.listen.host, port), settings.place)
+        return replaced_nodes
+
     def join(self) -> None:
         """Wait until this node holds weights to train, from the swarm or its own.
 
@@ -54,6 +70,7 @@ class Startup:
             LocalError: A seed refused this node, or ``settings.join_or_fail_s`` has passed.
         """
         service, began = self.network.service, time.monotonic()
+        running.ports[self.settings.place] = 0 if service.bound is None else service.bound.port
         service.read_progress = self.network.runtime.read_progress = lambda: (self.run.steps, self.run.samples)
         is_ready = False
         while not is_ready:

@@ -11,6 +11,7 @@ from collections.abc import Callable
 import numpy as np
 
 from gossip.arithmetic.mixing import subtract
+from gossip.arithmetic.statistics import PEAK_SHARE, Statistics
 from gossip.averaging.vectors import Cut, Floats, Positions, Vector
 
 __all__ = ["Floats", "HostVectors", "KeptVector", "VectorModel"]
@@ -28,6 +29,9 @@ class VectorModel:
 
     def size(self) -> int:
         return self.vector.size
+
+    def tensor_at(self, position: int) -> str:
+        return ""
 
     def optimizer_range(self) -> range:
         return range(self.vector.size, self.vector.size)
@@ -48,6 +52,18 @@ class VectorModel:
 
     def add(self, values: Floats) -> None:
         self.vector += values
+
+    def mix_statistics(self, statistics: Statistics) -> None:
+        """Mix as real nodes do, but with one limit for all statistics, since their tensors are unknown here."""
+        live = self.vector[statistics.start :]
+        now = live if statistics.positions is None else live[statistics.positions]
+        peak = np.abs(live).max()
+        limit = np.maximum(np.abs(now), np.float32(PEAK_SHARE) * peak) if peak else np.float32(1.0)
+        near = np.clip(statistics.values, now - limit, now + limit)
+        weight = np.float32(statistics.weight)
+        live[slice(None) if statistics.positions is None else statistics.positions] = (
+            np.float32(1.0) - weight
+        ) * now + weight * near
 
     def add_weighted(self, values: Floats, weight: float) -> None:
         self.vector += np.float32(weight) * values

@@ -130,8 +130,6 @@ def unrepresented(scenario: Playable) -> Iterator[tuple[str, str]]:
         yield "gossip.codec", f"use {', '.join(CODECS[:-1])} or {CODECS[-1]}"
     if config.filter_name not in FILTERS:
         yield "gossip.filter", "use 'clip' or 'none'"
-    if config.consensus_target is not None:
-        yield "gossip.consensus_target", "leave it out, as no decision may depend on values"
     if config.max_version_gap is not None:
         yield "gossip.max_version_gap", "leave it out"
     if config.mix_every_s is not None:

@@ -11,7 +11,6 @@ from typing import Any, Literal, TypeVar, Union, cast, get_args, get_origin, get
 
 from gossip.config import LARGEST, PRESETS, Config, shown
 from gossip.config.internal import Internal
-from gossip.config.removed import REMOVED_KEYS
 from gossip.config.setting import settings_of
 from gossip.errors import ConfigError
 
@@ -167,8 +166,6 @@ def parse_config(value: object) -> Config:
     optional = {name for name, hint in known.items() if type(None) in get_args(hint)}
     given = cast(Mapping[str, Any], value).items()  # For a key that is never left out, "none" is an ordinary value.
     table = {name: None if setting == NONE and name in optional else setting for name, setting in given}
-    for name in (name for name in table if name in REMOVED_KEYS):
-        raise KeyFault(name, f"was removed: {REMOVED_KEYS[name]}.")
     internal = [name for name, setting in given if isinstance(setting, Internal)]  # Only Python can give these.
     refuse_unknown(table, ["preset", "method", *known, *internal])
     try:

@@ -44,6 +44,18 @@ def test_a_node_counts_in_the_script_and_in_a_process_that_it_starts(tmp_path, t
     assert (done.returncode, done.stderr) == (0, "")
 
 
+UNSTEPPED = "from node import running; running.note_made(); running.note_unstepped()"
+
+
+@pytest.mark.parametrize(
+    "text", [UNSTEPPED, f"import subprocess, sys; subprocess.run([sys.executable, '-c', {UNSTEPPED!r}], check=True)"]
+)
+def test_a_script_that_trains_without_a_step_of_its_node_ends_with_code_2(tmp_path, text):
+    done = gossip("run", script_of(tmp_path, text))
+    assert done.returncode == 2
+    assert done.stderr.endswith("train.py has trained without node.step(), so it has mixed with nobody.\n")
+
+
 TELLING = """
     import json, sys
     print(json.dumps([__name__, __package__, __spec__.name, __file__, sys.argv, sys.path[0], relative]))

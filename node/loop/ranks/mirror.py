@@ -102,7 +102,7 @@ class Mirror:
         """Receive the state; called on the other ranks."""
         tensors = {}
         for name, tensor in self.state.tensors().items():
-            tensors[name] = host = torch.empty(tensor.shape, dtype=tensor.dtype)
+            tensors[name] = host = torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu")
             self.ranks.broadcast(host)
         described = checked(self.ranks.receive_command().payload, Described)
         check_counts(self.optimizers, described)
@@ -114,7 +114,7 @@ class Mirror:
         """Receive a tensor: into the present one if the shapes agree, since a step in a CUDA graph has its address."""
         if not place.fits(self.state.layout.size):
             raise unreadable_error(f"a tensor of {tuple(place.shape)}")
-        host = torch.empty(place.shape, dtype=place.dtype)
+        host = torch.empty(place.shape, dtype=place.dtype, device="cpu")
         self.ranks.broadcast(host)
         if isinstance(before, Tensor) and (before.shape, before.dtype) == (host.shape, host.dtype):
             return before.copy_(host)

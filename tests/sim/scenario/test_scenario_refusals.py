@@ -51,7 +51,6 @@ MATRIX = {"kind": "matrix", "regions": ["a", "b"]}
         ({"task": {"optimizer": {"lr": math.nan}}}, ["task.optimizer.lr", "positive"]),
         ({"gossip": {"codec": "fp8"}}, ["gossip.codec = 'fp8' cannot work: there is no codec", "bf16"]),
         ({"gossip": {"mix_every_steps": "8"}}, ["gossip.mix_every_steps = '8'", "a whole number"]),
-        ({"gossip": {"heal_period_s": 3}}, ["gossip.heal_period_s was removed: leave it out"]),
         ({"gossip": {"preset": "moon"}}, ["gossip.preset = 'moon'", "datacentre"]),
         ({"gossip": "wan"}, ["gossip = 'wan'", "a table"]),
         ({"compute": {"step_s": 0}}, ["compute.step_s", "longer than 0 s"]),
