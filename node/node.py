@@ -124,7 +124,8 @@ class Node(DataCalls):
             trace,
         )  # fmt: skip
         # With a group, a launcher's processes on other hosts are this node's own ranks, and no other members.
-        settings = Settings.gather(options, launched=group is None)
+        place = running.free_place(model)
+        settings = Settings.gather(options, launched=group is None, place=place)
         training_config = settings.config.for_training(bool(optimizers.quasi_global))
         settings = dataclasses.replace(settings, config=training_config)
         if ranks is None:
@@ -132,7 +133,7 @@ class Node(DataCalls):
         else:
             self._training = Leader(trained, settings, ranks)
         self._prepare_data(self._training.samplers, optimizers)
-        running.closes_with(self, self._training)
+        running.closes_with(self, self._training, place)
 
     # -- life ----------------------------------------------------------------------------------------------------
     def start(self) -> Self:

@@ -70,6 +70,9 @@ class Settings:
     others: Address | None = None  # The coordinator of a launch on several hosts, on the way to the others.
     trace: Path | None = None  # A file for the timeline of this node.
     on_fault: str = "restart"  # Or "raise": how to react to a fault of this library in the network side.
+    place: int = 0  # Among the open Nodes of this process, which share the variables (:func:`beside`).
+    shares_address: bool = True  # The program named no address: it is that of the variables.
+    follows_first: bool = False  # It listens next to this process's first Node, whose port is not known before.
 
     @property
     def joins(self) -> bool:
@@ -78,14 +81,23 @@ class Settings:
 
     @classmethod
     def gather(
-        cls, options: NodeOptions, environment: Mapping[str, str] = os.environ, launched: bool = False
+        cls, options: NodeOptions, environment: Mapping[str, str] = os.environ, launched: bool = False, place: int = 0
     ) -> Settings:
         """Read the settings and write nothing: the service later keeps the secret in the state directory.
 
         With ``launched``, if a launcher started members on other hosts, listen where those can reach this node unless
-        ``listen`` says otherwise. Raises ConfigError or IdentityError, one sentence, for settings that cannot work.
+        ``listen`` says otherwise. ``place`` counts the other Nodes of this process that share the environment. Raises
+        ConfigError or IdentityError, one sentence, for settings that cannot work.
         """
+        environment = environment_at(place, environment)
         addresses, expected, sources, invited_secret = gather_seeds(seeds_of(options, environment))
+        if place and not options.seeds:
+            addresses, expected = [beside(address, place) for address in addresses], {}
+            if sources:
+                raise ConfigError(
+                    f"This is Node {place + 1} of the process, and the file of seeds names the first Nodes of others: "
+                    "give it listen= and seeds= of its own."
+                )
         state_dir = options.state_dir if options.state_dir is not None else environment.get("GOSSIP_STATE_DIR")
         needs_secret = not environment.get("GOSSIP_INSECURE")  # Unless the user trusts the network.
         secret_file = options.secret if options.secret is not None else environment.get("GOSSIP_SECRET_FILE")
@@ -95,6 +107,8 @@ class Settings:
         others = other_hosts(environment) if launched else None
         listen = listen_address(options.listen or environment.get("GOSSIP_LISTEN"), others, secret, needs_secret)
         advertise = options.advertise or environment.get("GOSSIP_ADVERTISE")
+        is_seed = not (addresses or options.seeds)  # Others look for it next to this process's first Node.
+        follows_first = place > 0 and is_seed and not options.listen and listen is not None and listen.port == 0
         config = config_of(options, environment)
         wait_for = environment.get("GOSSIP_WAIT_FOR", "1") if options.wait_for is None else options.wait_for
         return cls(
@@ -107,7 +121,33 @@ class Settings:
             page=page_address(options.page or environment.get("GOSSIP_PAGE"), secret),
             trace=timeline_file(options.trace or environment.get("GOSSIP_TRACE")),
             on_fault=checked_on_fault(options.on_fault or environment.get("GOSSIP_ON_FAULT") or "restart"),
+            place=place, shares_address=not options.listen,
+            follows_first=follows_first and "GOSSIP_PROGRESS" in environment,
         )  # fmt: skip
+
+
+def environment_at(place: int, environment: Mapping[str, str]) -> Mapping[str, str]:
+    """Return the variables for the Node at this place in its process, where the first has place 0.
+
+    The Nodes of one process, as a generator and a discriminator, are nodes of different swarms. Each finds the others
+    of its kind one port further than the Node before it, if all processes make their Nodes in one order.
+    """
+    moved = dict(environment)
+    for name in ("GOSSIP_LISTEN", "GOSSIP_ADVERTISE", "GOSSIP_PAGE") if place else ():
+        if (text := environment.get(name)) and text != "none":
+            moved[name] = str(beside(parse_address(text), place))
+    if place and (folder := environment.get("GOSSIP_STATE_DIR")):
+        moved["GOSSIP_STATE_DIR"] = os.path.join(folder, f"node-{place + 1}")
+        if (secret := kept_secret(Path(folder))) is not None and not environment.get("GOSSIP_INSECURE"):
+            moved.setdefault("GOSSIP_SECRET_FILE", str(secret))  # The first Node has kept it for all.
+    if place and (trace := environment.get("GOSSIP_TRACE")):
+        moved["GOSSIP_TRACE"] = str(Path(trace).with_stem(f"{Path(trace).stem}-{place + 1}"))
+    return moved
+
+
+def beside(address: Address, place: int) -> Address:
+    """Return the address ``place`` ports further. Port 0, which takes any free one, stays."""
+    return Address(address.host, address.port + place if address.port else 0)
 
 
 def seeds_of(options: NodeOptions, environment: Mapping[str, str]) -> list[object]:

@@ -83,8 +83,8 @@ class TrainingSide:
         self.samplers = Samplers(Sharers.of(sharing or self))
         self.network = NetworkSide(self.service)
         self.run = HeldRun(live, self.network, self.samplers, self.ranks)
-        self.startup = Startup(settings, live, self.network, self.run, self.visit)
         self.settling = Settling(live, self.network, self.run, self.visit)
+        self.startup = Startup(settings, live, self.network, self.run, self.visit, self.settling.announce)
         self.model_watch = ModelWatch(
             live.state, self.network.notify,
             lambda: self.network.report_to_peer(lambda peer, now: peer.on_frozen_changed(now)),
@@ -125,7 +125,7 @@ class TrainingSide:
         if running.is_stop_requested():
             raise SystemExit(128 + signal.SIGTERM)
         self.owner = owner or self
-        replaced_nodes = running.enter(self.owner)
+        replaced_nodes = self.startup.enter(self.owner)
         if not self.settings.joins:
             self.live.begin_mixing()
         self.handle_sigterm()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from dataclasses import replace
 
@@ -10,14 +11,17 @@ import pytest
 import torch
 from torch import nn
 
+from gossip.effects import MemberState
 from gossip.errors import ConfigError
 from gossip.ids import Address, MemberRecord
 from gossip.wire.messages import Gossip
 from gossip.wire.records import signed
 from node import Node
 from node.identity.keys import Identity
+from node.loop.startup import Startup
+from node.observe.reduced import STARTED, Figures
 from node.settings import NodeOptions, Settings
-from tests.node.conftest import QUICK
+from tests.node.conftest import QUICK, Trainee, until
 
 
 def model(seed=0):
@@ -68,6 +72,67 @@ def test_who_waits_for_others_begins_no_run_of_its_own_meanwhile(launch, until, 
     assert len([record for record in caplog.records if record.kind == "started"]) == 1
 
 
+def test_a_node_that_leaves_as_soon_as_it_counted_all_ends_the_wait_of_the_others(launch, until, monkeypatch):
+    """As a short script does: it trains and ends before another node counts it."""
+    first_left, counts = threading.Event(), Startup.count_members
+
+    def count(startup):
+        if startup.network.service.settings.seeds:  # The others look only when the first has left.
+            assert first_left.wait(30)
+        return counts(startup)
+
+    monkeypatch.setattr(Startup, "count_members", count)
+    first = launch(model(), wait_for=3, wait_s=600.0)
+    others = [launch(model(n), seeds=[first.made.address], wait_for=3, wait_s=600.0) for n in (1, 2)]
+    assert first.running.wait(30)
+    first.stop()
+    for other in others:
+        until(lambda other=other: other.side.network.peer.membership.state(first.side.me) is MemberState.LEFT)
+    first_left.set()
+    until(lambda: all(other.running.is_set() for other in others))
+
+
+def test_a_wait_for_more_members_than_the_others_waited_for_goes_on(launch, until):
+    first = launch(model(), wait_for=2, wait_s=600.0)
+    second = launch(model(1), seeds=[first.made.address], wait_for=2, wait_s=600.0)
+    until(lambda: first.running.is_set() and second.running.is_set())
+    third = launch(model(2), seeds=[first.made.address], wait_for=4, wait_s=600.0)
+    until(lambda: third.side.startup.count_members()[::2] == (3, 2))
+    assert not third.running.is_set()
+    launch(model(3), seeds=[first.made.address])
+    assert third.running.wait(30)
+
+
+def test_right_after_entering_samplers_and_members_know_all_that_were_waited_for(launch, monkeypatch):
+    """Also if the network thread looks for news of the members only later."""
+    monkeypatch.setattr("node.network.service.POLL_S", 600.0)
+    seen = {}
+
+    class Looking(Trainee):
+        def run(self):
+            self.made = Node(self.model, **self.options)
+            with self.made as node:
+                seen[self] = len(node.sampler(3_000, 10)), len(node.members)
+                self.node = node
+                self.running.set()
+                until(lambda: self.stopping)
+
+    nodes = [Looking(model(), wait_for=3, wait_s=600.0)]
+    nodes[0].start()
+    until(lambda: nodes[0].made is not None and nodes[0].side.service.runtime is not None)
+    nodes += [Looking(model(n), seeds=[nodes[0].made.address], wait_for=3, wait_s=600.0) for n in (1, 2)]
+    for node in nodes[1:]:
+        node.start()
+    try:
+        until(lambda: all(node.running.is_set() for node in nodes))
+        assert [count for _, count in seen.values()] == [3, 3, 3]
+        batches = sum(length for length, _ in seen.values())
+        assert 300 <= batches <= 303, "the shares of 3,000 samples, of which the last batch may be short"
+    finally:
+        for node in nodes:
+            node.stop()
+
+
 def test_members_that_somebody_made_up_end_no_wait(train, launch, until):
     liar = train(model())
     first = launch(model(1), seeds=[liar.node.address], wait_for=3, wait_s=600.0)
@@ -78,7 +143,8 @@ def test_members_that_somebody_made_up_end_no_wait(train, launch, until):
     for port in range(1, 9):
         someone = Identity.load(None)
         record = MemberRecord(
-            someone.id, someone.public_key, 1, address=Address("127.0.0.2", port), run_id=run_id, ready=True
+            someone.id, someone.public_key, 1, address=Address("127.0.0.2", port), run_id=run_id, ready=True,
+            extra=(Figures().pack_mark(STARTED, (3.0, 0), run_id, 0),),
         )  # fmt: skip
         made_up.append(signed(record, someone.sign))
     runtime = side.network.runtime
