@@ -17,6 +17,12 @@ def vectors():
     return x[:60], y[:60], x[60:], y[60:], torch.arange(60) % 5
 
 
+def drawn():
+    """Numbers from torch's generator, which nobody has seeded."""
+    x = torch.randn(40, 4)
+    return x[:30], x[:30, 0], x[30:], x[30:, 0]
+
+
 def text():
     """Windows of 12 bytes from a text of a few letters, with two clients."""
     tokens = torch.frombuffer(bytearray(b"to be, or not to be: that is the question. " * 40), dtype=torch.uint8)
