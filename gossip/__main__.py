@@ -428,7 +428,7 @@ def main() -> None:
     """Run the command line.
 
     Exit codes: 0 done, 1 the script raised, 2 usage, 3 could not start or save, 4 a fault of this library with
-    ``--on-fault raise``, 130 and 143 after SIGINT and SIGTERM.
+    ``--on-fault raise``, and 128 + n after signal n.
     """
     try:
         app(prog_name="gossip")

@@ -156,6 +156,10 @@ SUMMARY = (
     Total("exchanges_done", "of the last row", lambda run: int(run.last["exchanges_done"])),
     Total("exchanges_failed", "of the last row", lambda run: int(run.last["exchanges_failed"])),
     Total("refused", "refusals and clips by the honest peers that were up, by reason", lambda run: run.refused),
+    Total(
+        "no_exchange", "a sentence with the likely reason if no exchange of several peers finished; else empty",
+        lambda run: run.no_exchange,
+    ),
     Total("bytes_sent", "of the last row", lambda run: int(run.last["bytes_sent"])),
     Total("digest", "SHA-256 over the log of events and all final weights", lambda run: run.level.digest()),
     Total("done", "played share of the run, 0 to 1", lambda run: run.done),

@@ -139,6 +139,7 @@ class Result:
             f"{shown['virtual time']} of virtual time; {learned}loss {shown['loss, mean of peers']}, "
             f"consensus distance {shown['consensus distance']}; {quantity(summary['exchanges_done'], 'exchange')}, "
             f"{shown['failed']} failed; {shown['sent']} sent. Simulated in {shown['real time']}."
+            + f" {summary['no_exchange']}".rstrip()
         )
 
     def __repr__(self) -> str:

@@ -68,6 +68,30 @@ class Tied(nn.Module):
         return self.last(torch.tanh(self.second(torch.tanh(self.first(x)))))
 
 
+class Masked(nn.Module):
+    """A linear model with an infinite constant, as causal masks have."""
+
+    def __init__(self, constant):
+        super().__init__()
+        self.layer = nn.Linear(64, 10)
+        infinite = torch.tensor([0.0] * 9 + [-torch.inf])
+        if constant:
+            self.register_buffer("mask", infinite)
+        else:
+            self.mask = nn.Parameter(infinite)
+
+    def forward(self, x):
+        return self.layer(x) + torch.where(self.mask.isinf(), -9.0, self.mask)
+
+
+def masked():
+    return Masked(constant=True)
+
+
+def masked_parameter():
+    return Masked(constant=False)
+
+
 def three_layers():
     return nn.Sequential(nn.Linear(64, 20), nn.ReLU(), nn.Linear(20, 12), nn.ReLU(), nn.Linear(12, 10))
 
