@@ -294,7 +294,7 @@ SimJobs = Annotated[
     int | None,
     typer.Option("--jobs", metavar="N", min=1, help="Runs at once; as many as there are cores if not given."),
 ]
-SimQuiet = Annotated[bool, typer.Option("--quiet", help="No progress bar.")]
+SimQuiet = Annotated[bool, typer.Option("--quiet", help="No progress.")]
 
 
 @app.command()
