@@ -69,6 +69,7 @@ class Source:
     mixes: Iterable[tuple[str, str, float]] = ()  # Recent mixes: partner, codec, age in seconds.
     faults: int = 0
     restarts: int = 0
+    run: bytes = b""  # The id of the run that ``swarm_samples`` counts; empty if it is not known.
 
 
 def count_text(value: int | None) -> str:

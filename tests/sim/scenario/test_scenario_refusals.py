@@ -156,7 +156,7 @@ def test_an_unknown_key_names_the_nearest_known_one(table, key, near):
 def test_a_key_that_is_like_no_other_gets_the_keys_of_its_table():
     keys = "preset, latency, rate_mbit_s, loss, congestion, tls, partitions"
     assert sentence({"network": {"bandwidth": 4}}) == f"network.bandwidth is not a key here: there are {keys}."
-    assert sentence({"zzz": 4}) == "zzz is not a key here."
+    assert sentence({"learning_rate": 4}) == "learning_rate is not a key here."
 
 
 def test_an_unknown_keyword_is_refused_as_an_unknown_key_is():
