@@ -295,7 +295,7 @@ SimJobs = Annotated[
     int | None,
     typer.Option("--jobs", metavar="N", min=1, help="Runs at once; as many as there are cores if not given."),
 ]
-SimQuiet = Annotated[bool, typer.Option("--quiet", help="No progress bar.")]
+SimQuiet = Annotated[bool, typer.Option("--quiet", help="No progress.")]
 
 
 @app.command()
@@ -429,7 +429,7 @@ def main() -> None:
     """Run the command line.
 
     Exit codes: 0 done, 1 the script raised, 2 usage, 3 could not start or save, 4 a fault of this library with
-    ``--on-fault raise``, 130 and 143 after SIGINT and SIGTERM.
+    ``--on-fault raise``, and 128 + n after signal n.
     """
     try:
         app(prog_name="gossip")

@@ -33,7 +33,7 @@ from node.observe.members import Member
 from node.observe.metrics import Metrics
 from node.observe.notices import LOGGER
 from node.observe.reduced import Reduced
-from node.settings import NodeOptions, Settings
+from node.settings import NodeOptions, Settings, checked_seconds
 
 if TYPE_CHECKING:  # A torch built without it has nodes of one process.
     from torch.distributed import ProcessGroup
@@ -195,8 +195,11 @@ class Node(DataCalls):
 
         Returns:
             The consensus distance, or None without other members.
+
+        Raises:
+            ConfigError: A time is negative or not finite.
         """
-        return self._training.settle(seconds, wait_s)
+        return self._training.settle(checked_seconds("seconds", seconds, True), checked_seconds("wait_s", wait_s, True))
 
     def finish(self, seconds: float = 5.0) -> None:
         """Mark the run as complete; call it at the end, with the final weights.
@@ -204,7 +207,7 @@ class Node(DataCalls):
         Newcomers get these weights and learn that the run is complete. Other nodes end when most members say so. A
         state directory remembers it. The call waits up to ``seconds`` while newcomers fetch the weights.
         """
-        self._training.finish(seconds)
+        self._training.finish(checked_seconds("seconds", seconds, True))
 
     def merge(self, run: str) -> None:
         """Take the weights of another run that a notice named; returns at once.

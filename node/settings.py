@@ -11,6 +11,7 @@ import socket
 import struct
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from numbers import Integral, Real
 from pathlib import Path
 
 from gossip.config import Config
@@ -21,7 +22,7 @@ from node.transport.launch import other_hosts
 from node.transport.seeds import SeedSource, parse_seed, read_seeds, source_of
 from node.transport.tcp import is_loopback, routed
 
-__all__ = ["NodeOptions", "Settings", "advertised_address", "timeline_file"]
+__all__ = ["NodeOptions", "Settings", "advertised_address", "checked_seconds", "timeline_file"]
 
 WAIT_S = 60.0  # Time to wait for members: jobs that are launched together begin within a minute, or not at all.
 LOOPBACK = "127.0.0.1"
@@ -111,13 +112,14 @@ class Settings:
         follows_first = place > 0 and is_seed and not options.listen and listen is not None and listen.port == 0
         config = config_of(options, environment)
         wait_for = environment.get("GOSSIP_WAIT_FOR", "1") if options.wait_for is None else options.wait_for
+        wait_s = seconds_of("wait_s", options.wait_s, "GOSSIP_WAIT_S", environment, may_be_zero=True)
         return cls(
             seeds=tuple(dict.fromkeys(addresses)), expected=expected, sources=tuple(sources), listen=listen,
             advertise=parse_address(advertise) if advertise else None,
             state_dir=Path(state_dir) if state_dir else None, secret=secret, config=config, others=others,
-            join_or_fail_s=seconds_of(options.join_or_fail_s, environment, "GOSSIP_MUST_JOIN"),
+            join_or_fail_s=seconds_of("join_or_fail_s", options.join_or_fail_s, "GOSSIP_MUST_JOIN", environment),
             wait_for=checked_members(wait_for),
-            wait_s=checked_wait_s(seconds_of(options.wait_s, environment, "GOSSIP_WAIT_S")),
+            wait_s=WAIT_S if wait_s is None else wait_s,
             page=page_address(options.page or environment.get("GOSSIP_PAGE"), secret),
             trace=timeline_file(options.trace or environment.get("GOSSIP_TRACE")),
             on_fault=checked_on_fault(options.on_fault or environment.get("GOSSIP_ON_FAULT") or "restart"),
@@ -214,38 +216,33 @@ def config_of(options: NodeOptions, environment: Mapping[str, str]) -> Config:
     return config
 
 
-def seconds_of(option: float | None, environment: Mapping[str, str], name: str) -> float | None:
-    """Return an option in seconds, by default that in a variable; None if neither is given."""
-    if option is not None:
-        return option
-    text = environment.get(name, "")
-    if not text:
-        return None
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
-    if not 0 < value < math.inf:
-        raise ConfigError(f"{name} is {text!r}: give a number of seconds, as 30.")
-    return value
+def seconds_of(
+    name: str, option: object, variable: str, environment: Mapping[str, str], may_be_zero: bool = False
+) -> float | None:
+    """Return the option ``name``, by default the number in a variable; None if neither is given. Raises ConfigError."""
+    if option is None and (text := environment.get(variable)):
+        name, option = variable, text
+        with contextlib.suppress(ValueError):
+            option = float(text)
+    return None if option is None else checked_seconds(name, option, may_be_zero)
+
+
+def checked_seconds(name: str, seconds: object, may_be_zero: bool = False) -> float:
+    """Return a time unchanged. Raises ConfigError unless it is a finite number above 0, or 0 if it ``may_be_zero``."""
+    if not isinstance(seconds, bool) and isinstance(seconds, Real):
+        value = float(seconds)
+        if 0 < value < math.inf or (may_be_zero and value == 0):
+            return value
+    raise ConfigError(f"{name} is {seconds!r}: give a number of seconds, as 30.")
 
 
 def checked_members(count: object) -> int:
     """Return the number of members to wait for. Raises ConfigError."""
     with contextlib.suppress(ValueError):
         count = int(count or "1") if isinstance(count, str) else count
-    if not isinstance(count, int) or count < 1:
+    if isinstance(count, bool) or not isinstance(count, Integral) or count < 1:
         raise ConfigError(f"wait_for is {count!r}: give how many members to wait for, this one included, as 4.")
-    return count
-
-
-def checked_wait_s(wait_s: float | None) -> float:
-    """Return the time to wait in seconds. Raises ConfigError."""
-    if wait_s is None:
-        return WAIT_S
-    if not isinstance(wait_s, int | float) or not 0 <= wait_s < math.inf:
-        raise ConfigError(f"wait_s is {wait_s!r}: give a number of seconds, as 60.")
-    return wait_s
+    return int(count)
 
 
 def checked_on_fault(on_fault: object) -> str:

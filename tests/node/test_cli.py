@@ -104,7 +104,7 @@ def test_each_setting_that_cannot_work_gets_its_own_sentence_and_code_2(monkeypa
         (["--secret-file", junk, script], f"{junk} does not hold a swarm secret"),
         (["--insecure", "--secret-file", junk, script], "exclude each other: leave one out."),
         (["--config", gone, script], f"Cannot read the config {gone}: No such file or directory."),
-        (["--config", broken, script], "'mix_every_stepz' is not a setting; did you mean 'mix_every_steps'?"),
+        (["--config", broken, script], "'mix_every_stepz' is not a setting (did you mean 'mix_every_steps'?)."),
         (["--log", gone / "log", script], f"The log's folder {gone} does not exist: make it first."),
     ):
         code, told = refused(monkeypatch, capsys, "run", *options)

@@ -7,6 +7,7 @@ import threading
 import time
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -190,7 +191,7 @@ def test_arguments_win_over_the_environment_and_one_waits_for_nobody():
     assert gathered(named, wait_for=1, wait_s=0.0).wait_s == 0.0
 
 
-@pytest.mark.parametrize("count", [0, -1, 2.5, "many"])
+@pytest.mark.parametrize("count", [0, -1, 2.5, "many", True])
 def test_a_count_that_is_none_is_refused(count):
     with pytest.raises(ConfigError, match=r"wait_for is .*: give how many members"):
         Node(model(), wait_for=count)
@@ -198,9 +199,27 @@ def test_a_count_that_is_none_is_refused(count):
         gathered({"GOSSIP_WAIT_FOR": str(count)})
 
 
-@pytest.mark.parametrize("seconds", [-1.0, float("nan"), float("inf"), "soon"])
+@pytest.mark.parametrize("seconds", [-1.0, -1, float("nan"), float("inf"), "soon", True])
 def test_a_time_that_is_none_is_refused(seconds):
-    with pytest.raises(ConfigError, match=r"wait_s is .*: give a number of seconds"):
-        Node(model(), wait_s=seconds)
-    with pytest.raises(ConfigError, match="GOSSIP_WAIT_S"):
-        gathered({"GOSSIP_WAIT_S": str(seconds)})
+    for name, variable in (("wait_s", "GOSSIP_WAIT_S"), ("join_or_fail_s", "GOSSIP_MUST_JOIN")):
+        with pytest.raises(ConfigError, match=rf"^{name} is .*: give a number of seconds, as 30\.$"):
+            Node(model(), **{name: seconds})
+        with pytest.raises(ConfigError, match=rf"^{variable} is .*: give a number of seconds, as 30\.$"):
+            gathered({variable: str(seconds)})
+    node = Node(model())
+    for call in (node.settle, node.finish):
+        with pytest.raises(ConfigError, match="seconds is"):
+            call(seconds)
+    with pytest.raises(ConfigError, match="wait_s is"):
+        node.settle(wait_s=seconds)
+
+
+def test_to_join_in_no_time_is_impossible_and_to_wait_for_nobody_is_not():
+    with pytest.raises(ConfigError, match="join_or_fail_s is 0"):
+        gathered({}, join_or_fail_s=0)
+    assert gathered({"GOSSIP_WAIT_S": "0"}).wait_s == 0
+
+
+def test_numbers_of_numpy_are_numbers():
+    settings = gathered({}, wait_for=np.int64(3), wait_s=np.float32(2.5), join_or_fail_s=np.int64(4))
+    assert (settings.wait_for, settings.wait_s, settings.join_or_fail_s) == (3, 2.5, 4.0)
