@@ -174,6 +174,14 @@ def run(
 
 
 @app.command(context_settings=SCRIPT_COMMAND)
+def inspect(script: Script, args: ScriptArgs = None, module: IsModule = False) -> None:
+    """Run a training script up to its Node, print what of its model travels how, and end without joining."""
+    from node.cli import main as cli
+
+    raise typer.Exit(cli.inspect(script, args or [], module))
+
+
+@app.command(context_settings=SCRIPT_COMMAND)
 def local(
     script: Script,
     args: ScriptArgs = None,

@@ -26,6 +26,7 @@ USED = "This Node was used already: make a new one for each run."
 CLOSED = "This Node is closed, and what is trained reaches no member: make a new Node to go on."
 
 MADE = "GOSSIP_MADE"  # Names the file by which `gossip run` learns of Nodes in processes that its script starts.
+INSPECTS = "GOSSIP_INSPECT"  # If it is set, a Node prints its inventory instead of joining, and ends the program.
 UNSTEPPED = "unstepped"  # The text of that file if a loop has trained without a step.
 
 IMPORTED = (

@@ -114,6 +114,12 @@ def run(script: Path, args: Sequence[str], settings: RunSettings, is_module: boo
     return 2
 
 
+def inspect(script: Path, args: Sequence[str], is_module: bool = False) -> int:
+    """Run a training script until it makes a Node, which prints its inventory and ends the script."""
+    os.environ[running.INSPECTS] = "1"
+    return run(script, args, RunSettings(quiet=True), is_module)
+
+
 def find_module(name: str) -> None:
     """Raise ConfigError if ``python -m name`` would find nothing to run. Imports the packages around the module."""
     spec = None

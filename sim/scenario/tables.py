@@ -15,7 +15,7 @@ from gossip.errors import ConfigError, did_you_mean
 
 __all__ = [
     "KeyFault",
-    "Table",
+    "KeyTable",
     "UnknownKey",
     "changed",
     "fields_of",
