@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from gossip.arithmetic.statistics import Statistics
+from gossip.averaging.statistics import Statistics
 from gossip.averaging.vectors import Vector
 from gossip.errors import LayoutError
 from node.model.device.copies import Copies, combined
@@ -261,10 +261,18 @@ class ModelState(State):
         """
         return self._apply(shift, change_of(None))
 
-    def mix_statistics(self, statistics: Statistics) -> None:
-        """Move the live statistics towards a partner's; on CUDA later steps see the result, and nothing waits."""
+    def mix_statistics(self, statistics: Statistics) -> Copies:
+        """Begin to move the live statistics towards a partner's; on CUDA later steps see the result, and none waits."""
         self._guard.order_after_copies()
-        self._mixer.mix(self._buffers(), statistics)
+        buffers = self._buffers()
+        if not buffers[0].is_cuda:
+            self._mixer.mix(buffers, statistics)
+            return Copies()
+
+        def change(_: list[Tensor], values: Tensor) -> None:
+            self._mixer.mix(buffers, statistics, values)
+
+        return Copies(tuple(self._uploads.prepare_at(buffers[0].device, torch.from_numpy(statistics.values), change)()))
 
     def statistics_shift(self, statistics: Statistics) -> Floats:
         return self._mixer.shift(self._buffers(), statistics).cpu().numpy()

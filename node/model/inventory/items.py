@@ -52,10 +52,7 @@ class Inventory(tuple[Item, ...]):
 
     def __str__(self) -> str:
         rows = [("tensor", "shape", "type", "treatment", "reason")]
-        rows += [
-            (item.name, shape_of(item), item.dtype, item.treatment, item.reason)
-            for item in self
-        ]
+        rows += [(item.name, shape_of(item), item.dtype, item.treatment, item.reason) for item in self]
         widths = [max(len(row[column]) for row in rows) for column in range(4)]
         return "\n".join("  ".join([*(text.ljust(width) for text, width in zip(row, widths, strict=False)), row[4]])
                          for row in rows)  # fmt: skip

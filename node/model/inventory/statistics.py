@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from gossip.arithmetic.statistics import REACH, Statistics
+from gossip.averaging.statistics import REACH, Statistics
 
 __all__ = ["StatisticsMixer"]
 
@@ -15,7 +15,7 @@ __all__ = ["StatisticsMixer"]
 class StatisticsMixer:
     """The statistics of one model: which of their elements local steps change, and their mixing.
 
-    :mod:`gossip.arithmetic.statistics` has the rule.
+    :mod:`gossip.averaging.statistics` has the rule.
     """
 
     def __init__(self) -> None:
@@ -32,20 +32,25 @@ class StatisticsMixer:
     def shift(self, live: Sequence[Tensor], statistics: Statistics) -> Tensor:
         """Return the shift of all statistics, flat float32 on their device, and count it as made."""
         now = flat(live)
-        shift = self._mixed(now, live, statistics) - now
+        shift = self._mixed(now, live, statistics, torch.from_numpy(statistics.values).to(now.device)) - now
         self._last = now + shift
         return shift
 
     @torch.no_grad()
-    def mix(self, live: Sequence[Tensor], statistics: Statistics) -> None:
-        """Move the live statistics, which stay between their own and the partner's values."""
+    def mix(self, live: Sequence[Tensor], statistics: Statistics, values: Tensor | None = None) -> None:
+        """Move the live statistics, which stay between their own and the partner's values.
+
+        ``values`` are those of ``statistics`` on the device of the live ones, if that is not the host.
+        """
         now = flat(live)
-        self._last = self._mixed(now, live, statistics)
+        self._last = self._mixed(now, live, statistics, values)
         parts = torch.split(self._last, [tensor.numel() for tensor in live])
         views = [part.view(tensor.shape) for part, tensor in zip(parts, live, strict=True)]
         torch._foreach_copy_(list(live), views)
 
-    def _mixed(self, now: Tensor, live: Sequence[Tensor], statistics: Statistics) -> Tensor:
+    def _mixed(
+        self, now: Tensor, live: Sequence[Tensor], statistics: Statistics, values: Tensor | None
+    ) -> Tensor:  # fmt: skip
         """Return the mixed statistics, flat; ``now`` are the live ones."""
         if self._varies is None or self._varies.numel() != now.numel():
             self._varies = torch.zeros_like(now, dtype=torch.bool)
@@ -62,12 +67,8 @@ class StatisticsMixer:
             for part in torch.split(anchor, [tensor.numel() for tensor in live])
         ])  # fmt: skip
         reach = torch.where(peaks > 0, REACH * peaks, 1.0)
-        target = torch.from_numpy(statistics.values).to(now.device)
-        moves = self._varies | statistics.moves_all
-        if statistics.positions is not None:
-            places = torch.from_numpy(statistics.positions).to(now.device)
-            moves = torch.zeros_like(moves).index_copy(0, places, moves[places])
-            target = now.index_copy(0, places, target)
+        target = torch.from_numpy(statistics.values) if values is None else values
+        moves = (self._varies | statistics.moves_all) & ~target.isnan()
         # Both sides of a pair with equal weights get the same bits: w x + w p, and not x + w (p - x).
         near = torch.minimum(torch.maximum(target, anchor - reach), anchor + reach)
         mixed = (1.0 - statistics.weight) * now + statistics.weight * near

@@ -14,12 +14,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import numpy as np
-from numpy.typing import NDArray
+from gossip.averaging.vectors import Floats, Vector
 
 __all__ = ["REACH", "Statistics"]
-
-Floats = NDArray[np.float32]
 
 REACH = 2.0  # How far partners move a statistic, in the largest one of its tensor. Means of unlike data are as far.
 
@@ -29,15 +26,17 @@ class Statistics:
     """A partner's statistics, to be mixed into the live ones.
 
     Attributes:
-        values: The partner's values, float32 (n,).
+        vector: The partner's values, float32, one for each statistic of the model; NaN where a part has none.
         weight: The share by which the live ones move towards them.
         start: The position of the first statistic in the vector of the model.
-        positions: The positions of the values among all statistics, ascending; None for all.
         moves_all: True while the node settles: constants move too, since others' local steps may have changed them.
     """
 
-    values: Floats
+    vector: Vector
     weight: float
     start: int
-    positions: NDArray[np.int64] | None = None
     moves_all: bool = False
+
+    @property
+    def values(self) -> Floats:
+        return self.vector.array
