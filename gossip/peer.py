@@ -114,7 +114,7 @@ class Peer:
         self.initiator = Initiator(self.exchanges, self.partners, self.schedule, self.joining, rng)
         # The way into the swarm.
         self.seeds = Seeds(bootstrap.seeds, dict(bootstrap.expected), config, now, bootstrap.looks_up)
-        self.run_choice.does_seed_answer = lambda: self.seeds.answering
+        self.run_choice.is_seed_busy = lambda: self.seeds.busy
         self.reach = Reachability(members, self.linked_peers)
         members.restore(bootstrap.book, now)
         self.may_join = bool(bootstrap.seeds or bootstrap.book or bootstrap.looks_up)  # There may be a run to join.
@@ -311,9 +311,9 @@ class Peer:
         """Tell ``asker`` whether its address accepted our connection."""
         return [Send(asker, Reached(ok))]
 
-    def on_seed_answered(self, seed: Address) -> None:
-        """Note that this seed accepted a connection, even if no link follows."""
-        self.seeds.on_answer(seed)
+    def on_seed_busy(self, seed: Address) -> None:
+        """Note that this seed accepted a connection and closed it."""
+        self.seeds.on_busy(seed)
 
     def on_seeds_found(self, seeds: tuple[Address, ...], expected: Mapping[Address, PeerId]) -> list[Effect]:
         """Replace the seeds after a look-up. A peer without links dials the new ones."""

@@ -33,7 +33,7 @@ from node.observe.members import Member
 from node.observe.metrics import Metrics
 from node.observe.notices import LOGGER
 from node.observe.reduced import Reduced
-from node.settings import NodeOptions, Settings
+from node.settings import NodeOptions, Settings, checked_seconds
 
 if TYPE_CHECKING:  # A torch built without it has nodes of one process.
     from torch.distributed import ProcessGroup
@@ -124,7 +124,8 @@ class Node(DataCalls):
             trace,
         )  # fmt: skip
         # With a group, a launcher's processes on other hosts are this node's own ranks, and no other members.
-        settings = Settings.gather(options, launched=group is None)
+        place = running.free_place(model)
+        settings = Settings.gather(options, launched=group is None, place=place)
         training_config = settings.config.for_training(bool(optimizers.quasi_global))
         settings = dataclasses.replace(settings, config=training_config)
         if ranks is None:
@@ -132,7 +133,7 @@ class Node(DataCalls):
         else:
             self._training = Leader(trained, settings, ranks)
         self._prepare_data(self._training.samplers, optimizers)
-        running.closes_with(self, self._training)
+        running.closes_with(self, self._training, place)
 
     # -- life ----------------------------------------------------------------------------------------------------
     def start(self) -> Self:
@@ -140,6 +141,9 @@ class Node(DataCalls):
 
         Entering the ``with`` block does the same; a program without one ends it with :meth:`close`.
         """
+        if os.environ.get(running.INSPECTS):
+            print(self.inventory())
+            raise SystemExit(0)
         self._training.start()
         self._schedules.advance(must_know=False)
         return self
@@ -194,8 +198,11 @@ class Node(DataCalls):
 
         Returns:
             The consensus distance, or None without other members.
+
+        Raises:
+            ConfigError: A time is negative or not finite.
         """
-        return self._training.settle(seconds, wait_s)
+        return self._training.settle(checked_seconds("seconds", seconds, True), checked_seconds("wait_s", wait_s, True))
 
     def finish(self, seconds: float = 5.0) -> None:
         """Mark the run as complete; call it at the end, with the final weights.
@@ -203,7 +210,7 @@ class Node(DataCalls):
         Newcomers get these weights and learn that the run is complete. Other nodes end when most members say so. A
         state directory remembers it. The call waits up to ``seconds`` while newcomers fetch the weights.
         """
-        self._training.finish(seconds)
+        self._training.finish(checked_seconds("seconds", seconds, True))
 
     def merge(self, run: str) -> None:
         """Take the weights of another run that a notice named; returns at once.

@@ -16,11 +16,11 @@ import numpy as np
 
 from gossip.arithmetic.mixing import OuterStep
 from gossip.arithmetic.movement import Movement
-from gossip.arithmetic.statistics import Statistics
 from gossip.averaging.all_reduce import GroupAverage
 from gossip.averaging.boundary import Boundary
 from gossip.averaging.reports import Reports
-from gossip.averaging.vectors import Cut, Positions, Vector, Vectors, count_weights
+from gossip.averaging.statistics import Statistics
+from gossip.averaging.vectors import Cut, Floats, Positions, Vector, Vectors, count_weights
 from gossip.averaging.visit import Adoption, Update, Visit
 from gossip.effects import CopyFrozen, CopyPiece, Effect, HashFrozen, Merge, Mix
 
@@ -103,7 +103,8 @@ class MixJob(Job):
 
     __slots__ = (
         "added_since", "averager", "credit", "difference", "elements", "interval_steps", "is_late", "leaves_weight",
-        "mass", "newer_sums", "outside_replacements", "own_sq", "plain", "positions", "result", "snapshot", "weight",
+        "mass", "newer_sums", "outside_replacements", "own_sq", "plain", "positions", "result", "snapshot",
+        "statistics", "weight",
     )  # fmt: skip
 
     def __init__(
@@ -134,6 +135,7 @@ class MixJob(Job):
         self.newer_sums: list[tuple[Vector, bool]] = []
         self.outside_replacements = averager.outside_replacements
         self.elements = snapshot.array.size
+        self.statistics: Statistics | None = None  # The partner's, once run() has taken them out of the difference.
         self.result: Vector | None = None  # The update: added as a whole or at the positions, or merged with a mass.
         # True: run() leaves the weight out, and the boundary applies it while it adds, which saves a pass.
         can_leave = averager.outer_step.is_plain and averager.boundary.adds_weighted
@@ -183,6 +185,7 @@ class MixJob(Job):
             with averager.lock:
                 if self.is_current:
                     correction.learn(difference.array, self.weight, self.credit, self.own_sq, self.interval_steps)
+        self.take_statistics(difference.array)
         if self.leaves_weight:
             return
         mixed = snapshot[: self.snapshot.elements]  # Without the sampled elements that follow a cut.
@@ -211,31 +214,33 @@ class MixJob(Job):
         assert result is not None
         if not self.is_current:
             averager.vectors.give(result)
+            if self.statistics is not None:
+                averager.vectors.give(self.statistics.vector)
             averager.boundary.abort_update()
             return
         weight = self.weight if self.leaves_weight else 1.0
-        statistics = self.take_statistics(result) if self.mass is None else None
         sample, movement = None, averager.movement
         if movement is not None and self.mass is None:
             movement.add_shift(result.array, self.positions, weight)
         elif movement is not None:
             sample = movement.sample(result.array)
-        averager.boundary.deliver_update(
-            Update(result, self.mass, sample, self.positions, weight, statistics=statistics)
-        )
+        averager.boundary.deliver_update(Update(result, self.mass, sample, self.positions, weight, self.statistics))
 
-    def take_statistics(self, result: Vector) -> Statistics | None:
-        """Take the partner's statistics, which are mixed in another way, out of an update; None if there are none."""
-        head = count_weights(self.snapshot, self.averager.outer_step.parameters)
-        values = result.array[head : self.snapshot.elements]
+    def take_statistics(self, difference: Floats) -> None:
+        """Take the partner's statistics, which are mixed in another way, out of the difference, and leave zeros."""
+        averager, positions = self.averager, self.positions
+        start = averager.outer_step.parameters
+        values = difference[count_weights(self.snapshot, start) : self.snapshot.elements]
         if not values.size:
-            return None
-        taken = values.copy()
+            return
+        vector = averager.vectors.take(averager.boundary.model.size() - start)  # In the memory of copies to a device.
+        if positions is None:
+            vector.array[:] = values
+        else:
+            vector.array.fill(np.nan)
+            vector.array[positions[positions.size - values.size :] - start] = values
         values.fill(0.0)
-        start, positions = self.averager.outer_step.parameters, self.positions
-        return Statistics(
-            taken, self.weight, start, None if positions is None else positions[head:] - start, moves_all=self.plain
-        )
+        self.statistics = Statistics(vector, self.weight, start, moves_all=self.plain)
 
     def fail(self) -> None:
         """Continue without the mix. Its vectors are not reused, because another thread may still write to them."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from gossip.arithmetic.statistics import Statistics
+from gossip.averaging.statistics import Statistics
 from gossip.averaging.vectors import Floats, Positions
 
 __all__ = ["Backup", "Model", "Pending", "Upload"]
@@ -100,8 +100,8 @@ class Model(Protocol):
     def add(self, values: Floats) -> Pending | None:
         """Begin ``weights += values``."""
 
-    def mix_statistics(self, statistics: Statistics) -> None:
-        """Move the live statistics towards a partner's (:mod:`gossip.arithmetic.statistics`)."""
+    def mix_statistics(self, statistics: Statistics) -> Pending | None:
+        """Begin to move the live statistics towards a partner's (:mod:`gossip.averaging.statistics`)."""
 
     def add_weighted(self, values: Floats, weight: float) -> Pending | None:
         """Begin ``weights += weight values``, if the model :attr:`adds_weighted`; ``values`` may be overwritten."""

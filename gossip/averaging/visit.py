@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from gossip.arithmetic.statistics import Statistics
 from gossip.averaging.model import Pending, Upload
+from gossip.averaging.statistics import Statistics
 from gossip.averaging.vectors import Floats, Positions, Vector
 
 __all__ = ["Adoption", "Update", "Visit"]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -19,11 +18,12 @@ from gossip.config.internal import Internal
 from gossip.config.methods import METHODS, method
 from gossip.config.rules import check_together, interval_conflict
 from gossip.config.setting import check, settings_of, shown
-from gossip.errors import ConfigError
+from gossip.errors import ConfigError, did_you_mean
 
-__all__ = ["PRESETS", "Config", "as_published", "read_toml", "unknown_key"]
+__all__ = ["FILE_KEYS", "PRESETS", "Config", "as_published", "read_toml", "unknown_key"]
 
 PRESETS = ("lan", "wan", "datacentre")
+FILE_KEYS = {"preset": "Config.lan, Config.wan or Config.datacentre", "method": "Config.published"}
 OUTER_STEP = (0.3, 0.9)  # The default outer step's momentum and rate.
 KAPPA = 0.2  # The default correction's kappa.
 MAX_SWARM_NAME = 64  # Characters of a swarm's name.
@@ -164,8 +164,9 @@ def read_toml(path: Path, what: str) -> dict[str, Any]:
 
 def unknown_key(name: str) -> ConfigError:
     """Return the error for an unknown key."""
-    similar = difflib.get_close_matches(name, settings_of(Config), n=1)
-    return ConfigError(f"{shown(name)} is not a setting" + (f"; did you mean {similar[0]!r}?" if similar else "."))
+    if name in FILE_KEYS:
+        return ConfigError(f"{name} is a key of files: in Python call {FILE_KEYS[name]}.")
+    return ConfigError(f"{shown(name)} is not a setting{did_you_mean(name, (*settings_of(Config), *FILE_KEYS))}.")
 
 
 def as_published(name: object) -> dict[str, Any]:

@@ -127,7 +127,7 @@ class Keys:
         + ", ".join(f"for `{name}` {rule.limit}" for name, rule in FILTERS.items() if rule.limit) + ".",
         "Set it if the usual distance, the length of the training or the number of liars is known beforehand.",
         unit="the filter's", positive=True,
-        left_out="for `clip` a radius that follows the usual distance, for `balance` 1,000 rounds, for `trimmed` 1",
+        left_out="a radius that follows the usual distance for `clip`, 1,000 rounds for `balance`, 1 for `trimmed`",
     )
 
     # -- links and patience: every timeout of an exchange follows from these (gossip.config.derived) -------------------

@@ -33,8 +33,8 @@ from node.loop.settling import Settling
 from node.loop.startup import Startup
 from node.loop.step_watch import StepWatch
 from node.loop.steps import StepLoop
-from node.loop.watch import ModelWatch
 from node.model.inventory.items import Inventory
+from node.model.inventory.watch import ModelWatch
 from node.model.loss import LastLoss
 from node.network.runtime import Runtime
 from node.network.service import LEAVE_S, REPORT_S, Service
@@ -83,8 +83,8 @@ class TrainingSide:
         self.samplers = Samplers(Sharers.of(sharing or self))
         self.network = NetworkSide(self.service)
         self.run = HeldRun(live, self.network, self.samplers, self.ranks)
-        self.startup = Startup(settings, live, self.network, self.run, self.visit)
         self.settling = Settling(live, self.network, self.run, self.visit)
+        self.startup = Startup(settings, live, self.network, self.run, self.visit, self.settling.announce)
         self.model_watch = ModelWatch(
             live.state, self.network.notify,
             lambda: self.network.report_to_peer(lambda peer, now: peer.on_frozen_changed(now)),
@@ -125,7 +125,7 @@ class TrainingSide:
         if running.is_stop_requested():
             raise SystemExit(128 + signal.SIGTERM)
         self.owner = owner or self
-        replaced_nodes = running.enter(self.owner)
+        replaced_nodes = self.startup.enter(self.owner)
         if not self.settings.joins:
             self.live.begin_mixing()
         self.handle_sigterm()
@@ -251,7 +251,7 @@ class TrainingSide:
         return Source(
             runtime.peer, runtime.links, self.run.steps, self.run.samples, self.run.swarm_samples,
             runtime.streams.durations, self.overheads_s, self.service.listeners.dropped, runtime.exchange_log.mixes(),
-            self.service.faults.count, self.service.faults.restarts,
+            self.service.faults.count, self.service.faults.restarts, self.run.shown_samples[0].run,
         )  # fmt: skip
 
     # -- steps -----------------------------------------------------------------------------------------------------

@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
-import copy
 import math
-from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from gossip.errors import LayoutError
+from node.model.inventory.examples import (
+    DeviceScalars,
+    Example,
+    ScalarCopy,
+    can_be_told,
+    is_scalar,
+    is_state_of,
+    listed,
+    probe_state,
+)
 from node.model.inventory.items import Choices, Item, foreign_sentence
 from node.model.optimizers import Optimizers, with_inner
 from node.model.sharded.shards import local_part
@@ -89,7 +96,7 @@ class OptimizerState:
         # "step" is always a scalar, but its shape does not show that if the parameter is a scalar too.
         keys = {
             key for parameter, states in self.rows() for state in states for key, value in state.items()
-            if key != "step" and _is_state_of(value, parameter)
+            if key != "step" and is_state_of(value, parameter)
         }  # fmt: skip
         if len(keys) > MAX_OPTIMIZER_KEYS:
             raise LayoutError(
@@ -103,7 +110,7 @@ class OptimizerState:
         """Return the sorted names of state that newcomers cannot take: tensors of other shapes, and lists of them."""
         return tuple(sorted({
             str(key) for parameter, states in self.rows() for state in states for key, value in state.items()
-            if not (key == "step" or _is_state_of(value, parameter) or _is_scalar(value) or value is None)
+            if not (key == "step" or is_state_of(value, parameter) or is_scalar(value) or value is None)
         }))  # fmt: skip
 
     def scalars(self) -> dict[str, float]:
@@ -134,7 +141,7 @@ class OptimizerState:
         on_device: dict[str, list[Tensor]] = {}
         for _, states in self.rows() if keys else ():
             for key, value in (item for state in states for item in state.items()):
-                if key in keys or not _is_scalar(value):
+                if key in keys or not is_scalar(value):
                     continue
                 if isinstance(value, Tensor) and value.device.type != "cpu":
                     on_device.setdefault(key, []).append(value)
@@ -193,7 +200,7 @@ class OptimizerState:
             if isinstance(state, Mapping) and state:
                 return list(state)
         try:
-            return list(_probe(optimizer, optimizer.param_groups[0])[1])
+            return list(probe_state(optimizer, optimizer.param_groups[0])[1])
         except Exception:  # A user's optimizer may raise anything.
             return []
 
@@ -218,7 +225,7 @@ class OptimizerState:
                     # After SAM's second step a parameter is its own state: the weight has moved already.
                     if (
                         self.follows(optimizer, key)
-                        and _is_state_of(value, parameter)
+                        and is_state_of(value, parameter)
                         and not _is_same(value, parameter)
                     ):
                         pairs.append((parameter, value))
@@ -243,7 +250,7 @@ class OptimizerState:
         apart_sq = own_sq = 0.0
         for parameter, state in optimizer.state.items():
             value = state.get(key) if isinstance(state, Mapping) else None
-            if isinstance(parameter, Tensor) and isinstance(value, Tensor) and _is_state_of(value, parameter):
+            if isinstance(parameter, Tensor) and isinstance(value, Tensor) and is_state_of(value, parameter):
                 weights, values = local_part(parameter).float(), local_part(value).float()
                 apart_sq += float((values - weights).square().sum())
                 own_sq += float(weights.square().sum())
@@ -300,8 +307,8 @@ class OptimizerState:
         if (kept_keys, kept_scalars) != (set(keys), set(scalars)):
             names = " and ".join(dict.fromkeys(type(optimizer).__name__ for optimizer in self._optimizers))
             raise LayoutError(
-                f"{names} keeps {_listed([*kept_keys, *kept_scalars])} for each parameter and was given "
-                f"{_listed([*keys, *scalars])}: use the swarm's optimizer, or take the weights alone."
+                f"{names} keeps {listed([*kept_keys, *kept_scalars])} for each parameter and was given "
+                f"{listed([*keys, *scalars])}: use the swarm's optimizer, or take the weights alone."
             )
         return examples
 
@@ -318,7 +325,7 @@ class OptimizerState:
                     tensors.append(None)
                     continue
                 state = example.optimizer.state.setdefault(parameter, {})
-                if not _is_state_of(state.get(key), parameter):
+                if not is_state_of(state.get(key), parameter):
                     state[key] = torch.zeros_like(parameter, dtype=example.state[key].dtype)
                 tensors.append(state[key])
         return tensors
@@ -347,7 +354,7 @@ class OptimizerState:
         """
         for parameter, states in list(self.rows()):
             values = [value for state in states for key, value in state.items() if key in keys]
-            if values and not any(bool(value.any()) for value in values if _is_state_of(value, parameter)):
+            if values and not any(bool(value.any()) for value in values if is_state_of(value, parameter)):
                 for optimizer in self._optimizers:
                     optimizer.state.pop(parameter, None)
 
@@ -364,103 +371,10 @@ class OptimizerState:
                     state.clear()  # type: ignore[attr-defined]
 
 
-@dataclass(frozen=True, slots=True)
-class Example:
-    """The state that an optimizer keeps for a parameter of one group, told by one step on a small parameter."""
-
-    optimizer: torch.optim.Optimizer
-    state: dict[str, Any]
-    keys: frozenset[str]  # Tensors of the parameter's shape.
-    scalars: frozenset[str]
-
-    @classmethod
-    def of(cls, optimizer: torch.optim.Optimizer, group: dict[str, Any]) -> Example:
-        """Raise LayoutError if the optimizer keeps more than such tensors and scalars, or cannot take the step."""
-        name = type(optimizer).__name__
-        try:
-            parameter, state = _probe(optimizer, group)
-        except Exception as error:  # A user's optimizer may raise anything.
-            raise LayoutError(f"What {name} keeps cannot be told ({error}): take the weights alone.") from error
-        keys = frozenset(key for key, value in state.items() if key != "step" and _is_state_of(value, parameter))
-        scalars = frozenset(key for key, value in state.items() if key not in keys and _is_scalar(value))
-        if others := set(state) - keys - scalars:
-            raise LayoutError(f"{name} also keeps {_listed(others)}, which no newcomer gets: take the weights alone.")
-        return cls(optimizer, state, keys, scalars)
-
-
-@dataclass(frozen=True, slots=True)
-class DeviceScalars:
-    """The largest values of some scalars, on the first device that has any."""
-
-    names: tuple[str, ...]
-    values: Tensor
-
-    @classmethod
-    def of(cls, tensors: Mapping[str, Sequence[Tensor]]) -> DeviceScalars:
-        """Return the largest of the tensors of each name."""
-        device = next(iter(tensors.values()))[0].device
-        largest = [
-            torch.stack([scalar.to(device, torch.float32) for scalar in scalars]).amax() for scalars in tensors.values()
-        ]
-        return cls(tuple(tensors), torch.stack(largest))
-
-
-class ScalarCopy:
-    """A copy of scalars that is on its way from a device."""
-
-    def __init__(self, scalars: DeviceScalars) -> None:
-        self.names = scalars.names
-        self.event: torch.cuda.Event | None = None
-        if scalars.values.is_cuda:
-            self.host = torch.empty(len(scalars.names), pin_memory=True, device="cpu")
-            self.host.copy_(scalars.values, non_blocking=True)
-            self.event = torch.cuda.current_stream(scalars.values.device).record_event()
-        else:
-            self.host = scalars.values.cpu()
-
-    def done(self) -> bool:
-        return self.event is None or self.event.query()  # type: ignore[no-untyped-call]
-
-    def scalars(self) -> dict[str, float]:
-        return dict(zip(self.names, self.host.tolist(), strict=True))
-
-
-def can_be_told(optimizer: torch.optim.Optimizer) -> bool:
-    """Return True if the state that an optimizer keeps can be told by a step on a small parameter."""
-    try:
-        Example.of(optimizer, optimizer.param_groups[0])
-    except LayoutError:
-        return False
-    return True
-
-
-def _probe(optimizer: torch.optim.Optimizer, group: dict[str, Any]) -> tuple[Tensor, dict[str, Any]]:
-    """Return a small parameter like the group's, and the state that the optimizer keeps for it after one step."""
-    model_parameter = group["params"][0]
-    parameter = nn.Parameter(torch.zeros(2, 2, dtype=model_parameter.dtype, device=model_parameter.device))
-    parameter.grad = torch.zeros_like(parameter)
-    probe = _probe_copy(optimizer, group, parameter)
-    type(optimizer).step(probe)  # The class's method, because a scheduler wraps the instance's.
-    return parameter, {key: value for key, value in probe.state[parameter].items() if value is not None}
-
-
-def _probe_copy(optimizer: torch.optim.Optimizer, group: dict[str, Any], parameter: Tensor) -> torch.optim.Optimizer:
-    """Return a copy of an optimizer that trains this parameter alone, with copies of the optimizers that it wraps."""
-    probe = copy.copy(optimizer)  # torch leaves the user's hooks and all attributes of subclasses out of a copy.
-    probe.state = defaultdict(dict)
-    probe.param_groups = [{**group, "params": [parameter]}]
-    for name, value in vars(optimizer).items():
-        if isinstance(value, torch.optim.Optimizer):
-            setattr(probe, name, _probe_copy(value, value.param_groups[0], parameter))
-        elif name not in vars(probe) and isinstance(value, int | float | str | None):
-            setattr(probe, name, value)
-    return probe
-
-
 def _state_tensor(parameter: Tensor, states: Sequence[Mapping[str, Any]], key: str) -> Tensor:
     """Return a parameter's state under this key; zeros of its shape if there is none."""
     for state in states:
-        if _is_state_of(state.get(key), parameter):
+        if is_state_of(state.get(key), parameter):
             tensor: Tensor = state[key]
             return tensor
     return torch.zeros((), dtype=parameter.dtype, device=parameter.device).expand(parameter.shape)
@@ -469,18 +383,3 @@ def _state_tensor(parameter: Tensor, states: Sequence[Mapping[str, Any]], key: s
 def _is_same(value: Tensor, parameter: Tensor) -> bool:
     """Return True if a state tensor is the parameter's own memory."""
     return local_part(value).data_ptr() == local_part(parameter).data_ptr()
-
-
-def _listed(names: Iterable[str]) -> str:
-    return ", ".join(sorted(names)) or "nothing"
-
-
-def _is_state_of(value: object, parameter: Tensor) -> bool:
-    return isinstance(value, Tensor) and value.is_floating_point() and value.shape == parameter.shape
-
-
-def _is_scalar(value: object) -> bool:
-    """Return True for a number and for a tensor without dimensions."""
-    if isinstance(value, Tensor):
-        return value.dim() == 0
-    return isinstance(value, int | float) and not isinstance(value, bool)

@@ -17,9 +17,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from gossip.arithmetic.statistics import Statistics
+from gossip.averaging.statistics import Statistics
 from gossip.averaging.vectors import Vector
-from gossip.errors import CheckpointError, LayoutError
+from gossip.errors import LayoutError
 from node.model.device.copies import Copies, combined
 from node.model.device.downloads import Downloads
 from node.model.device.guard import StepGuard
@@ -47,7 +47,7 @@ from node.model.optimizer_state import OptimizerState
 from node.model.optimizers import Optimizers
 from node.model.sparse import SparseCopies
 from node.model.state import Floats, Positions, State
-from node.model.tensors import LiveTensors, plain_name, refuse_other_tensors
+from node.model.tensors import LiveTensors
 
 __all__ = ["Copies", "ModelState", "device_of"]
 
@@ -83,13 +83,14 @@ class ModelState(State):
         self.optimizers = optimizers = optimizers if isinstance(optimizers, Optimizers) else Optimizers(optimizers)
         self.optimizer_state = OptimizerState(self._tensors, optimizers, choices)
         self.probe = MixProbe(self.exchanged_tensors)
-        self._mixer = StatisticsMixer()
         self.state_refusal = ""  # Why the last newcomer's weights came without the optimizer's state.
         self._streams, self._guard = CopyStreams(), StepGuard(optimizers.all)
         self._downloads, self._uploads = Downloads(self._streams, self._guard), Uploads(self._streams)
         self._scaled = ScaledAddition(self._streams)
         self._sparse = SparseCopies(self._tensors, self._streams, self._guard, self._downloads, self._uploads)
         self.layout = self._tensors.layout
+        self._mixer = StatisticsMixer()
+        self._mixer.begin(self._buffers())
         self._exchanged_count = sum(segment.kind in ("parameter", "buffer") for segment in self.layout.segments)
         self.locks = self.device is not None
         if self.locks:  # Now rather than at the first copy, so that by then the guard has seen the optimizers step.
@@ -260,10 +261,18 @@ class ModelState(State):
         """
         return self._apply(shift, change_of(None))
 
-    def mix_statistics(self, statistics: Statistics) -> None:
-        """Move the live statistics towards a partner's; on CUDA later steps see the result, and nothing waits."""
+    def mix_statistics(self, statistics: Statistics) -> Copies:
+        """Begin to move the live statistics towards a partner's; on CUDA later steps see the result, and none waits."""
         self._guard.order_after_copies()
-        self._mixer.mix(self._buffers(), statistics)
+        buffers = self._buffers()
+        if not buffers[0].is_cuda:
+            self._mixer.mix(buffers, statistics)
+            return Copies()
+
+        def change(_: list[Tensor], values: Tensor) -> None:
+            self._mixer.mix(buffers, statistics, values)
+
+        return Copies(tuple(self._uploads.prepare_at(buffers[0].device, torch.from_numpy(statistics.values), change)()))
 
     def statistics_shift(self, statistics: Statistics) -> Floats:
         return self._mixer.shift(self._buffers(), statistics).cpu().numpy()
@@ -397,7 +406,7 @@ class ModelState(State):
         self._guard.order_after_copies()
         with self.optimizer_state.moving() if not keys else contextlib.nullcontext():
             torch._foreach_copy_(weights, views_like(host[: count_elements(weights)], weights))
-        self._mixer.forget()
+        self._mixer.begin(self._buffers())
         write_words(self.layout, self._tensors.bits(), vector)
         position = self.layout.size
         for parameter, target in zip(self.optimizer_state.trained() * len(keys), state, strict=True):
@@ -445,36 +454,15 @@ class ModelState(State):
         return np.array_equal(weights, vector[:exchanged]) and np.array_equal(state, vector[state_range.start :])
 
     def tensors(self) -> dict[str, Tensor]:
-        """Return a module's ``state_dict()``, integers included, or all of a mapping.
-
-        Raises:
-            CheckpointError: A module has an extra state that is no tensor.
-        """
-        if not isinstance(self._model, nn.Module):
-            return {name: torch.as_tensor(value) for name, value in {**self._model, **self._tensors.shared}.items()}
-        named = {plain_name(name): value for name, value in self._model.state_dict().items()}
-        for name, value in named.items():
-            if not isinstance(value, Tensor):
-                raise CheckpointError(
-                    f"{name!r} of the model is a {type(value).__name__}, and safetensors hold tensors alone: let its "
-                    "get_extra_state return a tensor."
-                )
-        return named
+        """Return a module's ``state_dict()``, integers included, or all of a mapping, by plain names."""
+        return self._tensors.saved(self._model)
 
     @torch.no_grad()
     def load(self, tensors: Mapping[str, Tensor]) -> None:
         """Load what :meth:`tensors` returned. Raise :class:`CheckpointError` before anything changes."""
-        # A compiled module has prefixed names for the same model.
-        tensors = {plain_name(name): value for name, value in tensors.items()}
-        ours = self.tensors()
-        refuse_other_tensors(ours, tensors, exact=isinstance(self._model, nn.Module))
         self._guard.order_after_copies()
-        if isinstance(self._model, nn.Module):
-            full_names = {plain_name(name): name for name in self._model.state_dict()}
-            self._model.load_state_dict({full_names[name]: value for name, value in tensors.items()})
-            return
-        for name, target in ours.items():
-            target.copy_(tensors[name])
+        self._tensors.load(self._model, tensors)
+        self._mixer.begin(self._buffers())
 
     def _weights(self, elements: int) -> list[Tensor]:
         """Return the tensors that a vector of this length covers: all values, or those that are exchanged."""

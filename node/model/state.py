@@ -12,8 +12,8 @@ from torch import Tensor
 
 from gossip.arithmetic.layout import Layout, Segment
 from gossip.arithmetic.mixing import is_finite
-from gossip.arithmetic.statistics import Statistics
 from gossip.averaging.model import Pending, Upload
+from gossip.averaging.statistics import Statistics
 from gossip.errors import CheckpointError, LayoutError
 from node.model.inventory.items import Inventory, Item
 from node.model.inventory.statistics import StatisticsMixer
@@ -121,11 +121,11 @@ class VectorState(ABC):
                 "them buffers, which are exchanged."
             )
 
-    def mix_statistics(self, statistics: Statistics) -> None:
-        """Move the live statistics, the "buffer" segments, towards a partner's."""
+    def mix_statistics(self, statistics: Statistics) -> Pending | None:
+        """Begin to move the live statistics, the "buffer" segments, towards a partner's."""
         shift = np.zeros(self.layout.exchanged, np.float32)
         shift[statistics.start :] = self.statistics_shift(statistics)
-        self.add(shift)
+        return self.add(shift)
 
     def statistics_shift(self, statistics: Statistics) -> Floats:
         """Return by how much :meth:`mix_statistics` moves all statistics, and count it as made."""

@@ -162,6 +162,36 @@ class LiveTensors:
         """Return the live tensors of bits in the layout's order, as :meth:`current`."""
         return self._look_up(self._bit_slots)
 
+    def saved(self, model: nn.Module | Mapping[str, Any]) -> dict[str, Tensor]:
+        """Return the tensors of a checkpoint of the model, by plain names.
+
+        Raises:
+            CheckpointError: A module has an extra state that is no tensor.
+        """
+        if not isinstance(model, nn.Module):
+            return {name: torch.as_tensor(value) for name, value in {**model, **self.shared}.items()}
+        named = {plain_name(name): value for name, value in model.state_dict().items()}
+        for name, value in named.items():
+            if not isinstance(value, Tensor):
+                raise CheckpointError(
+                    f"{name!r} of the model is a {type(value).__name__}, and safetensors hold tensors alone: let its "
+                    "get_extra_state return a tensor."
+                )
+        return named
+
+    def load(self, model: nn.Module | Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
+        """Overwrite the model with a checkpoint's tensors. Raise CheckpointError before anything changes."""
+        tensors = {plain_name(name): value for name, value in tensors.items()}
+        ours = self.saved(model)
+        refuse_other_tensors(ours, tensors, exact=isinstance(model, nn.Module))
+        if isinstance(model, nn.Module):
+            # A compiled module has prefixed names for the same model.
+            full_names = {plain_name(name): name for name in model.state_dict()}
+            model.load_state_dict({full_names[name]: value for name, value in tensors.items()})
+            return
+        for name, target in ours.items():
+            target.copy_(tensors[name])
+
     def _look_up(self, slots: Iterable[Slot]) -> list[Tensor]:
         tensors: list[Tensor] = []
         for slot in slots:

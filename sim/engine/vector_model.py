@@ -11,7 +11,7 @@ from collections.abc import Callable
 import numpy as np
 
 from gossip.arithmetic.mixing import subtract
-from gossip.arithmetic.statistics import PEAK_SHARE, Statistics
+from gossip.averaging.statistics import REACH, Statistics
 from gossip.averaging.vectors import Cut, Floats, Positions, Vector
 
 __all__ = ["Floats", "HostVectors", "KeptVector", "VectorModel"]
@@ -54,16 +54,14 @@ class VectorModel:
         self.vector += values
 
     def mix_statistics(self, statistics: Statistics) -> None:
-        """Mix as real nodes do, but with one limit for all statistics, since their tensors are unknown here."""
+        """Mix as real nodes do, but with one reach for all statistics, since their tensors are unknown here."""
         live = self.vector[statistics.start :]
-        now = live if statistics.positions is None else live[statistics.positions]
         peak = np.abs(live).max()
-        limit = np.maximum(np.abs(now), np.float32(PEAK_SHARE) * peak) if peak else np.float32(1.0)
-        near = np.clip(statistics.values, now - limit, now + limit)
+        reach = np.float32(REACH) * peak if peak else np.float32(1.0)
+        near = np.clip(statistics.values, live - reach, live + reach)
         weight = np.float32(statistics.weight)
-        live[slice(None) if statistics.positions is None else statistics.positions] = (
-            np.float32(1.0) - weight
-        ) * now + weight * near
+        mixed = (np.float32(1.0) - weight) * live + weight * near
+        live[:] = np.where(np.isnan(near), live, mixed)
 
     def add_weighted(self, values: Floats, weight: float) -> None:
         self.vector += np.float32(weight) * values

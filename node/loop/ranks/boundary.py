@@ -129,9 +129,10 @@ class RanksBoundary(Boundary):
         values, positions, ratio = update.vector.array, update.positions, None
         if update.statistics is not None:  # The other ranks add what this one would, as they do all values.
             shift = cast(State, self.model).statistics_shift(update.statistics)
-            places = update.statistics.positions
-            own = shift if places is None else shift[places]
+            start = update.statistics.start
+            own = shift if positions is None else shift[positions[np.searchsorted(positions, start) :] - start]
             values[values.size - own.size :] = own
+            self.vectors.give(update.statistics.vector)
             update = replace(update, statistics=None)
         if update.mass is not None:  # A pushed vector is merged by its share of the push-sum mass.
             ratio = update.mass / (self.mass + update.mass)

@@ -141,7 +141,7 @@ class Follower:
     def check_same_model(self, hello: tuple[str, list[str], bool, bool]) -> None:
         """Check that this rank trains the same model with the same kinds of optimizers as rank 0."""
         fingerprint, kinds, self.is_lockstep, sharded = hello
-        own_kinds = [type(optimizer).__name__ for optimizer in self.optimizers.all]
+        own_kinds = [type(optimizer).__name__ for optimizer in self.optimizers.holders]
         if fingerprint != self.state.layout.fingerprint:
             raise LayoutError(
                 f"Rank {self.ranks.rank} holds another model than rank 0 of its group: make the same one on every rank."

@@ -84,7 +84,7 @@ class Leader:
 
     def start_side(self) -> None:
         """Check that all ranks train the same model, and start the node while they stand at one boundary."""
-        kinds = [type(optimizer).__name__ for optimizer in self.live.optimizers.all]
+        kinds = [type(optimizer).__name__ for optimizer in self.live.optimizers.holders]
         sharded, fingerprint = self.sharded, self.live.state.layout.fingerprint
         self.ranks.send_command("hello", (fingerprint, kinds, self.is_lockstep, sharded is not None))
         if sharded is None:

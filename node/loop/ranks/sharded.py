@@ -65,7 +65,7 @@ class ShardedOptimizers(Optimizers):
         if saved is None:
             return None
         start = 0  # The index of the next tensor's first element in the vector of all sharded optimizer tensors.
-        for optimizer, own_state in zip(self.all, saved.get(SEVERAL, [saved]), strict=True):
+        for optimizer, own_state in zip(self.holders, saved.get(SEVERAL, [saved]), strict=True):
             # This and the next mapping are copies, since the optimizer still uses its own.
             states = own_state["state"] = dict(own_state["state"])
             for number, _ in enumerate(parameters_of(optimizer)):
@@ -86,7 +86,7 @@ class ShardedOptimizers(Optimizers):
         described: Described = []
         sent: list[Tensor] = []  # Tensors that all ranks get.
         sharded: list[Tensor] = []  # Whole tensors, of which each rank gets a part.
-        for optimizer, saved in zip(self.all, states, strict=True):
+        for optimizer, saved in zip(self.holders, states, strict=True):
             groups = [
                 {key: with_places(value, None, sent) for key, value in group.items() if key != "params"}
                 for group in saved["param_groups"]

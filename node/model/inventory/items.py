@@ -52,10 +52,7 @@ class Inventory(tuple[Item, ...]):
 
     def __str__(self) -> str:
         rows = [("tensor", "shape", "type", "treatment", "reason")]
-        rows += [
-            (item.name, "x".join(map(str, item.shape)) or "scalar", item.dtype, item.treatment, item.reason)
-            for item in self
-        ]
+        rows += [(item.name, shape_of(item), item.dtype, item.treatment, item.reason) for item in self]
         widths = [max(len(row[column]) for row in rows) for column in range(4)]
         return "\n".join("  ".join([*(text.ljust(width) for text, width in zip(row, widths, strict=False)), row[4]])
                          for row in rows)  # fmt: skip
@@ -66,6 +63,11 @@ class Inventory(tuple[Item, ...]):
         verbs = {"average": "averaged", "copy": "copied to newcomers", "local": "kept local"}
         parts = [f"{quantity(numbers[key], 'tensor')} {verb}" for key, verb in verbs.items() if numbers[key]]  # type: ignore[index]
         return f"Of the model {', '.join(parts)}; node.inventory() lists them."
+
+
+def shape_of(item: Item) -> str:
+    """Return a tensor's shape as text. State of an optimizer has one tensor for each weight."""
+    return "of each weight" if item.dtype == "state" else "x".join(map(str, item.shape)) or "scalar"
 
 
 @dataclass(slots=True)

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import torch
 from torch import Tensor
 
+from node.model.inventory.examples import DeviceScalars, ScalarCopy
+
 __all__ = ["MixProbe"]
 
-SAMPLED_ELEMENTS = 256  # Elements of the largest tensor that are followed, in microseconds.
+SAMPLED_ELEMENTS = 16  # Elements of the largest tensor that are followed: an optimizer undoes all alike.
 MIXES = 16  # Mixes of one verdict. One alone could be undone by chance.
 # Of the displacement of a mix, the share that the next step takes back. A step towards the optimum of a node's own data
 # takes back a few percent, and a copy of the weights all of it.
@@ -31,12 +33,13 @@ class MixProbe:
         self._displacement: Tensor | None = None
         self._after: Tensor | None = None  # The sample just after a mix whose next step is awaited.
         self._shares: list[Tensor] = []  # They stay on the device until a verdict.
+        self._verdict: ScalarCopy | None = None  # The median share of some mixes, on its way from the device.
         self.verdicts = 0
 
     @property
     def is_waiting(self) -> bool:
         """Return True if the next step is to be looked at."""
-        return self._after is not None
+        return self._after is not None or self._verdict is not None
 
     @contextmanager
     def mixing(self) -> Iterator[None]:
@@ -44,29 +47,34 @@ class MixProbe:
         if self.verdicts >= MAX_VERDICTS:
             yield
             return
-        before = self.sample() if self._after is None else None  # Of several mixes at one boundary, the first counts.
+        before = None
+        with suppress(torch.OutOfMemoryError):
+            before = self.sample() if self._after is None else None  # Of several at one boundary, the first counts.
         yield
         if before is not None:
-            self._after = self.sample()
-            self._displacement = self._after - before
+            with suppress(torch.OutOfMemoryError):
+                after = self.sample()
+                self._displacement = after - before
+                self._after = after
 
     def on_step(self) -> bool:
         """Look at the weights after the step that follows a mix. Return True if mixes turn out to be undone."""
+        if self._verdict is not None and self._verdict.done():
+            verdict, self._verdict = self._verdict, None
+            self.verdicts += 1
+            if verdict.scalars()["undone"] > UNDONE_SHARE:
+                self.verdicts = MAX_VERDICTS
+                return True
         after, displacement = self._after, self._displacement
-        assert after is not None, "no mix is awaited"
-        assert displacement is not None
         self._after = None
+        if after is None or displacement is None:
+            return False
         length_sq = displacement.dot(displacement)
         self._shares.append(-(self.sample() - after).dot(displacement) / length_sq)  # NaN if nothing was mixed.
-        if len(self._shares) < MIXES:
-            return False
-        shares = torch.stack(self._shares)
-        self._shares = []
-        self.verdicts += 1
-        is_undone = bool(shares.nanmedian() > UNDONE_SHARE)
-        if is_undone:
-            self.verdicts = MAX_VERDICTS
-        return is_undone
+        if len(self._shares) == MIXES:
+            median = torch.stack(self._shares).nanmedian().reshape(1)
+            self._shares, self._verdict = [], ScalarCopy(DeviceScalars(("undone",), median))
+        return False
 
     @torch.no_grad()
     def sample(self) -> Tensor:
@@ -75,4 +83,4 @@ class MixProbe:
         if self._place is None:
             self._place = max(range(len(tensors)), key=lambda index: tensors[index].numel())
         flat = tensors[self._place].detach().reshape(-1)
-        return flat[:: max(1, flat.numel() // SAMPLED_ELEMENTS)].float().clone()
+        return flat[:: max(1, -(-flat.numel() // SAMPLED_ELEMENTS))].float().clone()

@@ -200,8 +200,8 @@ class ShardWork:
         """Return all sharded tensors in the optimizers' state with their parameters, by parameter and key."""
         return [
             (parameter, state[key])
-            for optimizer in self.optimizers.all for group in optimizer.param_groups for parameter in group["params"]
-            for state in [optimizer.state.get(parameter, {})]
+            for holder in self.optimizers.holders for group in holder.param_groups for parameter in group["params"]
+            for state in [holder.state.get(parameter, {})]
             for key in sorted(state, key=str) if is_sharded(state[key])
         ]  # fmt: skip
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import re
 
 import pytest
 
 from gossip.config import PRESETS, Config
+from gossip.config.reference import explained
 from gossip.config.setting import settings_of
 from gossip.errors import ConfigError
 from gossip.wire.frames import MAX_BODY_BYTES
@@ -85,6 +87,16 @@ def test_every_number_is_held_to_the_range_that_is_written(name, said):
         ({"codec": "fp64"}, ["fp64", "bf16"]),
         ({"codec": "moniqua8"}, ["'moniqua8'", "moniqua4"]),
         ({"part": "top 0.01"}, ["part", "'top 0.01'", "fragments"]),
+        ({"codec": "int9"}, ["There is no codec 'int9' (did you mean 'int8'?): use fp32, ", "moniqua4 or auto."]),
+        (
+            {"filter_limit": -1},
+            ["filter_limit", "leave it out for a radius that follows the usual distance for `clip`"],
+        ),
+        ({"stall_s": math.inf}, ["stall_s = inf", "it must be finite and positive."]),
+        ({"mix_every_step": 4}, ["'mix_every_step' is not a setting (did you mean 'mix_every_steps'?)."]),
+        ({"zzz": 4}, ["'zzz' is not a setting."]),
+        ({"preset": "wan"}, ["preset is a key of files: in Python call Config.lan, Config.wan or Config.datacentre."]),
+        ({"method": "noloco"}, ["method is a key of files: in Python call Config.published."]),
         ({"selection": "rings"}, ["selection", "'rings'", "did you mean 'ring'?", "torus"]),
         ({"mixing": "pairs"}, ["mixing", "did you mean 'pair'?", "push-sum"]),
         ({"filter": "median"}, ["filter", "'median'", "clip", "balance"]),
@@ -104,6 +116,19 @@ def test_what_cannot_work_is_refused_in_words_that_help(changes, words):
     text = sentence(**changes)
     assert all(word in text for word in words), text
     assert "\n" not in text
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_no_sentence_about_a_setting_says_a_word_twice(name):
+    setting = SETTINGS[name][1]
+    texts = [setting.meaning, setting.advice, explained(name)]
+    for value in (-1, math.nan, 10**9, 0.5, "zzz", None, True):
+        try:
+            Config(**{name: value})
+        except ConfigError as error:
+            texts.append(str(error))
+    assert len(texts) > 3
+    assert [text for text in texts if re.search(r"\b([a-z]+) \1\b", text)] == []
 
 
 def test_whole_numbers_may_stand_for_seconds():
@@ -191,7 +216,7 @@ def test_an_outer_step_of_parts_or_groups_leaves_room_for_one_exchange(changes, 
 
 
 def test_an_unknown_key_is_refused_in_python_as_in_a_file():
-    assert sentence(mix_every_step=4) == "'mix_every_step' is not a setting; did you mean 'mix_every_steps'?"
+    assert sentence(mix_every_step=4) == "'mix_every_step' is not a setting (did you mean 'mix_every_steps'?)."
     with pytest.raises(ConfigError, match="'never_was' is not a setting"):
         dataclasses.replace(Config(), never_was=1)
 
@@ -238,6 +263,7 @@ def test_a_file_may_hold_its_keys_at_the_top_or_under_gossip(tmp_path):
     [
         ("mix_evry_steps = 8", ["mix_evry_steps", "did you mean 'mix_every_steps'?"]),
         ("zzz = 8", ["'zzz' is not a setting."]),
+        ("presett = 'wan'", ["'presett' is not a setting (did you mean 'preset'?)."]),
         ("internal = { bench_s = 1 }", ["'internal' is not a setting."]),
         ('preset = "moon"', ["moon", "lan, wan, datacentre"]),
         ("preset = 5", ["preset", "lan, wan, datacentre"]),
