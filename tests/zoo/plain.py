@@ -10,6 +10,8 @@ from node.data.splitting import split
 
 __all__ = ["Plain"]
 
+KINDS = ("mean", "median", "min", "max")  # As in node.observe.reduced.Reduced.
+
 
 class Plain:
     """One process without a swarm: epochs are a range, a loader is itself, and a step does nothing."""

@@ -1,4 +1,4 @@
-"""Programs of the kinds that people run are right as three nodes: as good as alone, in agreement, without accusations."""
+"""Programs of the kinds that people run are as good on three nodes as alone, which agree and accuse nobody."""
 
 from __future__ import annotations
 

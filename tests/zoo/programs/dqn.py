@@ -54,9 +54,9 @@ def run(Node, seed):
                 action = draw.randrange(4) if curious else int(model(seen(place)).argmax())
                 after, reward, done = moved(place, action)
                 memory.append(torch.cat([seen(place), seen(after), torch.tensor([action, reward, done])]))
-                place, age = (
-                    (after, age + 1) if not done and age < LONGEST else ((draw.randrange(2), draw.randrange(5)), 0)
-                )
+                place, age = after, age + 1
+                if done or age == LONGEST:
+                    place, age = (draw.randrange(SIZE // 2), draw.randrange(SIZE)), 0
                 before, afters, rest = torch.stack(draw.choices(memory, k=32)).split([4, 4, 3], 1)
                 actions, rewards, ends = rest.unbind(1)
                 wanted = rewards + 0.95 * (1 - ends) * target(afters).amax(1)

@@ -10,7 +10,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from tests.zoo.data import LETTERS, text
 from tests.zoo.registry import zoo
 
-CONTEXT = 24
+CONTEXT = 16
 
 
 class Block(nn.Module):
@@ -30,7 +30,7 @@ class Block(nn.Module):
 
 
 class GPT(nn.Module):
-    def __init__(self, width=48, layers=2):
+    def __init__(self, width=32, layers=2):
         super().__init__()
         self.tokens, self.places = nn.Embedding(len(LETTERS), width), nn.Embedding(CONTEXT, width)
         self.blocks = nn.Sequential(*(Block(width, 4) for _ in range(layers)), nn.LayerNorm(width))
@@ -46,8 +46,8 @@ class GPT(nn.Module):
 @zoo("nanoGPT, bf16 autocast, accumulation", "nats per character", "low", 0.12)
 def run(Node, seed):
     torch.manual_seed(seed)
-    windows = text(50_000).unfold(0, CONTEXT + 1, 8)
-    train, test = windows[:5_600], windows[5_600:]
+    windows = text(30_000).unfold(0, CONTEXT + 1, 8)
+    train, test = windows[:3_200], windows[3_200:]
     model = GPT()
     optimizer = torch.optim.AdamW(model.parameters(), 3e-3, weight_decay=0.1)
     loader = DataLoader(TensorDataset(train), 16, shuffle=True, drop_last=True)

@@ -39,16 +39,8 @@ class Muon(torch.optim.Optimizer):
 def run(Node, seed):
     torch.manual_seed(seed)
     x, y, x_test, y_test = digits()
-    model = nn.Sequential(
-        nn.Flatten(),
-        nn.Linear(64, 96),
-        nn.ReLU(),
-        nn.Linear(96, 96),
-        nn.ReLU(),
-        nn.Linear(96, 96),
-        nn.ReLU(),
-        nn.Linear(96, 10),
-    )
+    layers = [layer for inputs in (64, 96, 96) for layer in (nn.Linear(inputs, 96), nn.ReLU())]
+    model = nn.Sequential(nn.Flatten(), *layers, nn.Linear(96, 10))
     hidden = [model[3].weight, model[5].weight]
     others = [parameter for parameter in model.parameters() if all(parameter is not one for one in hidden)]
     muon, adamw = Muon(hidden, 0.02), torch.optim.AdamW(others, 2e-3)

@@ -36,13 +36,8 @@ def run(Node, seed):
     files = [str(folder / f"{number}.txt") for number in range(FILES)]
     for number, name in enumerate(files):
         Path(name).write_text("".join(LETTERS[at] for at in text(LINES + CONTEXT, 100 + number)))
-    model = nn.Sequential(
-        nn.Embedding(len(LETTERS), 24),
-        nn.Flatten(),
-        nn.Linear(24 * CONTEXT, 128),
-        nn.Tanh(),
-        nn.Linear(128, len(LETTERS)),
-    )
+    hidden = nn.Sequential(nn.Flatten(), nn.Linear(24 * CONTEXT, 128), nn.Tanh())
+    model = nn.Sequential(nn.Embedding(len(LETTERS), 24), hidden, nn.Linear(128, len(LETTERS)))
     optimizer = torch.optim.AdamW(model.parameters(), 2e-3)
     with Node(model, optimizer) as node:
         loader = DataLoader(Windows(node.shards(files, epochs=1)), 64)
