@@ -11,9 +11,9 @@ from tests.zoo.harness import Outcome, play
 from tests.zoo.registry import Program, programs
 
 HEAD = (
-    "| program | metric | alone | nodes: mean | worst | apart after settle | settle | changed lines | inventory | "
+    "| program | metric | alone | nodes: mean | worst | mixes | apart after settle | settle | changed lines | inventory | "
     "notices |\n"
-    "|---|---|---|---|---|---|---|---|---|---|"
+    "|---|---|---|---|---|---|---|---|---|---|---|"
 )
 
 
@@ -25,12 +25,13 @@ def row(program: Program, alone: Sequence[Outcome], swarms: Sequence[Outcome]) -
     farthest = max(swarms, key=lambda outcome: outcome.difference)
     apart = "exact" if all(swarm.is_exact for swarm in swarms) else f"{farthest.difference:.1e} ({farthest.tensor})"
     settle_s = max(node.settle_s for outcome in swarms for node in outcome.nodes)
+    mixes = round(statistics.mean(node.mixes for outcome in swarms for node in outcome.nodes))
     counts = ", ".join(f"{count} {name}" for name, count in swarms[0].nodes[0].counts.items())
     notices = sum((outcome.notices for outcome in swarms), Counter())
     told = ", ".join(f"{kind} {count}" for kind, count in notices.items()) or "none"
     return (
         f"| {program.title} (`{program.name}`) | {program.metric} | {lone:.4g} | {statistics.mean(metrics):.4g} | "
-        f"{worst:.4g} | {apart} | {settle_s:.1f} s | {program.changed_lines} | {counts} | {told} |"
+        f"{worst:.4g} | {mixes} | {apart} | {settle_s:.1f} s | {program.changed_lines} | {counts} | {told} |"
     )
 
 

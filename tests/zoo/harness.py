@@ -85,6 +85,7 @@ class Place:
     def __init__(self, folder: str, rank: int, size: int, fate: str) -> None:
         self.folder, self.rank, self.size, self.fate = Path(folder), rank, size, fate
         self.nodes: list[Placed] = []
+        self.has_called = False  # The late node was told to begin.
         self.result = Result()
 
     def write(self, name: str, text: str) -> None:
@@ -129,9 +130,12 @@ class Placed(Node):
     def step(self, loss: Any = None, samples: int | None = None, lr: float | None = None) -> None:
         super().step(loss, samples, lr)
         place = self.place
+        if self.number or not (place.fate == "killed" or (place.rank == 0 and not place.has_called)):
+            return
         if place.fate == "killed" and self.progress() > KILLED_AT:
             os.kill(os.getpid(), signal.SIGKILL)
-        if place.rank == 0 and self.number == 0 and self.progress() > LATE_AT and not (place.folder / "late").exists():
+        if place.rank == 0 and self.progress() > LATE_AT:
+            place.has_called = True
             place.write("late", "")
 
     def settle(self, seconds: float = 5.0, wait_s: float = 0.0) -> float | None:

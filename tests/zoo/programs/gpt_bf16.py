@@ -46,11 +46,11 @@ class GPT(nn.Module):
 @zoo("nanoGPT, bf16 autocast, accumulation", "nats per character", "low", 0.12)
 def run(Node, seed):
     torch.manual_seed(seed)
-    windows = text(30_000).unfold(0, CONTEXT + 1, 8)
-    train, test = windows[:3_200], windows[3_200:]
+    windows = text(36_000).unfold(0, CONTEXT + 1, 8)
+    train, test = windows[:4_000], windows[4_000:]
     model = GPT()
     optimizer = torch.optim.AdamW(model.parameters(), 3e-3, weight_decay=0.1)
-    loader = DataLoader(TensorDataset(train), 16, shuffle=True, drop_last=True)
+    loader = DataLoader(TensorDataset(train), 32, shuffle=True, drop_last=True)
     with Node(model, optimizer) as node:
         for _ in node.epochs(4, loader):
             for number, (rows,) in enumerate(node.loader(loader), 1):

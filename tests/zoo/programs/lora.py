@@ -45,10 +45,10 @@ def run(Node, seed):
     for number in (1, 3, 5):
         model[number] = Adapted(model[number])
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    optimizer = torch.optim.AdamW(trained, 5e-3)
+    optimizer = torch.optim.AdamW(trained, 1e-2)
     loader = DataLoader(TensorDataset(x.transpose(2, 3), y), 32, shuffle=True)
     with Node(model, optimizer) as node:
-        for _ in node.epochs(20, loader):
+        for _ in node.epochs(30, loader):
             for images, labels in node.loader(loader):
                 loss = F.cross_entropy(model(images), labels)
                 optimizer.zero_grad()

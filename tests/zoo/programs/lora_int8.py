@@ -33,10 +33,10 @@ def run(Node, seed):
     model = pretrained(x, y)
     for number in (1, 3, 5):
         model[number] = Adapted(model[number])
-    optimizer = torch.optim.AdamW(model.parameters(), 5e-3)
+    optimizer = torch.optim.AdamW(model.parameters(), 1e-2)
     loader = DataLoader(TensorDataset(x.transpose(2, 3), y), 32, shuffle=True)
     with Node(model, optimizer) as node:
-        for _ in node.epochs(20, loader):
+        for _ in node.epochs(30, loader):
             for images, labels in node.loader(loader):
                 loss = F.cross_entropy(model(images), labels)
                 optimizer.zero_grad()

@@ -53,6 +53,6 @@ def run(Node, seed):
                 loss.backward()
                 optimizer.step()
                 node.step(loss)
+        optimizer.eval()  # before settling, which makes the nodes agree on what the model holds
         node.settle(5, wait_s=60)
-        optimizer.eval()
     return (model(x_test).argmax(1) == y_test).float().mean()
