@@ -10,11 +10,10 @@ from collections.abc import Sequence
 from tests.zoo.harness import Outcome, play
 from tests.zoo.registry import Program, programs
 
-HEAD = (
-    "| program | metric | alone | nodes: mean | worst | mixes | apart after settle | settle | changed lines | inventory | "
-    "notices |\n"
-    "|---|---|---|---|---|---|---|---|---|---|---|"
-)
+COLUMNS = (
+    "program", "metric", "alone", "nodes: mean", "worst", "mixes", "apart after settle", "settle", "changed lines",
+    "inventory", "notices",
+)  # fmt: skip
 
 
 def row(program: Program, alone: Sequence[Outcome], swarms: Sequence[Outcome]) -> str:
@@ -44,7 +43,7 @@ def main() -> None:
     parser.add_argument("--late", action="store_true", help="add a node at 40 %% of the run")
     options = parser.parse_args()
     known = programs()
-    print(HEAD, flush=True)
+    print("| " + " | ".join(COLUMNS) + " |\n" + "|---" * len(COLUMNS) + "|", flush=True)
     for name in options.names or known:
         program, seeds = known[name], range(options.seeds)
         try:
