@@ -34,8 +34,7 @@ KINDS: dict[str, Misbehaviour] = {
     "flood": Misbehaviour(3.0, 60.0, "messages beyond every allowance"),
     "unread": Misbehaviour(3.0, 60.0, "more questions than it reads answers"),  # A stopped peer asks nothing.
     "wasted": Misbehaviour(4.0, 900.0, "exchanges that it let come to nothing"),  # Each finished one takes one back.
-    "refused": Misbehaviour(3.0, 900.0, "vectors that did not pass the checks"),  # The back-off grows with each.
-    "clipped": Misbehaviour(16.0, 60.0, "vectors that had to be shortened"),  # Each whole one takes one back.
+    "refused": Misbehaviour(3.0, 900.0, "vectors that hold no numbers"),  # The back-off grows with each.
     # Without other partners an honest peer makes 16 offers a second.
     "pestering": Misbehaviour(200.0, 0.05, "offers all the time while it was to wait"),
     "claims": Misbehaviour(3.0, 60.0, "numbers that cannot be"),
@@ -46,7 +45,9 @@ KINDS: dict[str, Misbehaviour] = {
 
 Honest nodes that are killed, stopped and cut off every few seconds reach none of these counts. An attacker below them
 costs no more than such a node. Wasted exchanges are forgiven slowly, since their back-off starts at 10 s and doubles
-each time.
+each time. A vector that is far away is no misbehaviour: honest nodes with data of their own, or that have diverged,
+send such vectors too. The filter shortens or refuses them, and the node that sends them tells its own user
+(:mod:`gossip.exchange.setbacks`).
 """
 
 

@@ -14,7 +14,9 @@ from typing import Protocol
 
 import numpy as np
 
-from gossip.arithmetic.mixing import OuterStep
+from gossip.arithmetic.distances import furthest_tensor
+from gossip.arithmetic.layout import Layout
+from gossip.arithmetic.mixing import OuterStep, join_weight
 from gossip.arithmetic.movement import Movement
 from gossip.averaging.all_reduce import GroupAverage
 from gossip.averaging.boundary import Boundary
@@ -22,6 +24,8 @@ from gossip.averaging.reports import Reports
 from gossip.averaging.vectors import Cut, Positions, Vector, Vectors
 from gossip.averaging.visit import Adoption, Update, Visit
 from gossip.effects import CopyFrozen, CopyPiece, Effect, HashFrozen, Merge, Mix
+from gossip.ids import PeerId
+from gossip.recent import Recent
 
 __all__ = [
     "AdoptJob", "AllocatePieceJob", "AllocateSnapshotJob", "AverageSliceJob", "CopyFrozenJob", "Driver",
@@ -89,6 +93,8 @@ class JobOwner(Protocol):
     counted_visit: int
     outside_replacements: int
     hash_job: HashFrozenJob | None
+    layout: Layout | None
+    furthest: Recent[PeerId, tuple[float, str]]
 
     def report_failed(self, session: int, code: str) -> None: ...
     def report_recalled(self, session: int) -> None: ...
@@ -101,8 +107,9 @@ class MixJob(Job):
     """
 
     __slots__ = (
-        "added_since", "averager", "credit", "difference", "elements", "interval_steps", "is_late", "leaves_weight",
-        "mass", "newer_sums", "outside_replacements", "own_sq", "plain", "positions", "result", "snapshot", "weight",
+        "added_since", "averager", "credit", "difference", "elements", "interval_steps", "is_late", "joins",
+        "leaves_weight", "mass", "newer_sums", "outside_replacements", "own_sq", "partner", "plain", "positions",
+        "result", "snapshot", "weight",
     )  # fmt: skip
 
     def __init__(
@@ -122,7 +129,8 @@ class MixJob(Job):
         """
         self.averager, self.snapshot, self.difference, self.positions = averager, snapshot, difference, positions
         mix = effect if isinstance(effect, Mix) else Mix(effect.session, 0.0)  # A Merge uses none of a mix's figures.
-        self.weight, self.plain = mix.weight, mix.plain
+        self.weight, self.plain, self.joins = mix.weight, mix.plain, mix.joins
+        self.partner: PeerId | None = None  # Of a settlement whose furthest tensor is to be found; None for others.
         self.credit, self.interval_steps = mix.credit, mix.interval_steps
         self.mass = effect.mass if isinstance(effect, Merge) else None
         self.own_sq = own_sq
@@ -176,6 +184,10 @@ class MixJob(Job):
         if self.mass is not None:  # A push: the partner's vector itself is merged.
             difference.array += snapshot[: difference.array.size]
             return
+        if self.partner is not None and averager.layout is not None:
+            averager.furthest[self.partner] = furthest_tensor(averager.layout, snapshot, difference.array)
+        if self.joins:
+            self.weight = join_weight(difference.array, self.weight)
         correction = averager.outer_step.correction if self.positions is None else None
         if correction is not None:
             with averager.lock:

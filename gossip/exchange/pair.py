@@ -31,6 +31,9 @@ class Pair(Exchange):
     TRANSITIONS: ClassVar[Table] = PAIR
     begin_mix = classmethod(beginning.begin_mix)
     answer_offer = classmethod(beginning.answer_offer)
+    IS_PLAIN: ClassVar[bool] = False  # True if it takes no outer momentum, even after the node has settled.
+
+    joins: bool = False  # Both sides take the vector of one, as in :mod:`gossip.exchange.convergence`.
 
     @classmethod
     def precedence(cls, exchanges: Exchanges[Any], sender: PeerId) -> tuple[list[Exchange], bool]:
@@ -44,6 +47,8 @@ class Pair(Exchange):
         yielding: list[Exchange] = []
         must_wait = False
         for exchange in exchanges.table.values():
+            if exchange.IS_GROUP:
+                continue  # A settlement waits until a group has ended.
             is_response = exchange.state is PREPARING and not exchange.is_initiator
             has_begun = is_response or exchange.state in (STREAMING, VERIFIED)
             if exchange.partner == sender and has_begun and (exchange.is_backgrounded or exchanges.is_overlapping):
@@ -113,4 +118,6 @@ class Pair(Exchange):
         interval_steps = 0  # The correction keeps its interval.
         if exchanges.config.auto_interval:
             interval_steps = local.steps_per_mix or 0
-        return [Mix(self.session, self.weight, local.settling, mix_credit, interval_steps), *self.end(DONE)]
+        is_plain = local.settling or self.IS_PLAIN
+        mix = Mix(self.session, self.weight, is_plain, mix_credit, interval_steps, self.joins)
+        return [mix, *self.end(DONE)]

@@ -80,7 +80,7 @@ class TrainingSide:
         self.network = NetworkSide(self.service)
         self.run = HeldRun(live, self.network, self.samplers, self.ranks)
         self.startup = Startup(settings, live, self.network, self.run, self.visit)
-        self.settling = Settling(live, self.network, self.run, self.visit)
+        self.settling = Settling(live, self.network, self.run, self.visit, self.on_replaced)
         self.loss = LastLoss()
         self.was_loss_finite = True  # At the last report.
         self.learning_rate = math.nan  # As the loop passes it to `step`; used if no optimizer has one.

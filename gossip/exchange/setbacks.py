@@ -1,0 +1,58 @@
+"""The exchanges of a node that came to less than they should, because its vector is far from the others'."""
+
+from __future__ import annotations
+
+from collections import deque
+
+from gossip.ids import PeerId
+
+__all__ = ["Setbacks"]
+
+WINDOW_S = 60.0
+MAX_EXCHANGES = 1_024  # Exchanges that are remembered; a busy node makes them in seconds.
+MIN_SETBACKS = 4  # Fewer say nothing: a node that joins, or a small swarm, has some by chance.
+MAX_SHARE = 0.1  # The share of exchanges from which on the user is told.
+
+
+class Setbacks:
+    """The last minute's exchanges. A *setback* is one that was refused for its distance or shortened to less than half.
+
+    The limits of :mod:`gossip.filters.clip` shorten up to a tenth of honest exchanges by a third, which loses nothing.
+    """
+
+    def __init__(self) -> None:
+        # The time and the partner of each, and whether it was a setback.
+        self.exchanges: deque[tuple[float, PeerId, bool]] = deque(maxlen=MAX_EXCHANGES)
+        self.is_told = False  # The user has been told, and it has not become better since.
+
+    def note(self, partner: PeerId, is_setback: bool, now: float) -> bool:
+        """Note an exchange, and return True if the user is to be told now.
+
+        Setbacks with most partners are ours. Those with few partners are theirs, who are told by their own nodes.
+        """
+        exchanges = self.exchanges
+        exchanges.append((now, partner, is_setback))
+        while now - exchanges[0][0] > WINDOW_S:
+            exchanges.popleft()
+        if not (is_setback or self.is_told):
+            return False
+        partners = {partner for _, partner, _ in exchanges}
+        far_partners = {partner for _, partner, is_setback in exchanges if is_setback}
+        is_ours = self.count > MAX_SHARE * len(exchanges) and 2 * len(far_partners) > len(partners)
+        must_tell = is_ours and self.count >= MIN_SETBACKS and not self.is_told
+        self.is_told = is_ours and (self.is_told or must_tell)
+        return must_tell
+
+    @property
+    def count(self) -> int:
+        """Return the number of setbacks."""
+        return sum(is_setback for *_, is_setback in self.exchanges)
+
+    @property
+    def sentence(self) -> str:
+        """Return the sentence for the user, in which ``{tensor}`` stands for the tensor that is furthest."""
+        return (
+            f"{self.count} of the last {len(self.exchanges)} exchanges of this node were refused or cut short, because "
+            "its {tensor} is far from the others': give all nodes the same learning rate, batch size and kind of data, "
+            "and no last batch of a few samples."
+        )
