@@ -11,6 +11,7 @@ back. Methods called ``report_...`` tell the peer what happened, and the driver 
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -62,15 +63,13 @@ from gossip.effects import (
     Transfer,
     UseLastSnapshot,
 )  # fmt: skip
-from gossip.ids import PeerId
-from gossip.recent import Recent
 
 __all__ = ["CHECKED_BY_DRIVER_ELEMENTS", "PERFORM", "Averager"]
 
 # A check of so many elements for finite values takes about a millisecond. The driver does it, in another thread if it
 # has one.
 CHECKED_BY_DRIVER_ELEMENTS = 1 << 20
-MAX_PARTNERS = 256  # Partners whose furthest tensor is remembered: as many as there may be links.
+LAST_SETTLEMENTS = 4  # Settlements whose furthest tensors are remembered: a node's last partners, most of them unlike.
 NO_SNAPSHOT = "layout"  # The code of a failure: the session has no snapshot of the agreed size.
 
 
@@ -96,8 +95,8 @@ class Averager:
         self.groups: dict[int, GroupAverage] = {}  # Groups by session.
         self.joining_vector: Vector | None = None  # State of another run, as far as it has arrived.
         self.layout: Layout | None = None  # The names of the tensors; None if the driver has none.
-        # The furthest tensor in the last settlement with each partner: its relative distance, and its name.
-        self.furthest = Recent[PeerId, tuple[float, str]](MAX_PARTNERS)
+        # The furthest tensors in the last settlements: the relative distance, and the name.
+        self.furthest: deque[tuple[float, str]] = deque(maxlen=LAST_SETTLEMENTS)
         self.outside_replacements = 0  # Number of times that the weights were replaced from outside (a checkpoint).
         # Number of the visit that took the newest snapshot whose local steps the outer step has counted (MixJob).
         self.counted_visit = 0
@@ -281,8 +280,7 @@ class Averager:
         positions = None if pair is None else pair.positions
         own_sq = 0.0 if pair is None else pair.own_sq
         job = MixJob(self, snapshot, difference, positions, effect, own_sq)
-        if pair is not None and positions is None and effect.plain and self.layout is not None:
-            job.partner = pair.partner
+        job.is_settlement = pair is not None and positions is None and effect.plain
         self.start_mixing(job)
         return True
 

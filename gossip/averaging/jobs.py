@@ -8,6 +8,7 @@ The mass is taken from the model, and both come back if the push fails.
 from __future__ import annotations
 
 import hashlib
+from collections import deque
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Protocol
@@ -24,8 +25,6 @@ from gossip.averaging.reports import Reports
 from gossip.averaging.vectors import Cut, Positions, Vector, Vectors
 from gossip.averaging.visit import Adoption, Update, Visit
 from gossip.effects import CopyFrozen, CopyPiece, Effect, HashFrozen, Merge, Mix
-from gossip.ids import PeerId
-from gossip.recent import Recent
 
 __all__ = [
     "AdoptJob", "AllocatePieceJob", "AllocateSnapshotJob", "AverageSliceJob", "CopyFrozenJob", "Driver",
@@ -94,7 +93,7 @@ class JobOwner(Protocol):
     outside_replacements: int
     hash_job: HashFrozenJob | None
     layout: Layout | None
-    furthest: Recent[PeerId, tuple[float, str]]
+    furthest: deque[tuple[float, str]]
 
     def report_failed(self, session: int, code: str) -> None: ...
     def report_recalled(self, session: int) -> None: ...
@@ -107,9 +106,9 @@ class MixJob(Job):
     """
 
     __slots__ = (
-        "added_since", "averager", "credit", "difference", "elements", "interval_steps", "is_late", "joins",
-        "leaves_weight", "mass", "newer_sums", "outside_replacements", "own_sq", "partner", "plain", "positions",
-        "result", "snapshot", "weight",
+        "added_since", "averager", "credit", "difference", "elements", "interval_steps", "is_late",
+        "is_settlement", "joins", "leaves_weight", "mass", "newer_sums", "outside_replacements", "own_sq", "plain",
+        "positions", "result", "snapshot", "weight",
     )  # fmt: skip
 
     def __init__(
@@ -130,7 +129,7 @@ class MixJob(Job):
         self.averager, self.snapshot, self.difference, self.positions = averager, snapshot, difference, positions
         mix = effect if isinstance(effect, Mix) else Mix(effect.session, 0.0)  # A Merge uses none of a mix's figures.
         self.weight, self.plain, self.joins = mix.weight, mix.plain, mix.joins
-        self.partner: PeerId | None = None  # Of a settlement whose furthest tensor is to be found; None for others.
+        self.is_settlement = False  # True if the furthest tensor is to be found.
         self.credit, self.interval_steps = mix.credit, mix.interval_steps
         self.mass = effect.mass if isinstance(effect, Merge) else None
         self.own_sq = own_sq
@@ -184,8 +183,8 @@ class MixJob(Job):
         if self.mass is not None:  # A push: the partner's vector itself is merged.
             difference.array += snapshot[: difference.array.size]
             return
-        if self.partner is not None and averager.layout is not None:
-            averager.furthest[self.partner] = furthest_tensor(averager.layout, snapshot, difference.array)
+        if self.is_settlement and averager.layout is not None:
+            averager.furthest.append(furthest_tensor(averager.layout, snapshot, difference.array))
         if self.joins:
             self.weight = join_weight(difference.array, self.weight)
         correction = averager.outer_step.correction if self.positions is None else None

@@ -322,8 +322,6 @@ class Exchanges(Ledger[AnySession]):
     # -- memory --------------------------------------------------------------------------------------------------
     def offered_codec(self, partner: PeerId, part: Subset) -> str:
         """Return the codec that we offer this partner for this part now."""
-        if self.local.settling:
-            return "fp32"  # Exact.
         bounded = part in self.measured_parts and partner not in self.distant_partners
         return proposed_codec(self.config.codec_name, bounded, self.durations.rate(partner), self.local.machine)
 

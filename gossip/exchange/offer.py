@@ -161,10 +161,14 @@ class Exchange(Session):
         is_current = self.done_count_at_snapshot == self.exchanges.done_count
         return self.state is State.OFFERED and self.part is ALL and not self.mass and is_current
 
+    def offered_codec(self) -> str:
+        """Return the codec that we offer the partner."""
+        return self.exchanges.offered_codec(self.partner, self.part)
+
     def set_terms(self, offer: Offer) -> None:
         """Set the codec and the weight of our answer to this offer."""
-        exchanges, config = self.exchanges, self.exchanges.config
-        self.codec = agreed_codec(config.codec_name, exchanges.offered_codec(self.partner, self.part), offer.codec)
+        config = self.exchanges.config
+        self.codec = agreed_codec(config.codec_name, self.offered_codec(), offer.codec)
         cap = min(offer.weight, self.max_weight())
         self.weight = pair_weight(self.exchanges.local.version - offer.version, config.staleness_exponent, cap=cap)
 
@@ -199,7 +203,7 @@ class Exchange(Session):
         local = exchanges.local
         offer = Offer(
             self.session, local.fingerprint, local.run_id, self.our_version, self.weight,
-            exchanges.offered_codec(partner, self.part), self.MIXING, self.mass, str(self.part), self.our_claim,
+            self.offered_codec(), self.MIXING, self.mass, str(self.part), self.our_claim,
             self.trained_intervals,
         )  # fmt: skip
         return [*renamed, Send(partner, offer)]

@@ -110,7 +110,9 @@ class Pair(Exchange):
         moved_share = self.weight if part is ALL else self.weight * part.share
         local = exchanges.local
         local.version = clamp_version(local.version + moved_share * version_gap(self.partner_version, self.our_version))
-        local.progress.mix(self.our_claim, self.partner_claim, partner, chosen=self.is_initiator)
+        local.progress.mix(
+            self.our_claim, self.partner_claim, partner, chosen=self.is_initiator, joins=self.joins
+        )  # fmt: skip
         local.mixed_steps = max(local.mixed_steps, self.snapshot_steps)
         mix_credit = 0.0  # How much the correction for our own data learns from this mix; 0 without a correction.
         if exchanges.config.kappa:

@@ -37,9 +37,12 @@ class Settlement(Pair):
             return answer_offer(cls, exchanges, sender, offer, now)
         return [Send(sender, Busy(offer.session))]
 
+    def offered_codec(self) -> str:
+        return "fp32"  # Exact, even if this node has stopped settling meanwhile.
+
     def set_terms(self, offer: Offer) -> None:
         """Take the plain mean, however old the weights of both sides are."""
-        self.codec, self.weight = offer.codec, min(offer.weight, MAX_WEIGHT)
+        self.codec, self.weight = self.offered_codec(), min(offer.weight, MAX_WEIGHT)
 
     def take_share(self, difference_sq: float, now: float, sketch: Floats | None) -> tuple[float, tuple[str, ...]]:
         """Return the share that our filter takes, and decide whether to join."""

@@ -164,7 +164,7 @@ class Settling:
         if standing.is_agreed:
             self.round_wide_weights()
         digest = self.read_digest()
-        distance, tensor = max(self.network.runtime.averager.furthest.values(), default=(None, ""))
+        distance, tensor = max(self.network.runtime.averager.furthest, default=(None, ""))
         if standing.is_agreed and digest == standing.digest:
             distance, tensor = 0.0, ""
             sentence = f"Settled in {took_s:.1f} s: all nodes have the same weights ({digest.hex()})."
