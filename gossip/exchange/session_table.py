@@ -105,15 +105,6 @@ class Ledger(Generic[AnySession]):
         squares = [difference_sq for difference_sq, _ in self.last_squares]
         return math.sqrt(0.5 * sum(squares) / len(squares)) if squares else math.nan
 
-    def largest_distance(self) -> float:
-        """Return the largest relative distance to a partner in the last three exchanges, inf before the first.
-
-        It is the distance over the norm of our vector, or the distance itself if our vector is zero.
-        """
-        squares = list(self.last_squares)[-3:]
-        relative_sq = [difference_sq / own_sq if own_sq > 0 else difference_sq for difference_sq, own_sq in squares]
-        return math.sqrt(max(relative_sq)) if squares else math.inf
-
     def is_held(self, steps: int) -> bool:
         """Return True if the training loop must wait at its boundary after ``steps`` steps.
 

@@ -10,8 +10,8 @@ __all__ = ["Setbacks"]
 
 WINDOW_S = 60.0
 MAX_EXCHANGES = 1_024  # Exchanges that are remembered; a busy node makes them in seconds.
-MIN_SETBACKS = 4  # Fewer say nothing: a node that joins, or a small swarm, has some by chance.
 MAX_SHARE = 0.1  # The share of exchanges from which on the user is told.
+BY_CHANCE = 5  # Setbacks beyond that share that say nothing: a young node knows no usual distance yet.
 
 
 class Setbacks:
@@ -38,9 +38,10 @@ class Setbacks:
             return False
         partners = {partner for _, partner, _ in exchanges}
         far_partners = {partner for _, partner, is_setback in exchanges if is_setback}
-        is_ours = self.count > MAX_SHARE * len(exchanges) and 2 * len(far_partners) > len(partners)
-        must_tell = is_ours and self.count >= MIN_SETBACKS and not self.is_told
-        self.is_told = is_ours and (self.is_told or must_tell)
+        is_ours = 2 * len(far_partners) > len(partners)
+        excess = self.count - MAX_SHARE * len(exchanges)
+        must_tell = is_ours and excess > BY_CHANCE and not self.is_told
+        self.is_told = is_ours and excess > 0 and (self.is_told or must_tell)
         return must_tell
 
     @property

@@ -19,7 +19,7 @@ from node.loop.live import LiveModel
 from node.loop.network_side import NetworkSide
 from node.network.service import REPORT_S
 from node.observe.events import SettledEvent
-from node.observe.reduced import AGREED, SETTLING, Figures, agreed_digest, is_settling
+from node.observe.reduced import AGREED, SETTLING, Figures, is_settling, mark_in
 
 __all__ = ["Settling"]
 
@@ -30,6 +30,9 @@ LOOK_PERIOD_S = 0.05  # Seconds between two looks at what the other members say.
 PRESENT = MemberState.ALIVE, MemberState.SUSPECT  # Slow machines are often suspected, and still count.
 DIGEST_BYTES = 8
 MARK_BYTES = 6  # Of the digest that a mark holds, since its count must be exact as a float64 too.
+# Seconds for which members that have the same weights mix on until their numbers of samples are the same as well.
+# Limits against liars may keep these apart (gossip.exchange.progress).
+SAMPLES_S = 1.0
 
 
 @dataclass(slots=True)
@@ -37,12 +40,20 @@ class Standing:
     """How far a loop that settles agrees with the other members."""
 
     digest: bytes | None = None  # Of our weights, once a partner had the same values; None before.
+    samples: int = 0  # The number of samples that we told with it.
     others: int = 0  # Members to agree with.
     missing: int = 0  # Those of them that do not say that they have the same weights.
 
     @property
     def is_agreed(self) -> bool:
         return self.digest is not None and not self.missing
+
+    @property
+    def mark(self) -> tuple[float, int] | None:
+        """Return the mark that tells other members; None without a digest."""
+        if self.digest is None:
+            return None
+        return float(self.samples), int.from_bytes(self.digest[:MARK_BYTES])
 
 
 class Settling:
@@ -78,7 +89,7 @@ class Settling:
         """
         mixes_before = self.live.average.mixes
         self.settled_at = self.run.steps
-        self.announce(AGREED, None)
+        self.announce(AGREED, None)  # That of an earlier time.
         has_all = self.wait_for_settlers(wait_s)
         began_at = time.monotonic()
         self.network.report_to_peer(lambda peer, now: peer.settle(True, now))
@@ -103,7 +114,7 @@ class Settling:
             until: The time of the end, by time.monotonic.
             has_all: False if a wait for members that do not settle was in vain, so that they do not count.
         """
-        standing, looked_at = Standing(), -math.inf
+        standing, looked_at, agreed_at = Standing(), -math.inf, math.inf
         while (now := time.monotonic()) < until:
             self.live.wake.wait(VISIT_PERIOD_S)
             self.visit()
@@ -117,26 +128,30 @@ class Settling:
             if not others:  # A node that comes now takes the weights of this one.
                 standing.missing = 0
                 break
-            run, own_mark = self.network.peer.view.run_id, mark_of(standing.digest)
-            told = {record.id: agreed_digest(record) for record in others if record.ready and record.run_id == run}
-            counted = [
-                record for record in others
-                if record.id in told
-                and (told[record.id] is not None or (not record.finished and (has_all or is_settling(record))))
+            run, own_mark = self.network.peer.view.run_id, standing.mark
+            marks = [
+                mark_in(record, AGREED) for record in others
+                if record.ready and record.run_id == run
+                and (mark_in(record, AGREED) or (not record.finished and (has_all or is_settling(record))))
             ]  # fmt: skip
-            standing.others = len(counted)
-            standing.missing = sum(told[record.id] != own_mark for record in counted)
-            if standing.is_agreed:
+            standing.others = len(marks)
+            standing.missing = sum(own_mark is None or mark is None or mark[1] != own_mark[1] for mark in marks)
+            agreed_at = min(agreed_at, now) if standing.is_agreed else math.inf
+            has_equal_samples = all(mark == own_mark for mark in marks)
+            if standing.is_agreed and (has_equal_samples or now - agreed_at >= SAMPLES_S):
                 break
         return standing
 
     def update_digest(self, standing: Standing) -> None:
         """Tell the members the digest of our weights once a partner had the same values, and take it back later."""
-        agrees = self.network.peer.exchanges.agrees
-        if agrees == (standing.digest is not None) or (agrees and self.live.boundary.pending_updates):
-            return
-        standing.digest = self.read_digest() if agrees else None
-        self.announce(AGREED, (0.0, mark_of(standing.digest)) if agrees else None)
+        peer = self.network.peer
+        if not peer.exchanges.agrees:
+            standing.digest = None
+        elif standing.digest is None and not self.live.boundary.pending_updates:
+            standing.digest = self.read_digest()
+        standing.samples = peer.local.progress.samples
+        if standing.mark != self.own_figures.marks.get(AGREED):
+            self.announce(AGREED, standing.mark)
 
     def read_digest(self) -> bytes:
         """Return the BLAKE2b digest of the weights that exchanges carry, as little-endian float32."""
@@ -172,10 +187,7 @@ class Settling:
             sentence = f"This node settled alone ({digest.hex()})."
         else:
             sentence = f"Settling ended after {took_s:.1f} s with weights {digest.hex()}."
-            members = quantity(standing.missing, "member") + (" has" if standing.missing == 1 else " have")
-            where = f"; tensor {quoted(tensor)} differs most, by {distance:.2g} of its norm" if distance else ""
-            text = f"Settling ended after {took_s:.1f} s, and {members} not the weights of this node{where}"
-            self.network.notify("apart", f"{text}: settle on all nodes at the same time, with wait_s, or for longer.")
+            self.network.notify("apart", apart_sentence(standing.missing, distance, tensor, took_s))
         event = SettledEvent("settled", time.time(), sentence, distance, tensor, digest.hex())
         fields = {"distance": distance, "tensor": tensor, "digest": event.digest}
         self.network.call(lambda: self.network.service.announce(event, **fields))
@@ -267,6 +279,13 @@ class Settling:
                 quiet_at = now + FAREWELL_S
 
 
-def mark_of(digest: bytes | None) -> int:
-    """Return the part of a digest that a mark holds; 0 without a digest."""
-    return 0 if digest is None else int.from_bytes(digest[:MARK_BYTES])
+def apart_sentence(missing: int, distance: float | None, tensor: str, took_s: float) -> str:
+    """Return the sentence for the user of a node that does not agree with this many members."""
+    others = "the others are gone"
+    if missing:
+        others = f"{quantity(missing, 'member')} {'has' if missing == 1 else 'have'} other weights"
+    where = f", most of all tensor {quoted(tensor)}, by {distance:.2g} of its norm" if distance else ""
+    return (
+        f"Settling ended after {took_s:.1f} s without agreement: {others}{where}. Settle on all nodes at the same time, "
+        "with wait_s, or for longer."
+    )

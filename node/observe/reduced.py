@@ -14,11 +14,11 @@ from gossip.errors import ConfigError
 from gossip.ids import MemberRecord
 from gossip.wire.records import MAX_EXTRA_BYTES, clamp_field, is_keepable
 
-__all__ = ["AGREED", "SETTLING", "Figures", "Reduced", "agreed_digest", "is_settling", "mark_in", "reduce", "values_in"]
+__all__ = ["AGREED", "SETTLING", "Figures", "Reduced", "is_settling", "mark_in", "reduce", "values_in"]
 
 MARK = "\0"  # The first character of a mark's name, which no figure may have.
 SETTLING = MARK + "s"  # The mark that this loop waits in ``node.settle``.
-AGREED = MARK + "a"  # The mark of weights that a settling loop shares with a partner: a part of their digest.
+AGREED = MARK + "a"  # The mark of weights that a settling loop shares with a partner: samples, and part of a digest.
 MAX_MARKS = 5  # Marks that a record has room for besides figures.
 MARK_BYTES = 22  # The largest mark: a name of two characters, a float and a count.
 
@@ -129,12 +129,6 @@ def mark_in(record: MemberRecord, name: str) -> tuple[float, int] | None:
 def is_settling(record: MemberRecord) -> bool:
     """Return True if the record says that its owner's loop waits in settle."""
     return mark_in(record, SETTLING) is not None
-
-
-def agreed_digest(record: MemberRecord) -> int | None:
-    """Return the digest of the weights on which the record's owner has agreed; None if it says nothing."""
-    mark = mark_in(record, AGREED)
-    return None if mark is None else mark[1]
 
 
 def reduce(own: Values, records: Iterable[MemberRecord]) -> dict[str, Reduced]:
