@@ -18,12 +18,12 @@ from __future__ import annotations
 
 __all__ = ["Convergence"]
 
-# Near, as a share of the largest difference of this settling. The vector that is joined is then so far from the mean of
-# all at most, which is less than training left. With 1/4 it would be a fifth, and with 1/64 two more exchanges each.
-NEAR_SHARE = 1 / 16
+# Near, as a share of the largest difference of this settling. The vector that is joined is then about so far from the
+# mean of all. With 1/4 it would be a fifth, and with 1/64 take two more exchanges each. No power of 1/2, since means
+# halve differences: drivers add up squares in different orders, and would decide differently at the limit.
+NEAR_SHARE = 0.06
 MAX_MEANS = 16  # Exchanges since the largest difference after which a pair is near at any distance.
-# Drivers add up squares in different orders, and must see the same difference as the largest.
-LARGER = 1.001
+LARGER = 1.001  # A square is larger only beyond this factor, for the same reason.
 
 
 class Convergence:
