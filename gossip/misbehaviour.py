@@ -47,7 +47,7 @@ Honest nodes that are killed, stopped and cut off every few seconds reach none o
 costs no more than such a node. Wasted exchanges are forgiven slowly, since their back-off starts at 10 s and doubles
 each time. A vector that is far away is no misbehaviour: honest nodes with data of their own, or that have diverged,
 send such vectors too. The filter shortens or refuses them, and the node that sends them tells its own user
-(:mod:`gossip.exchange.setbacks`).
+(:mod:`gossip.filters.setbacks`).
 """
 
 

@@ -16,13 +16,13 @@ from gossip.codecs import CODECS, ExchangeCost, needs_spread
 from gossip.config import Config
 from gossip.effects import Effect, MemberState, Send
 from gossip.exchange.agreement import proposed_codec
-from gossip.exchange.convergence import Convergence
 from gossip.exchange.durations import Waits, median
 from gossip.exchange.session import Local, Session, session_class, settlement_class
 from gossip.exchange.session_table import AnySession, Ledger
-from gossip.exchange.setbacks import Setbacks
+from gossip.exchange.settling.convergence import Convergence
 from gossip.exchange.transitions import Event, State
 from gossip.filters.registry import filter_of
+from gossip.filters.setbacks import Setbacks
 from gossip.ids import Address, PeerId
 from gossip.recent import Recent
 from gossip.wire.messages import Busy, Invite, Offer

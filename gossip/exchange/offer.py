@@ -37,7 +37,7 @@ from gossip.wire.messages import Abort, Accept, Busy, Commit, Offer, Outcome, Se
 __all__ = ["MAX_WEIGHT", "Exchange"]
 
 MAX_WEIGHT = 0.5  # Largest weight of a pair: with it both sides move to their mean.
-MIN_SHARE = 0.5  # A difference of which less is taken was cut short, as gossip.exchange.setbacks counts.
+MIN_SHARE = 0.5  # A difference of which less is taken was cut short, as gossip.filters.setbacks counts.
 INNOCENT_REASONS = ("replaced", "late", "overflow")  # Reasons for an abort that are not the partner's fault.
 
 
@@ -340,8 +340,9 @@ class Exchange(Session):
         share, reasons = self.take_share(difference_sq, now, sketch)
         for reason in reasons:
             exchanges.refusals.add(partner, reason)
-        self.weight, self.accepted_share = self.weight * share, share
-        self.mass *= share  # A push that counts for less moves its receiver less.
+        if share < 1.0:
+            self.weight, self.accepted_share = self.weight * share, share
+            self.mass *= share  # A push that counts for less moves its receiver less.
         told = exchanges.note_setback(self.session, partner, share < MIN_SHARE, now)
         return [*told, Send(partner, Commit(self.session)), *self.note_own_commit(now)]
 

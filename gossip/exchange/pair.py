@@ -33,7 +33,7 @@ class Pair(Exchange):
     answer_offer = classmethod(beginning.answer_offer)
     IS_PLAIN: ClassVar[bool] = False  # True if it takes no outer momentum, even after the node has settled.
 
-    joins: bool = False  # Both sides take the vector of one, as in :mod:`gossip.exchange.convergence`.
+    joins: bool = False  # Both sides take the vector of one, as in :mod:`gossip.exchange.settling.convergence`.
 
     @classmethod
     def precedence(cls, exchanges: Exchanges[Any], sender: PeerId) -> tuple[list[Exchange], bool]:

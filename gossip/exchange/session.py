@@ -233,7 +233,7 @@ def session_class(config: Config) -> type[Session]:
 
 def settlement_class() -> type[Session]:
     """Return the session class of members that settle, whatever their configuration."""
-    return class_at("settlement:Settlement")
+    return class_at("settling.settlement:Settlement")
 
 
 def class_at(home: str) -> type[Session]:

@@ -13,8 +13,8 @@ from gossip.config.filters import FILTERS
 from gossip.effects import Effect, Notice, Release
 from gossip.exchange.durations import WAIT_PARTNERS, Durations, OwnResults
 from gossip.exchange.session import Local, Session
-from gossip.exchange.setbacks import Setbacks
 from gossip.exchange.transitions import State
+from gossip.filters.setbacks import Setbacks
 from gossip.ids import PeerId
 from gossip.misbehaviour import MisbehaviourLog
 from gossip.recent import Recent

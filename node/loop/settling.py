@@ -286,6 +286,6 @@ def apart_sentence(missing: int, distance: float | None, tensor: str, took_s: fl
         others = f"{quantity(missing, 'member')} {'has' if missing == 1 else 'have'} other weights"
     where = f", most of all tensor {quoted(tensor)}, by {distance:.2g} of its norm" if distance else ""
     return (
-        f"Settling ended after {took_s:.1f} s without agreement: {others}{where}. Settle on all nodes at the same time, "
-        "with wait_s, or for longer."
+        f"Settling ended after {took_s:.1f} s without agreement: {others}{where}. Settle on all nodes at the same "
+        "time, with wait_s, or for longer."
     )

@@ -107,7 +107,9 @@ def test_a_vector_with_values_that_are_no_numbers_is_misbehaviour_since_nodes_ch
     assert notice.sentence == f"Member {B.hex()[:8]} misbehaves: {KINDS['refused'][2]}."
 
 
-@pytest.mark.parametrize(("code", "named"), [("norm", False), ("balance", False), ("replaced", True), ("stalled", True)])
+@pytest.mark.parametrize(
+    ("code", "named"), [("norm", False), ("balance", False), ("replaced", True), ("stalled", True)]
+)
 def test_a_partner_that_gives_up_again_and_again_is_named_unless_our_vector_is_why(code, named):
     """An innocent reason excuses it once in a row, as it does from sitting out."""
     side = Side()

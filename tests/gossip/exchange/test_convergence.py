@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from gossip.arithmetic.mixing import join_weight
-from gossip.exchange.convergence import LARGER, MAX_MEANS, NEAR_SHARE, Convergence
+from gossip.exchange.settling.convergence import LARGER, MAX_MEANS, NEAR_SHARE, Convergence
 from tests.harness.marks import slow
 
 ELEMENTS = 5_000

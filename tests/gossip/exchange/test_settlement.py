@@ -10,7 +10,7 @@ from gossip.arithmetic.subsets import ALL
 from gossip.config import Config
 from gossip.effects import Mix, Release, Send, Snapshot, Transfer
 from gossip.exchange.session import State
-from gossip.exchange.settlement import Settlement
+from gossip.exchange.settling.settlement import Settlement
 from gossip.wire.messages import Accept, Busy
 from tests.gossip.exchange.sides import A, B, C, Side, offer
 from tests.gossip.exchange.test_groups import Mates, groups, invite, inviting

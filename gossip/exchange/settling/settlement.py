@@ -1,7 +1,7 @@
 """A settlement: a pair of two members that settle, whatever their configuration mixes otherwise.
 
 It carries the whole vector in fp32, one at a time, and both sides take the plain mean or join
-(:mod:`gossip.exchange.convergence`). A member that does not settle answers its Offer with Busy.
+(:mod:`gossip.exchange.settling.convergence`). A member that does not settle answers its Offer with Busy.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ import pytest
 
 from gossip.config import Config
 from gossip.effects import Notice
-from gossip.exchange.setbacks import BY_CHANCE, WINDOW_S, Setbacks
+from gossip.filters.setbacks import BY_CHANCE, WINDOW_S, Setbacks
 from tests.gossip.exchange.sides import B, C, D, E, Side
 from tests.gossip.test_misbehaviour import begun
 
