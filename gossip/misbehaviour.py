@@ -6,6 +6,7 @@ names the culprit, so that the user can revoke its secret.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -19,6 +20,7 @@ IMPOSSIBLE_COUNT = 2.0**50  # Samples, steps or rounds: one each microsecond for
 MAX_LEVELS = 1_024
 # Reports in a node's life. More would mean that the swarm consists of strangers, which the reports show already.
 MAX_REPORTED = 256
+AWAKE_S = 10.0  # Seconds after a stop of this process in which others' exchanges come to nothing by our own fault.
 
 
 class Misbehaviour(NamedTuple):
@@ -61,10 +63,13 @@ class MisbehaviourLog:
         # By member and kind: the level, and the time up to which counts are forgiven.
         self.levels: dict[tuple[PeerId | str, str], tuple[float, float]] = {}
         self.counts: dict[tuple[PeerId | str, str], int] = {}  # Total counts of reported misbehaviour.
+        self.woke_at = -math.inf  # Time at which this process last resumed after it had been stopped.
         self.news: list[Notice] = []  # Notices that :meth:`take` has not returned yet.
 
     def note(self, who: PeerId | str, kind: str, now: float, times: float = 1.0) -> None:
         """Count this misbehaviour, and report it once it reaches its threshold."""
+        if kind == "wasted" and now - self.woke_at < AWAKE_S:
+            return
         key = (who, kind)
         threshold, forgiven_s, _ = KINDS[kind]
         level, since = self.levels.pop(key, (0.0, now))  # Reinserted, since the oldest is evicted first.

@@ -31,13 +31,13 @@ from gossip.exchange.exchanges import Exchanges
 from gossip.exchange.session import MAX_NEIGHBOURS, Session
 from gossip.exchange.session_table import DOUBT_RETRY_S, REFUSALS
 from gossip.exchange.transitions import Event, State
+from gossip.filters.setbacks import is_cut_short
 from gossip.ids import UNSTATED, Claim, PeerId
 from gossip.wire.messages import Abort, Accept, Busy, Commit, Offer, Outcome, Settled
 
 __all__ = ["MAX_WEIGHT", "Exchange"]
 
 MAX_WEIGHT = 0.5  # Largest weight of a pair: with it both sides move to their mean.
-MIN_SHARE = 0.5  # A difference of which less is taken was cut short, as gossip.filters.setbacks counts.
 INNOCENT_REASONS = ("replaced", "late", "overflow")  # Reasons for an abort that are not the partner's fault.
 
 
@@ -343,7 +343,7 @@ class Exchange(Session):
         if share < 1.0:
             self.weight, self.accepted_share = self.weight * share, share
             self.mass *= share  # A push that counts for less moves its receiver less.
-        told = exchanges.note_setback(self.session, partner, share < MIN_SHARE, now)
+        told = exchanges.note_setback(self.session, partner, is_cut_short(share, difference_sq, own_sq), now)
         return [*told, Send(partner, Commit(self.session)), *self.note_own_commit(now)]
 
     def take_share(self, difference_sq: float, now: float, sketch: Floats | None) -> tuple[float, tuple[str, ...]]:

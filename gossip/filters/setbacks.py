@@ -6,19 +6,24 @@ from collections import deque
 
 from gossip.ids import PeerId
 
-__all__ = ["Setbacks"]
+__all__ = ["Setbacks", "is_cut_short"]
 
 WINDOW_S = 60.0
 MAX_EXCHANGES = 1_024  # Exchanges that are remembered; a busy node makes them in seconds.
 MAX_SHARE = 0.1  # The share of exchanges from which on the user is told.
+MIN_SHARE = 0.5  # The share of a difference below which it was cut short. Honest ones often lose a third.
+# The smallest such difference, relative to our vector: coarse codecs round weights that hardly move by as much.
+MIN_DISTANCE = 0.05
 BY_CHANCE = 5  # Setbacks beyond that share that say nothing: a young node knows no usual distance yet.
 
 
-class Setbacks:
-    """The last minute's exchanges. A *setback* is one that was refused for its distance or shortened to less than half.
+def is_cut_short(share: float, difference_sq: float, own_sq: float) -> bool:
+    """Return True if an exchange of which a filter took this share came to less than it should."""
+    return share < MIN_SHARE and difference_sq > MIN_DISTANCE**2 * own_sq
 
-    The limits of :mod:`gossip.filters.clip` shorten up to a tenth of honest exchanges by a third, which loses nothing.
-    """
+
+class Setbacks:
+    """The last minute's exchanges. A *setback* is one that was refused for its distance, or cut short."""
 
     def __init__(self) -> None:
         # The time and the partner of each, and whether it was a setback.

@@ -283,7 +283,7 @@ def apart_sentence(missing: int, distance: float | None, tensor: str, took_s: fl
     """Return the sentence for the user of a node that does not agree with this many members."""
     others = "the others are gone"
     if missing:
-        others = f"{quantity(missing, 'member')} {'has' if missing == 1 else 'have'} other weights"
+        others = f"{quantity(missing, 'member')} {'has' if missing == 1 else 'have'} not told of the same weights"
     where = f", most of all tensor {quoted(tensor)}, by {distance:.2g} of its norm" if distance else ""
     return (
         f"Settling ended after {took_s:.1f} s without agreement: {others}{where}. Settle on all nodes at the same "

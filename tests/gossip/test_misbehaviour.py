@@ -9,7 +9,7 @@ import pytest
 from gossip.config import Config
 from gossip.effects import Notice, Send
 from gossip.ids import PeerId
-from gossip.misbehaviour import KINDS, MAX_LEVELS, MAX_REPORTED, MisbehaviourLog
+from gossip.misbehaviour import AWAKE_S, KINDS, MAX_LEVELS, MAX_REPORTED, MisbehaviourLog
 from gossip.wire.messages import Accept, Busy, Gossip, Hint
 from tests.gossip.exchange.sides import A, B, C, Side, offer
 from tests.gossip.membership.members import acquainted, peer_id, record_of
@@ -152,6 +152,18 @@ def begun(side, now, version=0.0):
     side.exchanges.on_snapshotted(snapshot.session, now)
     side.exchanges.on_accept(B, Accept(snapshot.session, version, 0.5, "fp32"), now)
     return snapshot.session
+
+
+def test_after_a_stop_of_this_process_nobody_is_named_for_what_it_missed():
+    me = acquainted(3)
+    me.tick(1.0)
+    me.tick(61.0)  # A minute late.
+    for number in range(20):
+        me.misbehaviour.note(B, "wasted", 61.0 + AWAKE_S * number / 20)
+    assert me.misbehaviour.take() == []
+    for number in range(4):
+        me.misbehaviour.note(B, "wasted", 61.0 + AWAKE_S + number)
+    assert len(me.misbehaviour.take()) == 1
 
 
 def exchange(side, now, fails, version=0.0):

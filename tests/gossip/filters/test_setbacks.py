@@ -8,7 +8,7 @@ import pytest
 
 from gossip.config import Config
 from gossip.effects import Notice
-from gossip.filters.setbacks import BY_CHANCE, WINDOW_S, Setbacks
+from gossip.filters.setbacks import BY_CHANCE, WINDOW_S, Setbacks, is_cut_short
 from tests.gossip.exchange.sides import B, C, D, E, Side
 from tests.gossip.test_misbehaviour import begun
 
@@ -66,3 +66,8 @@ def test_a_node_whose_vectors_others_refuse_is_told_too():
         for effect in side.exchanges.on_abort(B, begun(side, number), "balance", number)
     ]  # fmt: skip
     assert [effect.kind for effect in effects if isinstance(effect, Notice)] == ["apart"]
+
+
+@pytest.mark.parametrize(("share", "distance", "is_so"), [(0.4, 0.1, True), (0.6, 0.1, False), (0.1, 0.04, False)])
+def test_an_exchange_is_cut_short_if_less_than_half_is_taken_of_more_than_codecs_round(share, distance, is_so):
+    assert is_cut_short(share, (distance * 7.0) ** 2, 7.0**2) is is_so
