@@ -83,7 +83,7 @@ class TrainingSide:
         self.samplers = Samplers(Sharers.of(sharing or self))
         self.network = NetworkSide(self.service)
         self.run = HeldRun(live, self.network, self.samplers, self.ranks)
-        self.settling = Settling(live, self.network, self.run, self.visit)
+        self.settling = Settling(live, self.network, self.run, self.visit, self.on_replaced)
         self.startup = Startup(settings, live, self.network, self.run, self.visit, self.settling.announce)
         self.model_watch = ModelWatch(
             live.state, self.network.notify,
