@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from gossip.arithmetic.subsets import ALL, Subset
 
-__all__ = ["Cut", "Floats", "Lease", "Positions", "Vector", "Vectors"]
+__all__ = ["Cut", "Floats", "Lease", "Positions", "Vector", "Vectors", "count_weights"]
 
 Floats = NDArray[np.float32]
 Positions = NDArray[np.int64]
@@ -71,6 +71,16 @@ class Vector:
     def piece(self, start: int, stop: int) -> Floats:
         """Return elements [start, stop) of the vector that newcomers take."""
         return self.array[start - self.start : stop - self.start]
+
+
+def count_weights(vector: Vector, parameters: int) -> int:
+    """Return how many of a vector's elements are weights of the model, whose first ``parameters`` they are.
+
+    Statistics follow them, of a cut too, since its positions ascend.
+    """
+    if vector.cut is None:
+        return parameters
+    return int(np.searchsorted(vector.cut.positions, parameters))
 
 
 class Vectors(Protocol):

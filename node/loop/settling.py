@@ -49,7 +49,7 @@ class Settling:
         Returns:
             The consensus distance; None if it is unknown.
         """
-        peer, mixes_before = self.network.peer, self.live.average.mixes
+        peer = self.network.peer
         done_before = peer.exchanges.done_count  # Exchanges that this peer had finished when settling began.
         self.settled_at = self.run.steps
         self.network.report_to_peer(lambda peer, now: peer.settle(True, now))
@@ -75,7 +75,6 @@ class Settling:
         self.finish_exchanges(min(1.0, seconds))
         self.network.call(self.network.service.on_settled)
         self.network.sync()
-        self.live.average.on_settled(mixes_before)
         if not self.live.outer.is_plain:
             self.live.reset_outer()
         distance: float | None = none_if_nan(self.network.peer.exchanges.consensus_distance)

@@ -13,13 +13,12 @@ import signal
 import threading
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
-from functools import partial
+from collections.abc import Mapping
 from types import FrameType
 from typing import Any, TypeAlias
 
 from gossip.arithmetic.correction import Correction, steps_between_parts
-from gossip.averaging.visit import Update, Visit
+from gossip.averaging.visit import Visit
 from gossip.errors import LayoutError, LocalError
 from gossip.ids import MemberRecord, PeerId, from_hex
 from node import running
@@ -33,6 +32,8 @@ from node.loop.settling import Settling
 from node.loop.startup import Startup
 from node.loop.step_watch import StepWatch
 from node.loop.steps import StepLoop
+from node.model.inventory.items import Inventory
+from node.model.inventory.watch import ModelWatch
 from node.model.loss import LastLoss
 from node.network.runtime import Runtime
 from node.network.service import LEAVE_S, REPORT_S, Service
@@ -76,18 +77,23 @@ class TrainingSide:
     ) -> None:
         self.live, self.settings, self.config = live, settings, settings.config
         self.ranks = NoRanks() if ranks is None else ranks
-        self.average = live.average
         self.loop = StepLoop(self.config, live.boundary, self, REPORT_S)
         self.service = Service(settings, live, self.loop.hints, self.source)
         self.samplers = Samplers(Sharers.of(sharing or self))
         self.network = NetworkSide(self.service)
         self.run = HeldRun(live, self.network, self.samplers, self.ranks)
-        self.startup = Startup(settings, live, self.network, self.run, self.visit)
         self.settling = Settling(live, self.network, self.run, self.visit)
+        self.startup = Startup(settings, live, self.network, self.run, self.visit, self.settling.announce)
+        self.model_watch = ModelWatch(
+            live.state, self.network.notify,
+            lambda: self.network.report_to_peer(lambda peer, now: peer.on_frozen_changed(now)),
+        )  # fmt: skip
         self.comparison = Comparison(self.network, self.settling.announce)
         self.samplers.on_pass = self.comparison.on_pass
-        tell = partial(self.network.notify, "unstepped")
-        self.watch = StepWatch(live.model, live.optimizers, lambda: self.run.steps, tell)
+        self.watch = StepWatch(
+            live.model, live.optimizers, lambda: self.run.steps,
+            lambda sentence: self.network.notify("unstepped", sentence),
+        )  # fmt: skip
         self.samplers.on_draw = self.watch.on_draw
         self.loss = LastLoss()
         self.was_loss_finite = True  # At the last report.
@@ -120,7 +126,7 @@ class TrainingSide:
         if running.is_stop_requested():
             raise SystemExit(128 + signal.SIGTERM)
         self.owner = owner or self
-        replaced_nodes = running.enter(self.owner)
+        replaced_nodes = self.startup.enter(self.owner)
         if not self.settings.joins:
             self.live.begin_mixing()
         self.handle_sigterm()
@@ -131,6 +137,7 @@ class TrainingSide:
                 self.network.notify("replaced", REPLACED_NOTICE)
             if self.timeline is not None:
                 self.timeline.start(self.me.hex())
+            self.model_watch.begin()
             self.startup.join()
             if self.finished and not self.live.boundary.replacements:
                 self.run.load_final()
@@ -233,6 +240,9 @@ class TrainingSide:
         self.network.check()
         return reduce(own.values, records)
 
+    def inventory(self) -> Inventory:
+        return self.live.state.inventory()
+
     def metrics(self) -> Metrics:
         return Metrics.of(self.source())
 
@@ -242,7 +252,7 @@ class TrainingSide:
         return Source(
             runtime.peer, runtime.links, self.run.steps, self.run.samples, self.run.swarm_samples,
             runtime.streams.durations, self.overheads_s, self.service.listeners.dropped, runtime.exchange_log.mixes(),
-            self.service.faults.count, self.service.faults.restarts,
+            self.service.faults.count, self.service.faults.restarts, self.run.shown_samples[0].run,
         )  # fmt: skip
 
     # -- steps -----------------------------------------------------------------------------------------------------
@@ -253,6 +263,7 @@ class TrainingSide:
         self.run.samples += samples
         if loss is not None:
             self.loss.set(loss)
+        self.model_watch.on_step()
         if self.live.outer.correction is not None:
             self.apply_correction(self.live.outer.correction)
         self.loop.step(self.run.steps, start + self.service.clock_s)
@@ -305,14 +316,15 @@ class TrainingSide:
         self.loop.visit(self.network.now)
 
     # -- calls of the step loop ------------------------------------------------------------------------------------
-    def on_mixed(self, updates: Sequence[Update]) -> None:
+    def on_mixed(self) -> None:
         """Handle updates of exchanges that the boundary has added to the model."""
-        self.live.on_mixed([update.positions for update in updates])
+        self.live.optimizers.on_mixed()
         self.ranks.on_mixed()
 
     def on_replaced(self, weights: Any) -> None:
         """Handle the replacement of the model's weights by these."""
         self.live.on_replaced(weights)
+        self.model_watch.on_adopted()
         self.ranks.on_replaced()
 
     def report_updates(self, visit: Visit) -> None:
@@ -351,6 +363,7 @@ class TrainingSide:
         optimizer, is_unreported = None, self.live.optimizers.all and not runtime.peer.local.optimizer_keys
         if now - self.optimizer_reported_at > OPTIMIZER_S or is_unreported:
             optimizer = self.optimizer_report()
+            self.model_watch.look()
             self.optimizer_reported_at = -math.inf if optimizer is None else now
         if now - self.view_refreshed_at > REPORT_S:
             self.view_refreshed_at = now
@@ -387,10 +400,10 @@ class TrainingSide:
         self.was_loss_finite = not self.loss.is_not_finite
         if not runtime.peer.view.sound:
             if not self.live.boundary.has_requests and self.live.state.sound():
-                self.average.forget()  # The average may include values that are not finite.
                 self.network.report_to_peer(lambda peer, now: peer.on_mended(now))
         elif self.loss.is_not_finite and not self.live.state.sound():
-            self.network.report_to_peer(lambda peer, now: peer.on_spoiled(None, now))
+            tensor = self.live.state.spoiled_tensor()
+            self.network.report_to_peer(lambda peer, now: peer.on_spoiled(None, now, tensor))
         elif has_diverged:
             sentence = f"The loss is not finite (step {self.run.steps}); the weights still are, and are mixed."
             self.network.notify("loss", sentence)
@@ -436,6 +449,9 @@ class TrainingSide:
 
     def save(self, path: str | os.PathLike[str], keep: int = 1) -> None:
         self.run.save(path, keep=keep)
+
+    def export(self, path: str | os.PathLike[str]) -> None:
+        self.live.archive.export(path)
 
     def load(self, path: str | os.PathLike[str]) -> dict[str, Any]:
         figures = self.run.load(path)

@@ -13,6 +13,7 @@ LOGGER = logging.getLogger("gossip")
 # shown nowhere else. The notice that a warning no longer holds has the level of the warning, so that a user who sees
 # only warnings gets it.
 LEVELS = {
+    "inventory": logging.INFO, "optimizer": logging.WARNING, "teacher": logging.WARNING, "undone": logging.WARNING,
     "alone": logging.WARNING, "together": logging.WARNING, "stalled": logging.WARNING, "moving": logging.WARNING,
     "asleep": logging.WARNING, "device": logging.WARNING, "lossy": logging.WARNING,
     "callback": logging.WARNING, "data": logging.WARNING,
