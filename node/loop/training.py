@@ -14,7 +14,6 @@ import threading
 import time
 from collections import deque
 from collections.abc import Mapping
-from functools import partial
 from types import FrameType
 from typing import Any, TypeAlias
 
@@ -91,8 +90,10 @@ class TrainingSide:
         )  # fmt: skip
         self.comparison = Comparison(self.network, self.settling.announce)
         self.samplers.on_pass = self.comparison.on_pass
-        tell = partial(self.network.notify, "unstepped")
-        self.watch = StepWatch(live.model, live.optimizers, lambda: self.run.steps, tell)
+        self.watch = StepWatch(
+            live.model, live.optimizers, lambda: self.run.steps,
+            lambda sentence: self.network.notify("unstepped", sentence),
+        )  # fmt: skip
         self.samplers.on_draw = self.watch.on_draw
         self.loss = LastLoss()
         self.was_loss_finite = True  # At the last report.
