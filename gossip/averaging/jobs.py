@@ -22,8 +22,7 @@ from gossip.arithmetic.movement import Movement
 from gossip.averaging.all_reduce import GroupAverage
 from gossip.averaging.boundary import Boundary
 from gossip.averaging.reports import Reports
-from gossip.averaging.statistics import Statistics
-from gossip.averaging.vectors import Cut, Floats, Positions, Vector, Vectors, count_weights
+from gossip.averaging.vectors import Cut, Floats, Positions, Statistics, Vector, Vectors, count_weights
 from gossip.averaging.visit import Adoption, Update, Visit
 from gossip.effects import CopyFrozen, CopyPiece, Effect, HashFrozen, Merge, Mix
 

@@ -24,7 +24,7 @@ from gossip.ids import MemberRecord, PeerId, from_hex
 from node import running
 from node.data.division import Sharers, Sharing
 from node.data.sampler import Samplers
-from node.loop.comparison import Comparison
+from node.loop.comparison import DataComparison
 from node.loop.held_run import LOADED_STATE, HeldRun, NoRanks, OtherRanks
 from node.loop.live import LiveModel
 from node.loop.network_side import NetworkSide
@@ -88,7 +88,7 @@ class TrainingSide:
             live.state, self.network.notify,
             lambda: self.network.report_to_peer(lambda peer, now: peer.on_frozen_changed(now)),
         )  # fmt: skip
-        self.comparison = Comparison(self.network, self.settling.announce)
+        self.comparison = DataComparison(self.network, self.settling.announce)
         self.samplers.on_pass = self.comparison.on_pass
         self.watch = StepWatch(
             live.model, live.optimizers, lambda: self.run.steps,
