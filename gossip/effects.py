@@ -139,7 +139,8 @@ class Transfer:
     """Stream the session's snapshot to the partner and receive the partner's at the same time.
 
     Both streams hold only the elements of ``part``. Report ``on_streamed`` once all that comes back is complete, or
-    ``on_failed``; the latter alone if nothing comes back.
+    ``on_failed``; the latter alone if nothing comes back. ``has_statistics``: False where statistics are mixed as
+    weights are, since no local step moves them.
     """
 
     session: int
@@ -148,6 +149,7 @@ class Transfer:
     part: Subset = ALL
     sends: bool = True
     receives: bool = True
+    has_statistics: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,9 +175,11 @@ class Mix:
     ``weight`` times the difference into a shift (:meth:`gossip.arithmetic.mixing.OuterStep.shift`); ``weight`` is a
     share from 0 to 1. Add the shift to the weights and overwrite nothing, so that steps taken meanwhile are kept.
 
-    ``plain``: leave out the outer momentum, so that the shift is the weighted difference itself. The other two fields
-    are for :meth:`gossip.arithmetic.correction.Correction.learn`. ``credit``: how much the correction learns from this
-    mix, from 0 to 1. ``interval_steps``: the number of local steps between two mixes from now on (0: as before).
+    ``plain``: leave out the outer momentum, so that the shift is the weighted difference itself. ``joins``: take all
+    of the partner's vector or nothing of it, as :func:`gossip.arithmetic.mixing.join_weight` says, instead of
+    ``weight``. The other two fields are for :meth:`gossip.arithmetic.correction.Correction.learn`. ``credit``: how much
+    the correction learns from this mix, from 0 to 1. ``interval_steps``: the number of local steps between two mixes
+    from now on (0: as before).
     """
 
     session: int
@@ -183,6 +187,7 @@ class Mix:
     plain: bool = False
     credit: float = 0.0
     interval_steps: int = 0
+    joins: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -282,10 +287,14 @@ class MemberChanged:
 
 @dataclass(frozen=True, slots=True)
 class Notice:
-    """A message that the user sees once: a kind for logs, and a sentence."""
+    """A message that the user sees once: a kind for logs, and a sentence.
+
+    With a ``session``, ``{tensor}`` in the sentence stands for what carries most of that session's difference.
+    """
 
     kind: str
     sentence: str
+    session: int | None = None
 
 
 Effect = (

@@ -6,6 +6,7 @@ names the culprit, so that the user can revoke its secret.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -19,6 +20,7 @@ IMPOSSIBLE_COUNT = 2.0**50  # Samples, steps or rounds: one each microsecond for
 MAX_LEVELS = 1_024
 # Reports in a node's life. More would mean that the swarm consists of strangers, which the reports show already.
 MAX_REPORTED = 256
+AWAKE_S = 10.0  # Seconds after a stop of this process in which others' exchanges come to nothing by our own fault.
 
 
 class Misbehaviour(NamedTuple):
@@ -34,8 +36,7 @@ KINDS: dict[str, Misbehaviour] = {
     "flood": Misbehaviour(3.0, 60.0, "messages beyond every allowance"),
     "unread": Misbehaviour(3.0, 60.0, "more questions than it reads answers"),  # A stopped peer asks nothing.
     "wasted": Misbehaviour(4.0, 900.0, "exchanges that it let come to nothing"),  # Each finished one takes one back.
-    "refused": Misbehaviour(3.0, 900.0, "vectors that did not pass the checks"),  # The back-off grows with each.
-    "clipped": Misbehaviour(16.0, 60.0, "vectors that had to be shortened"),  # Each whole one takes one back.
+    "refused": Misbehaviour(3.0, 900.0, "vectors that hold no numbers"),  # The back-off grows with each.
     # Without other partners an honest peer makes 16 offers a second.
     "pestering": Misbehaviour(200.0, 0.05, "offers all the time while it was to wait"),
     "claims": Misbehaviour(3.0, 60.0, "numbers that cannot be"),
@@ -46,7 +47,9 @@ KINDS: dict[str, Misbehaviour] = {
 
 Honest nodes that are killed, stopped and cut off every few seconds reach none of these counts. An attacker below them
 costs no more than such a node. Wasted exchanges are forgiven slowly, since their back-off starts at 10 s and doubles
-each time.
+each time. A vector that is far away is no misbehaviour: honest nodes with data of their own, or that have diverged,
+send such vectors too. The filter shortens or refuses them, and the node that sends them tells its own user
+(:mod:`gossip.filters.setbacks`).
 """
 
 
@@ -60,10 +63,13 @@ class MisbehaviourLog:
         # By member and kind: the level, and the time up to which counts are forgiven.
         self.levels: dict[tuple[PeerId | str, str], tuple[float, float]] = {}
         self.counts: dict[tuple[PeerId | str, str], int] = {}  # Total counts of reported misbehaviour.
+        self.woke_at = -math.inf  # Time at which this process last resumed after it had been stopped.
         self.news: list[Notice] = []  # Notices that :meth:`take` has not returned yet.
 
     def note(self, who: PeerId | str, kind: str, now: float, times: float = 1.0) -> None:
         """Count this misbehaviour, and report it once it reaches its threshold."""
+        if kind == "wasted" and now - self.woke_at < AWAKE_S:
+            return
         key = (who, kind)
         threshold, forgiven_s, _ = KINDS[kind]
         level, since = self.levels.pop(key, (0.0, now))  # Reinserted, since the oldest is evicted first.

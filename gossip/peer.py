@@ -263,15 +263,20 @@ class Peer:
         return self.ending.count_votes(now)
 
     def settle(self, on: bool, now: float) -> list[Effect]:
-        """Mix continuously with the plain mean (True), or as configured (False)."""
+        """Mix with members that settle until all hold the same vector (True), or as configured (False)."""
         self.local.settling = on
         self.local.boundary_at = now
         self.schedule.retry_at = 0.0
-        return self.initiator.begin(now) if on else []
+        return [*self.exchanges.begin_settling(), *self.initiator.begin(now)] if on else []
 
-    def publish_figures(self, packed: bytes, now: float) -> list[Effect]:
-        """Publish the user's packed figures in our record, for other nodes' users; empty bytes withdraw them."""
+    def publish_figures(self, packed: bytes, now: float, is_urgent: bool = False) -> list[Effect]:
+        """Publish the user's packed figures in our record, for other nodes' users; empty bytes withdraw them.
+
+        With ``is_urgent`` linked members get them at once.
+        """
         self.membership.update_me(now, extra=(packed,) if packed else ())
+        if is_urgent and isinstance(self.membership, Membership):
+            self.membership.announce(now)
         return []
 
     # -- links ---------------------------------------------------------------------------------------------------

@@ -105,9 +105,10 @@ class PeerView:
 
     def pairs_with(self, partner: PeerId) -> list[int]:
         """Return the exchanges that depend on the link to this partner. A group depends on no single link."""
-        if self._exchanges.session_class.IS_GROUP:
-            return []
-        return [session for session, exchange in self._exchanges.table.items() if partner in exchange.counterparts]
+        return [
+            session for session, exchange in self._exchanges.table.items()
+            if partner in exchange.counterparts and not exchange.IS_GROUP
+        ]  # fmt: skip
 
     def session_peers(self) -> Iterator[PeerId]:
         """Yield all peers with a session in progress, some more than once."""

@@ -22,6 +22,7 @@ __all__ = [
     "OuterStep",
     "check_outer",
     "is_finite",
+    "join_weight",
     "outer_step",
     "outer_step_overlapping",
     "pair_cap",
@@ -101,6 +102,19 @@ def is_finite(values: Floats) -> bool:
     """
     with np.errstate(all="ignore"):
         return math.isfinite(values.dot(values)) or bool(np.isfinite(values).all())
+
+
+def join_weight(difference: Floats, weight: float) -> float:
+    """Return the weight with which a side joins: 1 if the partner's vector is larger than ours, 0 if it is smaller.
+
+    The first element in which they differ decides, and both sides see it. Equal vectors keep ``weight``.
+    """
+    for first in range(0, difference.size, BLOCK_ELEMENTS):
+        block = difference[first : first + BLOCK_ELEMENTS]
+        differs = block != 0
+        if differs.any():
+            return 1.0 if block[differs.argmax()] > 0 else 0.0
+    return weight
 
 
 def stability_limit(alpha: float, group: int = 2) -> float:

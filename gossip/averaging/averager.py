@@ -11,12 +11,15 @@ back. Methods called ``report_...`` tell the peer what happened, and the driver 
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import numpy as np
 
+from gossip.arithmetic.distances import largest_share
+from gossip.arithmetic.layout import Layout
 from gossip.arithmetic.mixing import OuterStep, is_finite, subtract
 from gossip.arithmetic.movement import Movement
 from gossip.arithmetic.sketch import Sketcher
@@ -67,6 +70,7 @@ __all__ = ["CHECKED_BY_DRIVER_ELEMENTS", "PERFORM", "Averager"]
 # A check of so many elements for finite values takes about a millisecond. The driver does it, in another thread if it
 # has one.
 CHECKED_BY_DRIVER_ELEMENTS = 1 << 20
+LAST_SETTLEMENTS = 4  # Settlements whose furthest tensors are remembered: a node's last partners, most of them unlike.
 NO_SNAPSHOT = "layout"  # The code of a failure: the session has no snapshot of the agreed size.
 
 
@@ -74,7 +78,8 @@ class Averager:
     """The averaging of one node. ``lock`` guards the outer step if jobs run in another thread than boundary visits."""
 
     __slots__ = (
-        "boundary", "config", "counted_visit", "delivery", "driver", "groups", "hash_job", "joining_vector", "lock",
+        "boundary", "config", "counted_visit", "delivery", "driver", "furthest", "groups", "hash_job", "joining_vector",
+        "layout", "lock",
         "movement", "next_part", "outer_step", "outside_replacements", "pairs", "peer", "sketcher", "snapshots",
         "spreads", "vectors",
     )  # fmt: skip
@@ -90,6 +95,9 @@ class Averager:
         self.pairs: dict[int, PairAverage] = {}  # Pairs and pushes by session.
         self.groups: dict[int, GroupAverage] = {}  # Groups by session.
         self.joining_vector: Vector | None = None  # State of another run, as far as it has arrived.
+        self.layout: Layout | None = None  # The names of the tensors; None if the driver has none.
+        # The furthest tensors in the last settlements: the relative distance, and the name.
+        self.furthest: deque[tuple[float, str]] = deque(maxlen=LAST_SETTLEMENTS)
         self.outside_replacements = 0  # Number of times that the weights were replaced from outside (a checkpoint).
         # Number of the visit that took the newest snapshot whose local steps the outer step has counted (MixJob).
         self.counted_visit = 0
@@ -221,7 +229,7 @@ class Averager:
             if spread is None or not spread.is_known:
                 return "overflow"  # As for a difference beyond the codec's bound: another codec would do.
             codec = codec.with_bounds(spread)
-        tail = count_weights(snapshot, self.outer_step.parameters)
+        tail = count_weights(snapshot, self.outer_step.parameters) if effect.has_statistics else snapshot.elements
         pair = self.pairs[effect.session] = PairAverage(
             effect, snapshot, with_raw_tail(codec, tail, snapshot.elements), spread, self.vectors, self.sketcher
         )
@@ -280,8 +288,18 @@ class Averager:
         difference = average.take_difference()
         positions = None if pair is None else pair.positions
         own_sq = 0.0 if pair is None else pair.own_sq
-        self.start_mixing(MixJob(self, snapshot, difference, positions, effect, own_sq))
+        job = MixJob(self, snapshot, difference, positions, effect, own_sq)
+        if pair is not None:
+            job.weights, job.is_settlement = pair.weights, positions is None and effect.plain
+        self.start_mixing(job)
         return True
+
+    def furthest_of(self, session: int) -> str:
+        """Return the tensor that carries most of the difference of a session, for a sentence."""
+        pair = self.pairs.get(session)
+        if pair is None or not pair.is_complete or pair.difference is None or pair.positions is not None:
+            return "model"
+        return "model" if self.layout is None else largest_share(self.layout, pair.difference.array[: pair.weights])
 
     def merge(self, effect: Merge) -> bool:
         """Merge the partner's vector with its mass, or our own that comes back. Return True if it is the partner's."""

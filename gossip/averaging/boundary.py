@@ -20,8 +20,7 @@ from dataclasses import dataclass, replace
 from gossip.arithmetic.mixing import push_mass
 from gossip.arithmetic.subsets import ALL, Subset
 from gossip.averaging.model import Backup, Model, Pending
-from gossip.averaging.statistics import Statistics
-from gossip.averaging.vectors import Cut, Floats, Positions, Vector, Vectors
+from gossip.averaging.vectors import Cut, Floats, Positions, Statistics, Vector, Vectors
 from gossip.averaging.visit import Adoption, Update, Visit
 
 __all__ = ["Boundary"]

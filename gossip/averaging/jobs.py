@@ -8,19 +8,21 @@ The mass is taken from the model, and both come back if the push fails.
 from __future__ import annotations
 
 import hashlib
+from collections import deque
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Protocol
 
 import numpy as np
 
-from gossip.arithmetic.mixing import OuterStep
+from gossip.arithmetic.distances import furthest_tensor
+from gossip.arithmetic.layout import Layout
+from gossip.arithmetic.mixing import OuterStep, join_weight
 from gossip.arithmetic.movement import Movement
 from gossip.averaging.all_reduce import GroupAverage
 from gossip.averaging.boundary import Boundary
 from gossip.averaging.reports import Reports
-from gossip.averaging.statistics import Statistics
-from gossip.averaging.vectors import Cut, Floats, Positions, Vector, Vectors, count_weights
+from gossip.averaging.vectors import Cut, Floats, Positions, Statistics, Vector, Vectors, count_weights
 from gossip.averaging.visit import Adoption, Update, Visit
 from gossip.effects import CopyFrozen, CopyPiece, Effect, HashFrozen, Merge, Mix
 
@@ -90,6 +92,8 @@ class JobOwner(Protocol):
     counted_visit: int
     outside_replacements: int
     hash_job: HashFrozenJob | None
+    layout: Layout | None
+    furthest: deque[tuple[float, str]]
 
     def report_failed(self, session: int, code: str) -> None: ...
     def report_recalled(self, session: int) -> None: ...
@@ -102,9 +106,9 @@ class MixJob(Job):
     """
 
     __slots__ = (
-        "added_since", "averager", "credit", "difference", "elements", "interval_steps", "is_late", "leaves_weight",
-        "mass", "newer_sums", "outside_replacements", "own_sq", "plain", "positions", "result", "snapshot",
-        "statistics", "weight",
+        "added_since", "averager", "credit", "difference", "elements", "interval_steps", "is_late",
+        "is_settlement", "joins", "leaves_weight", "mass", "newer_sums", "outside_replacements", "own_sq", "plain",
+        "positions", "result", "snapshot", "statistics", "weight", "weights",
     )  # fmt: skip
 
     def __init__(
@@ -124,7 +128,8 @@ class MixJob(Job):
         """
         self.averager, self.snapshot, self.difference, self.positions = averager, snapshot, difference, positions
         mix = effect if isinstance(effect, Mix) else Mix(effect.session, 0.0)  # A Merge uses none of a mix's figures.
-        self.weight, self.plain = mix.weight, mix.plain
+        self.weight, self.plain, self.joins = mix.weight, mix.plain, mix.joins
+        self.is_settlement = False  # True if the furthest tensor is to be found.
         self.credit, self.interval_steps = mix.credit, mix.interval_steps
         self.mass = effect.mass if isinstance(effect, Merge) else None
         self.own_sq = own_sq
@@ -135,6 +140,8 @@ class MixJob(Job):
         self.newer_sums: list[tuple[Vector, bool]] = []
         self.outside_replacements = averager.outside_replacements
         self.elements = snapshot.array.size
+        # Elements of the difference that are one. The partner's statistics themselves follow.
+        self.weights = count_weights(snapshot, averager.outer_step.parameters)
         self.statistics: Statistics | None = None  # The partner's, once run() has taken them out of the difference.
         self.result: Vector | None = None  # The update: added as a whole or at the positions, or merged with a mass.
         # True: run() leaves the weight out, and the boundary applies it while it adds, which saves a pass.
@@ -177,9 +184,12 @@ class MixJob(Job):
             return
         self.result = difference
         if self.mass is not None:  # A push: the partner's vector itself is merged.
-            head = count_weights(self.snapshot, averager.outer_step.parameters)
-            difference.array[:head] += snapshot[:head]  # Statistics are the partner's values already.
+            difference.array[: self.weights] += snapshot[: self.weights]  # Statistics are the partner's values already.
             return
+        if self.is_settlement and averager.layout is not None:
+            averager.furthest.append(furthest_tensor(averager.layout, snapshot, difference.array))
+        if self.joins:
+            self.weight = join_weight(difference.array, self.weight)
         correction = averager.outer_step.correction if self.positions is None else None
         if correction is not None:
             with averager.lock:
@@ -195,6 +205,8 @@ class MixJob(Job):
                     mixed, difference.array, self.weight, self.positions, self.is_late, self.plain,
                     None if self.added_since is None else self.added_since.array,
                 )  # fmt: skip
+        if self.positions is None:  # In a settlement statistics are weights, which the outer step leaves alone.
+            difference.array[averager.outer_step.parameters : self.weights] *= np.float32(self.weight)
         for newer_sum, is_uninitialised in self.newer_sums:
             if is_uninitialised:
                 newer_sum.array[:] = difference.array
@@ -230,7 +242,7 @@ class MixJob(Job):
         """Take the partner's statistics, which are mixed in another way, out of the difference, and leave zeros."""
         averager, positions = self.averager, self.positions
         start = averager.outer_step.parameters
-        values = difference[count_weights(self.snapshot, start) : self.snapshot.elements]
+        values = difference[self.weights : self.snapshot.elements]
         if not values.size:
             return
         vector = averager.vectors.take(averager.boundary.model.size() - start)  # In the memory of copies to a device.

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from gossip.averaging.statistics import Statistics
-from gossip.averaging.vectors import Floats, Positions
+from gossip.averaging.vectors import Floats, Positions, Statistics
 
 __all__ = ["Backup", "Model", "Pending", "Upload"]
 
@@ -101,7 +100,7 @@ class Model(Protocol):
         """Begin ``weights += values``."""
 
     def mix_statistics(self, statistics: Statistics) -> Pending | None:
-        """Begin to move the live statistics towards a partner's (:mod:`gossip.averaging.statistics`)."""
+        """Begin to move the live statistics towards a partner's (:mod:`gossip.averaging.vectors`)."""
 
     def add_weighted(self, values: Floats, weight: float) -> Pending | None:
         """Begin ``weights += weight values``, if the model :attr:`adds_weighted`; ``values`` may be overwritten."""

@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from gossip.averaging.model import Pending, Upload
-from gossip.averaging.statistics import Statistics
-from gossip.averaging.vectors import Floats, Positions, Vector
+from gossip.averaging.vectors import Floats, Positions, Statistics, Vector
 
 __all__ = ["Adoption", "Update", "Visit"]
 

@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import math
 
-from gossip.arithmetic.mixing import pair_weight
 from gossip.arithmetic.subsets import ALL, Subset
 from gossip.effects import Effect, Release, Rename, Send, Snapshot
-from gossip.exchange.agreement import agreed_codec, refusal
+from gossip.exchange.agreement import refusal
 from gossip.exchange.exchanges import Exchanges
 from gossip.exchange.offer import MAX_WEIGHT, Exchange
 from gossip.exchange.transitions import INITIATOR, RESPONDER, Event, State
@@ -99,7 +98,7 @@ def begin_response(
 
     The snapshot of one of these is used again if possible. Otherwise ours is taken at the next step boundary.
     """
-    session, local, config = offer.session, exchanges.local, exchanges.config
+    session, config = offer.session, exchanges.config
     reusable = next((exchange for exchange in yielding if part is ALL and exchange.has_reusable_snapshot), None)
     dropped = [effect for exchange in yielding for effect in exchanges.route_event(exchange, Event.YIELDED)]
     exchange = exchanges.table[session] = kind(
@@ -107,9 +106,7 @@ def begin_response(
         timer_at=now + config.boundary_patience_s, partner_version=offer.version, partner_claim=offer.progress,
         partner_trained_intervals=offer.trained, mass=offer.mass, part=part,
     )  # fmt: skip
-    exchange.codec = agreed_codec(config.codec_name, exchanges.offered_codec(sender, part), offer.codec)
-    cap = min(offer.weight, exchange.max_weight())
-    exchange.weight = pair_weight(local.version - offer.version, config.staleness_exponent, cap=cap)
+    exchange.set_terms(offer)
     if reusable is None:
         return [*dropped, Snapshot(session, part=part)]
     dropped.remove(Release(reusable.session))  # The snapshot moves to the new exchange.
@@ -133,11 +130,11 @@ def offer_refusal(
 def has_room(exchanges: Exchanges[Exchange], limit: int, yielding_slots: int = 0) -> bool:
     """Return True if another exchange may begin once those that give way to it have freed ``yielding_slots``.
 
-    With outer momentum only one runs at a time, unless mixes overlap.
+    With outer momentum only one runs at a time, unless mixes overlap, and so does a settlement.
     """
     if exchanges.is_overlapping:
         limit = min(limit, exchanges.max_overlaps)
-    elif not exchanges.is_plain:
+    elif exchanges.local.settling or not exchanges.is_plain:
         limit = 1
     return exchanges.used_slots - yielding_slots < limit
 

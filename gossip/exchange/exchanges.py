@@ -14,16 +14,18 @@ from typing import Any, ClassVar, Protocol
 from gossip.arithmetic.subsets import ALL, Subset, fragments_of, lasting_parts
 from gossip.codecs import CODECS, ExchangeCost, needs_spread
 from gossip.config import Config
-from gossip.effects import Effect, MemberState
+from gossip.effects import Effect, MemberState, Send
 from gossip.exchange.agreement import proposed_codec
 from gossip.exchange.durations import Waits, median
-from gossip.exchange.session import Local, Session, session_class
+from gossip.exchange.session import Local, Session, session_class, settlement_class
 from gossip.exchange.session_table import AnySession, Ledger
+from gossip.exchange.settling.convergence import Convergence
 from gossip.exchange.transitions import Event, State
 from gossip.filters.registry import filter_of
+from gossip.filters.setbacks import Setbacks
 from gossip.ids import Address, PeerId
 from gossip.recent import Recent
-from gossip.wire.messages import Invite, Offer
+from gossip.wire.messages import Busy, Invite, Offer
 
 __all__ = ["Exchanges", "PartnerChoice"]
 
@@ -95,14 +97,13 @@ class Exchanges(Ledger[AnySession]):
     ) -> None:  # fmt: skip
         super().__init__(me, local, config, new_session)
         self.partners, self.reservations = partners, reservations
-        self.session_class = session_class(config)
+        self.session_class, self.settlement_class = session_class(config), settlement_class()
+        self.convergence = Convergence()  # The differences since we began to settle.
         self.filter = filter_of(config)
         self.fragments = fragments_of(config.part, local.elements)
         self.part = Subset.parse(config.part) or ALL
         if self.part.kind == "mask":
             self.part = self.part.with_seed(new_session())
-        # With one partner a mix, each exchange is a mix of both sides, whichever side asked for it.
-        self.counts_both_ways = not config.pushes and config.partners == 1
         self.is_plain = config.plain  # A mix is the plain mean, without outer momentum.
         self.can_overlap = config.overlaps  # Mixes may overlap. While streams dominate, the next is reserved instead.
         self.is_small = local.elements <= MAX_OVERLAP_ELEMENTS  # The vector is small enough for mixes to overlap.
@@ -124,7 +125,18 @@ class Exchanges(Ledger[AnySession]):
     # -- our own mixes -------------------------------------------------------------------------------------------
     def begin_mix(self, now: float) -> list[Effect]:
         """Begin a mix of our own, if there is room and a partner to ask."""
-        return self.session_class.begin_mix(self, now)
+        kind = self.settlement_class if self.local.settling else self.session_class
+        return kind.begin_mix(self, now)
+
+    def begin_settling(self) -> list[Effect]:
+        """Begin to settle: withdraw from what has not begun to stream, because settlements come one at a time."""
+        self.convergence, self.agrees, self.setbacks = Convergence(), False, Setbacks()
+        reserved = self.reserved_session
+        effects: list[Effect] = [] if reserved is None else reserved.withdrawal("late")
+        for session in list(self.table.values()):
+            if session is reserved or session.IS_GROUP:
+                effects += self.route_event(session, Event.YIELDED)
+        return effects
 
     def reserve_next(self, now: float) -> list[Effect]:
         """Reserve the next exchange while streams run, because another mix will be due when they end."""
@@ -160,7 +172,9 @@ class Exchanges(Ledger[AnySession]):
         """Pass the event of a member's message to the session with this number."""
         exchange = self.table.get(session)
         if exchange is None or not exchange.accepts_from(event, sender) or not exchange.allows(event):
-            return self.session_class.on_stray(self, event, sender, session)
+            is_paired = (sender, session) in self.outcomes or (exchange is not None and not exchange.IS_GROUP)
+            kind = self.settlement_class if is_paired else self.session_class
+            return kind.on_stray(self, event, sender, session)
         return exchange.handle(event, sender, *arguments)
 
     def route_event(self, session: AnySession, event: Event, *arguments: Any) -> list[Effect]:
@@ -176,9 +190,15 @@ class Exchanges(Ledger[AnySession]):
     def on_offer(self, sender: PeerId, offer: Offer, now: float) -> list[Effect]:
         if self.can_overlap and offer.mixing == self.reservations.MIXING:
             return self.reservations.answer_reservation(self, sender, offer, now)
+        if offer.mixing == self.settlement_class.MIXING:
+            return self.settlement_class.answer_offer(self, sender, offer, now)
+        if self.local.settling and self.agrees:  # A member that trains would part us from those that settle.
+            return [Send(sender, Busy(offer.session))]
         return self.session_class.answer_offer(self, sender, offer, now)
 
     def on_invite(self, sender: PeerId, invite: Invite, now: float) -> list[Effect]:
+        if self.local.settling:
+            return [Send(sender, Busy(invite.session))]
         return self.session_class.answer_invitation(self, sender, invite, now)
 
     # -- links ---------------------------------------------------------------------------------------------------
@@ -193,9 +213,8 @@ class Exchanges(Ledger[AnySession]):
         After an orderly close (the link was not needed) pairs and pushes need no event. The driver has reported the
         sessions on that link, and an offer may be waiting for another link.
         """
-        if orderly and not self.session_class.IS_GROUP:
-            return []
-        return [effect for session in list(self.table.values()) for effect in session.on_link_lost(peer, now)]
+        sessions = [session for session in self.table.values() if session.IS_GROUP or not orderly]
+        return [effect for session in sessions for effect in session.on_link_lost(peer, now)]
 
     # -- polling -------------------------------------------------------------------------------------------------
     def leave_lost_members(self, state: Callable[[PeerId], MemberState | None], now: float) -> list[Effect]:
@@ -244,7 +263,12 @@ class Exchanges(Ledger[AnySession]):
         overlapping exchanges share one rate: no more of them finish, and they bring older weights.
         """
         is_short = self.stream_waits.median_s <= MAX_STREAM_RATIO * self.answer_waits.median_s < math.inf
-        return is_short and self.can_overlap and self.is_small
+        return is_short and self.can_overlap and self.is_small and not self.local.settling
+
+    @property
+    def counts_both_ways(self) -> bool:
+        """Return True if each exchange is a mix of both sides, whichever side asked for it: with one partner a mix."""
+        return self.local.settling or (self.config.partners == 1 and not self.config.pushes)
 
     @property
     def max_overlaps(self) -> int:
@@ -327,6 +351,7 @@ class Exchanges(Ledger[AnySession]):
         if exchange.is_initiator and exchange.COUNTS_ANSWER:
             self.answer_waits.add(partner, exchange.answer_s)
         self.done_count += 1
+        self.agrees = False
         self.last_partner = partner
         self.misbehaviour.take_back(partner, "wasted")
         self.excused_partners.pop(partner, None)

@@ -17,18 +17,21 @@ of ``KINDS`` in :mod:`gossip.misbehaviour`.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
+from gossip.arithmetic.mixing import pair_weight
 from gossip.arithmetic.sketch import Floats
 from gossip.arithmetic.subsets import ALL, Subset
 from gossip.effects import Effect, MemberState, Rename, Send, Transfer
-from gossip.exchange.agreement import is_acceptable
+from gossip.exchange.agreement import agreed_codec, is_acceptable
 from gossip.exchange.exchanges import Exchanges
 from gossip.exchange.session import MAX_NEIGHBOURS, Session
-from gossip.exchange.session_table import DOUBT_RETRY_S
+from gossip.exchange.session_table import DOUBT_RETRY_S, REFUSALS
 from gossip.exchange.transitions import Event, State
+from gossip.filters.setbacks import is_cut_short
 from gossip.ids import UNSTATED, Claim, PeerId
 from gossip.wire.messages import Abort, Accept, Busy, Commit, Offer, Outcome, Settled
 
@@ -42,7 +45,7 @@ INNOCENT_REASONS = ("replaced", "late", "overflow")  # Reasons for an abort that
 class Exchange(Session):
     """One side of an exchange with one partner. ``session`` changes for each partner that is asked."""
 
-    MIXING: ClassVar[str]  # The name of this kind of exchange in an Offer.
+    IS_PLAIN: ClassVar[bool] = False  # True if it takes no outer momentum, even after the node has settled.
     COUNTS_ANSWER: ClassVar[bool] = True  # ``answer_s`` is a usual wait. A reserved pair measures none.
 
     exchanges: Exchanges[Any] = field(repr=False)
@@ -71,11 +74,6 @@ class Exchange(Session):
     @property
     def has_slot(self) -> bool:
         return not (self.is_backgrounded or self.state is State.IN_DOUBT)
-
-    @property
-    def is_reserved(self) -> bool:
-        """Return True if the exchange was reserved ahead and its streams have not begun."""
-        return False
 
     @staticmethod
     def max_doubts(exchanges: Exchanges[Any]) -> int:
@@ -164,6 +162,17 @@ class Exchange(Session):
         is_current = self.done_count_at_snapshot == self.exchanges.done_count
         return self.state is State.OFFERED and self.part is ALL and not self.mass and is_current
 
+    def offered_codec(self) -> str:
+        """Return the codec that we offer the partner."""
+        return self.exchanges.offered_codec(self.partner, self.part)
+
+    def set_terms(self, offer: Offer) -> None:
+        """Set the codec and the weight of our answer to this offer."""
+        config = self.exchanges.config
+        self.codec = agreed_codec(config.codec_name, self.offered_codec(), offer.codec)
+        cap = min(offer.weight, self.max_weight())
+        self.weight = pair_weight(self.exchanges.local.version - offer.version, config.staleness_exponent, cap=cap)
+
     # -- asking --------------------------------------------------------------------------------------------------
     def ask_next_partner(self, now: float) -> list[Effect]:
         """Send the Offer to the next partner, under a new session number. Without a partner drop the exchange.
@@ -195,7 +204,7 @@ class Exchange(Session):
         local = exchanges.local
         offer = Offer(
             self.session, local.fingerprint, local.run_id, self.our_version, self.weight,
-            exchanges.offered_codec(partner, self.part), self.MIXING, self.mass, str(self.part), self.our_claim,
+            self.offered_codec(), self.MIXING, self.mass, str(self.part), self.our_claim,
             self.trained_intervals,
         )  # fmt: skip
         return [*renamed, Send(partner, offer)]
@@ -300,7 +309,7 @@ class Exchange(Session):
         if not self.is_backgrounded:
             self.timer_at = min(now + exchanges.stream_waits.limit_s, self.final_deadline)
         exchanges.is_reservation_due = True  # While these streams run, the next pair may be reserved.
-        return Transfer(self.session, self.partner, self.codec, self.part, *self.directions)
+        return Transfer(self.session, self.partner, self.codec, self.part, *self.directions, not self.IS_PLAIN)
 
     @property
     def directions(self) -> tuple[bool, bool]:
@@ -322,24 +331,29 @@ class Exchange(Session):
         refusal = exchanges.filter.refusal(partner, difference_sq, own_sq, elements, exchanges.local.version)
         if refusal is not None:
             exchanges.refusals.add(partner, refusal)
-            exchanges.misbehaviour.note(partner, "refused", now)
-            return [Send(partner, Abort(self.session, refusal)), *self.fail(refusal, now)]
+            if math.isnan(difference_sq):  # A node checks its own vector. One that is far away may only have diverged.
+                exchanges.misbehaviour.note(partner, "refused", now)
+            told = exchanges.note_setback(self.session, partner, True, now)
+            return [*told, Send(partner, Abort(self.session, refusal)), *self.fail(refusal, now)]
         # Squares of a part are scaled up to all elements.
         scale = exchanges.local.elements / elements if self.part.kind != "all" else 1.0
         exchanges.last_squares.append((difference_sq * scale, own_sq * scale))
-        share, reasons = exchanges.filter.take_share(
-            partner, self.weight, difference_sq, elements, exchanges.partners.present,
-            exchanges.elapsed_intervals(now), sketch,
-        )  # fmt: skip
+        share, reasons = self.take_share(difference_sq, now, sketch)
         for reason in reasons:
             exchanges.refusals.add(partner, reason)
-        if share == 1.0:
-            exchanges.misbehaviour.take_back(partner, "clipped")
-        else:
-            exchanges.misbehaviour.note(partner, "clipped", now)
+        if share < 1.0:
             self.weight, self.accepted_share = self.weight * share, share
             self.mass *= share  # A push that counts for less moves its receiver less.
-        return [Send(partner, Commit(self.session)), *self.note_own_commit(now)]
+        told = exchanges.note_setback(self.session, partner, is_cut_short(share, difference_sq, own_sq), now)
+        return [*told, Send(partner, Commit(self.session)), *self.note_own_commit(now)]
+
+    def take_share(self, difference_sq: float, now: float, sketch: Floats | None) -> tuple[float, tuple[str, ...]]:
+        """Return the share of the partner's difference that our filter takes, and the reasons if it is below 1."""
+        exchanges = self.exchanges
+        return exchanges.filter.take_share(
+            self.partner, self.weight, difference_sq, self.elements, exchanges.partners.present,
+            exchanges.elapsed_intervals(now), sketch,
+        )  # fmt: skip
 
     def note_own_commit(self, now: float) -> list[Effect]:
         """Change the state, as our COMMIT is being sent."""
@@ -380,8 +394,12 @@ class Exchange(Session):
         """Handle Abort: ask the next partner in OFFERED, else fail. In any state the partner has not committed."""
         if self.state is State.OFFERED:
             return self.ask_next_partner(now)
-        self.exchanges.misbehaviour.note(sender, "wasted", now)
-        return self.fail(code, now)
+        exchanges, told = self.exchanges, list[Effect]()
+        if code in REFUSALS:  # Our vector was refused, which is no fault of the partner.
+            told = exchanges.note_setback(self.session, sender, True, now)
+        elif code not in INNOCENT_REASONS or sender in exchanges.excused_partners:
+            exchanges.misbehaviour.note(sender, "wasted", now)
+        return [*told, *self.fail(code, now)]
 
     def on_outcome(self, sender: PeerId, now: float) -> list[Effect]:
         """Handle Outcome before our COMMIT (up to STREAMING): answer that the exchange has not happened, and fail.

@@ -32,6 +32,8 @@ class Pair(Exchange):
     begin_mix = classmethod(beginning.begin_mix)
     answer_offer = classmethod(beginning.answer_offer)
 
+    joins: bool = False  # Both sides take the vector of one, as in :mod:`gossip.exchange.settling.convergence`.
+
     @classmethod
     def precedence(cls, exchanges: Exchanges[Any], sender: PeerId) -> tuple[list[Exchange], bool]:
         """Return our exchanges that give way to an offer of ``sender``, and whether the offer must wait.
@@ -44,6 +46,8 @@ class Pair(Exchange):
         yielding: list[Exchange] = []
         must_wait = False
         for exchange in exchanges.table.values():
+            if exchange.IS_GROUP:
+                continue  # A settlement waits until a group has ended.
             is_response = exchange.state is PREPARING and not exchange.is_initiator
             has_begun = is_response or exchange.state in (STREAMING, VERIFIED)
             if exchange.partner == sender and has_begun and (exchange.is_backgrounded or exchanges.is_overlapping):
@@ -105,7 +109,9 @@ class Pair(Exchange):
         moved_share = self.weight if part is ALL else self.weight * part.share
         local = exchanges.local
         local.version = clamp_version(local.version + moved_share * version_gap(self.partner_version, self.our_version))
-        local.progress.mix(self.our_claim, self.partner_claim, partner, chosen=self.is_initiator)
+        local.progress.mix(
+            self.our_claim, self.partner_claim, partner, chosen=self.is_initiator, joins=self.joins
+        )  # fmt: skip
         local.mixed_steps = max(local.mixed_steps, self.snapshot_steps)
         mix_credit = 0.0  # How much the correction for our own data learns from this mix; 0 without a correction.
         if exchanges.config.kappa:
@@ -113,4 +119,6 @@ class Pair(Exchange):
         interval_steps = 0  # The correction keeps its interval.
         if exchanges.config.auto_interval:
             interval_steps = local.steps_per_mix or 0
-        return [Mix(self.session, self.weight, local.settling, mix_credit, interval_steps), *self.end(DONE)]
+        is_plain = local.settling or self.IS_PLAIN
+        mix = Mix(self.session, self.weight, is_plain, mix_credit, interval_steps, self.joins)
+        return [mix, *self.end(DONE)]

@@ -128,8 +128,10 @@ class RunProgress:
         """Return the used part of the budget, which comes back evenly while the node trains one interval."""
         return max(0, self._spent - budget * (self._added - self._spent_at) // interval)
 
-    def mix(self, ours: Claim, theirs: Claim, partner: PeerId, *, chosen: bool) -> None:
+    def mix(self, ours: Claim, theirs: Claim, partner: PeerId, *, chosen: bool, joins: bool = False) -> None:
         """Move to the mean of both numbers, as the partner does: the sum stays the same to the last sample.
+
+        With ``joins`` the lower side moves to the higher number instead, so that nodes which settle end with one.
 
         Args:
             ours: Claim that this node stated when the exchange began.
@@ -138,8 +140,9 @@ class RunProgress:
             chosen: True if this node chose the partner.
         """
         gap = theirs.samples - ours.samples
-        change = min(abs(gap) // 2, ours.most, theirs.most)
-        self._record_exchange(change if gap > 0 else -change, abs(gap), theirs, partner, chosen)
+        change = min(abs(gap) if joins else abs(gap) // 2, ours.most, theirs.most)
+        lowered = 0 if joins else -change
+        self._record_exchange(change if gap > 0 else lowered, abs(gap), theirs, partner, chosen)
 
     def mix_group(self, ours: Claim, group: Claim, inviter: PeerId, *, chosen: bool) -> None:
         """Move to the mean of a group's numbers, which the inviter states with its own limit and the group's count."""

@@ -33,6 +33,7 @@ __all__ = [
     "State",
     "clamp_version",
     "session_class",
+    "settlement_class",
     "version_gap",
 ]
 
@@ -77,6 +78,7 @@ class Session:
     ``our_version`` and ``our_claim`` are the version and the progress that our Offer, Accept or Joined states.
     """
 
+    MIXING: ClassVar[str] = ""  # The name of this kind of exchange in an Offer; groups are invited.
     TRANSITIONS: ClassVar[Table]  # The events that each state allows, and the next states.
     IS_GROUP: ClassVar[bool] = False  # True if more than two members take part.
 
@@ -100,6 +102,15 @@ class Session:
     def has_slot(self) -> bool:
         """Return True if it takes one of the node's slots."""
         return self.state is not State.IN_DOUBT
+
+    @property
+    def is_reserved(self) -> bool:
+        """Return True if the exchange was reserved ahead and its streams have not begun."""
+        return False
+
+    def withdrawal(self, code: str) -> list[Effect]:
+        """Return the Abort for a peer that is asked for a reservation, or nothing."""
+        return []
 
     # -- beginning -----------------------------------------------------------------------------------------------
     @classmethod
@@ -225,6 +236,15 @@ class Local:
 
 def session_class(config: Config) -> type[Session]:
     """Return the session class of this configuration; ``MIXINGS`` names its module."""
-    module, _, name = MIXINGS[config.mixing].home.partition(":")
+    return class_at(MIXINGS[config.mixing].home)
+
+
+def settlement_class() -> type[Session]:
+    """Return the session class of members that settle, whatever their configuration."""
+    return class_at("settling.settlement:Settlement")
+
+
+def class_at(home: str) -> type[Session]:
+    module, _, name = home.partition(":")
     kind: type[Session] = getattr(import_module(f"gossip.exchange.{module}"), name)
     return kind

@@ -10,27 +10,28 @@ from typing import Generic, TypeVar
 from gossip.codecs import ExchangeCost
 from gossip.config import Config
 from gossip.config.filters import FILTERS
-from gossip.effects import Effect, Release
+from gossip.effects import Effect, Notice, Release
 from gossip.exchange.durations import WAIT_PARTNERS, Durations, OwnResults
 from gossip.exchange.session import Local, Session
 from gossip.exchange.transitions import State
+from gossip.filters.setbacks import Setbacks
 from gossip.ids import PeerId
 from gossip.misbehaviour import MisbehaviourLog
 from gossip.recent import Recent
 
-__all__ = ["DOUBT_RETRY_S", "MAX_OUTCOMES", "MAX_REFUSALS", "REASONS", "AnySession", "Ledger", "Refusals"]
+__all__ = ["DOUBT_RETRY_S", "MAX_OUTCOMES", "MAX_REFUSALS", "REASONS", "REFUSALS", "AnySession", "Ledger", "Refusals"]
 
 MAX_REFUSALS = 256  # Pairs of partner and reason that are counted, enough for any display.
 # Outcomes that are remembered, 100 B each. A partner asks for one during ``doubt_s`` (30 s) after the exchange. At 100
 # exchanges a second these are 3,000.
 MAX_OUTCOMES = 4_096
-REASONS = frozenset({
+REFUSALS = frozenset({"not-finite", "norm", *FILTERS})  # Codes of rejected vectors; a filter gives its name.
+REASONS = REFUSALS | {
     "unanswered", "unreached",  # Failures of an offer: no answer in time; the link broke or could not be made.
     "broken", "stalled", "deadline", "checksum", "overflow", "layout", "terms",  # Failures of a stream.
-    "not-finite", "norm", *FILTERS,  # Rejected vectors; a filter gives its name.
     # No answer for the time of doubt; the partner has not committed; it had given up; it takes other weights.
     "doubt", "aborted", "late", "replaced",
-})  # fmt: skip
+}  # fmt: skip
 DOUBT_RETRY_S = 1.0  # Seconds between two questions for the outcome of an exchange in doubt.
 
 
@@ -66,12 +67,13 @@ class Ledger(Generic[AnySession]):
         self.own_results = OwnResults()
         # The cost of the last exchange with each partner that we chose.
         self.last_costs = Recent[PeerId, ExchangeCost](WAIT_PARTNERS)
-        self.refusals = Refusals()
+        self.refusals, self.setbacks = Refusals(), Setbacks()
         self.misbehaviour = MisbehaviourLog()  # Replaced by Peer's own, once there is one.
         # For each of the last exchanges the square of the distance between the partner's vector and ours, and the
         # square of our vector's norm. A group's distance is converted to that of a pair.
         self.last_squares: deque[tuple[float, float]] = deque(maxlen=8)
         self.done_count: int = 0  # Finished exchanges.
+        self.agrees = False  # Our last exchange was a settlement that found both vectors equal.
         self.failures_by_reason: dict[str, int] = {}  # Number of failed exchanges by reason, one of REASONS or "other".
         self.last_partner: PeerId | None = None
         # The next five tell what has happened since Peer last looked.
@@ -103,15 +105,6 @@ class Ledger(Generic[AnySession]):
         squares = [difference_sq for difference_sq, _ in self.last_squares]
         return math.sqrt(0.5 * sum(squares) / len(squares)) if squares else math.nan
 
-    def largest_distance(self) -> float:
-        """Return the largest relative distance to a partner in the last three exchanges, inf before the first.
-
-        It is the distance over the norm of our vector, or the distance itself if our vector is zero.
-        """
-        squares = list(self.last_squares)[-3:]
-        relative_sq = [difference_sq / own_sq if own_sq > 0 else difference_sq for difference_sq, own_sq in squares]
-        return math.sqrt(max(relative_sq)) if squares else math.inf
-
     def is_held(self, steps: int) -> bool:
         """Return True if the training loop must wait at its boundary after ``steps`` steps.
 
@@ -124,6 +117,12 @@ class Ledger(Generic[AnySession]):
             steps - session.snapshot_steps >= max_intervals * interval_steps and session.state is not State.IN_DOUBT
             for session in self.table.values() if session.is_initiator or session.state is not State.PREPARING
         )  # fmt: skip
+
+    def note_setback(self, session: int, partner: PeerId, is_setback: bool, now: float) -> list[Effect]:
+        """Note whether the distance from a partner spoiled an exchange; tell the user if that is too often."""
+        if not self.setbacks.note(partner, is_setback, now):
+            return []
+        return [Notice("apart", self.setbacks.sentence, session)]
 
     @property
     def failures(self) -> int:

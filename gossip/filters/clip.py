@@ -83,6 +83,7 @@ class Clip(Filter):
 
     def __init__(self, config: Config) -> None:
         super().__init__(config)
+        self.fixed_radius = config.filter_limit
         # The mean square of an element's difference, in the last exchange with each partner.
         self.mean_squares = Recent[PeerId, float](MAX_PARTNERS)
         self.budget = Budget()
@@ -116,6 +117,22 @@ class Clip(Filter):
             if direction_share < 1.0:
                 share, reasons = share * direction_share, (*reasons, "direction")
         self.mean_squares[partner] = difference_sq / size
+        return self.spend(partner, weight, share, reach, size, present_among, intervals, reasons)
+
+    def take_settling_share(
+        self, partner: PeerId, weight: float, difference_sq: float, size: int, present_among: PresentAmong,
+        intervals: float,
+    ) -> tuple[float, tuple[str, ...]]:  # fmt: skip
+        """Apply the radius of the training, and the budget. Members that settle differ in few directions."""
+        share, reach = self.clip_to_radius(difference_sq, self.radius(size))
+        reasons = ("clipped",) if share < 1.0 else ()
+        return self.spend(partner, weight, share, reach, size, present_among, intervals, reasons)
+
+    def spend(
+        self, partner: PeerId, weight: float, share: float, reach: float, size: int, present_among: PresentAmong,
+        intervals: float, reasons: tuple[str, ...],
+    ) -> tuple[float, tuple[str, ...]]:  # fmt: skip
+        """Take this share of a difference from the partner's budget; return the share that it affords, and why."""
         if size < MIN_ELEMENTS:
             return share, reasons
         moves = 2.0 * weight * share * reach  # A move is half a radius.
@@ -134,7 +151,7 @@ class Clip(Filter):
         if radius <= 0:
             return 1.0, 1.0
         reach = math.sqrt(difference_sq) / radius
-        if self.config.filter_limit is not None:
+        if self.fixed_radius is not None:
             return clip_factor(difference_sq, radius), reach
         taken_radii = taper(reach, self.saved_radii)
         saved = self.saved_radii - max(0.0, taken_radii - 1.0) + SAVED_PER_EXCHANGE
@@ -143,7 +160,7 @@ class Clip(Filter):
 
     def longest_whole(self, elements: int) -> float:
         """Return the longest difference of this many elements that is taken whole; 0 means any."""
-        return self.radius(elements) * (1.0 + self.saved_radii if self.config.filter_limit is None else 1.0)
+        return self.radius(elements) * (1.0 + self.saved_radii if self.fixed_radius is None else 1.0)
 
     def radius(self, elements: int) -> float:
         """Return the clip radius for this many elements, 0 for none: fixed, or a multiple of the usual distance.
@@ -162,9 +179,8 @@ class Clip(Filter):
         A node whose own recent steps took it far widens its radius by them. That also applies to a part of the vector,
         since a mixed part is rarely as far apart as the whole.
         """
-        config = self.config
-        if config.filter_limit is not None:
-            return config.filter_limit
+        if self.fixed_radius is not None:
+            return self.fixed_radius
         if elements < MIN_ELEMENTS:
             return 0.0
         mean_squares = sorted(self.mean_squares.values())

@@ -63,6 +63,16 @@ class Filter:
         """
         return 1.0, ()
 
+    def take_settling_share(
+        self, partner: PeerId, weight: float, difference_sq: float, size: int, present_among: PresentAmong,
+        intervals: float,
+    ) -> tuple[float, tuple[str, ...]]:  # fmt: skip
+        """Return the share of an accepted difference that is taken while members settle, as :meth:`take_share`.
+
+        Honest differences shrink meanwhile, so a filter learns no usual distance from them.
+        """
+        return self.take_share(partner, weight, difference_sq, size, present_among, intervals)
+
     def on_moved(self, distance: float) -> None:
         """Learn how far local steps alone moved the model since the last snapshot; NaN if it was not measured."""
 
@@ -71,6 +81,9 @@ class Filter:
 
         ``donors_sq`` is the mean square of an element's difference between donors; 0 means unknown.
         """
+
+    def on_group(self, difference_sq: float, size: int) -> None:
+        """Learn a pair's squared distance over ``size`` elements, as a group's mean shows it."""
 
     def mean(self, vectors: Floats) -> Floats:
         """Return the group's mean of ``vectors`` (members, elements), all within the norm bound: float32 (elements,).

@@ -64,7 +64,7 @@ class Membership:
         self._own_record = OwnRecord(me, self._table, self._rumours, sign, config, now)
         self._push_pull = PushPull(me.id, self._table, config, rng, now)
         self._heal_at = now + rng.random() * config.internal.heal_period_s
-        self._announce_run_at = math.inf  # Time to tell linked members that we now hold a run.
+        self._announce_at = math.inf  # Time to send our record to linked members.
         self._has_left = False
         self._woke_at = now  # Time at which this process last resumed after it had been stopped.
         self.deadline = now  # Time to call tick.
@@ -102,8 +102,8 @@ class Membership:
             self._states.accuse_failed(now)
         if now >= self._states.deadline:
             self._states.tick(now, effects)
-        if now >= self._announce_run_at:
-            self._announce_run_at = math.inf
+        if now >= self._announce_at:
+            self._announce_at = math.inf
             effects.extend(Send(peer, Gossip((self.me,))) for peer in sorted(self._table.links))
         if now >= self._own_record.due_at:
             self._own_record.tick(now)
@@ -193,7 +193,14 @@ class Membership:
             earlier = self.me
             self._own_record.update(changes, now)
             if self.me.ready and not (earlier.ready and self.me.run_id == earlier.run_id):
-                self._announce_run_at = now  # In the next tick: the steps of linked members count for this run now.
+                self._announce_at = now  # In the next tick: the steps of linked members count for this run now.
+            self._update_deadline()
+
+    def announce(self, now: float) -> None:
+        """Sign our record now, and send it to linked members in the next tick."""
+        if not self._has_left:
+            self._own_record.publish(now)
+            self._announce_at = now
             self._update_deadline()
 
     def leave(self, now: float) -> list[Effect]:
@@ -315,15 +322,17 @@ class Membership:
         for part in (self._rumours, self._own_record, self._push_pull, self._introductions):
             if part.due_at < due_at:
                 due_at = part.due_at
-        if self._announce_run_at < due_at:
-            due_at = self._announce_run_at
+        if self._announce_at < due_at:
+            due_at = self._announce_at
         self.deadline = self._heal_at if self._heal_at < due_at else due_at
 
     def _notice_sleep(self, now: float) -> None:
         """Shift all timers after a stop of this process, which a timer that is late by 0.5 s shows."""
         gap_s = now - max(self.deadline, self._woke_at)
         if gap_s > self._config.internal.probe_timeout_min_s:
-            self._woke_at = now  # Waiting messages may come before the tick: count the gap once.
+            self._woke_at = self.misbehaviour.woke_at = (
+                now  # Waiting messages may come before the tick: count the gap once.
+            )
             self._detector.shift_timers(gap_s)
             self._states.shift_timers(gap_s)
 

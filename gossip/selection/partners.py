@@ -61,7 +61,6 @@ class Partners:
     ) -> None:  # fmt: skip
         self.me, self.members, self.local, self.config, self.rng = me, members, local, config, rng
         self.is_linked, self.selector = is_linked, selector
-        self.all_at_once = config.partners == 0  # A mix is with all of our selector's neighbours at once.
         self.incoming_limit, self.pushes = config.incoming_limit, config.pushes
         self.back_off = BackOff(config.bench_s)
         self.vector_mb = 4e-6 * local.elements  # Megabytes of our float32 vector.
@@ -78,9 +77,10 @@ class Partners:
     def round(self) -> int:
         """Return the mixing rounds behind the weights, about equal in the whole swarm.
 
-        Without a step schedule, it is the number of our own mixes.
+        Without a step schedule, or steps, it is the number of our own mixes.
         """
-        return int(self.local.version) if self.local.steps_per_mix is not None else self.mixes
+        counts_steps = self.local.steps_per_mix is not None and not self.local.settling
+        return int(self.local.version) if counts_steps else self.mixes
 
     @property
     def changes(self) -> int:
@@ -100,6 +100,11 @@ class Partners:
             and (peer == self.last_resort or not self.back_off.is_in_back_off(peer, self.now))
             and (record.address is not None or self.is_linked(peer))
         )  # fmt: skip
+
+    @property
+    def all_at_once(self) -> bool:
+        """Return True if a mix is with all of our selector's neighbours at once; members that settle mix in pairs."""
+        return self.config.partners == 0 and not self.local.settling
 
     # -- whom to ask ---------------------------------------------------------------------------------------------
     def choose(
@@ -175,6 +180,8 @@ class Partners:
     def count_own_mix(self) -> int:
         """Return the number of partners of a mix of our own, and count the mix."""
         self.mixes += 1
+        if self.local.settling:
+            return 1
         return min(len(self.own_neighbours()), MAX_NEIGHBOURS) if self.all_at_once else self.config.partners
 
     # -- whose offers to take ------------------------------------------------------------------------------------

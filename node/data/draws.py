@@ -9,12 +9,12 @@ from gossip.errors import ConfigError
 from node.data.epochs import Epochs
 from node.data.sampler import Samplers
 
-__all__ = ["Draws"]
+__all__ = ["DrawCount"]
 
 T = TypeVar("T")
 
 
-class Draws:
+class DrawCount:
     """What one loop has drawn from its share since its last step.
 
     Args:

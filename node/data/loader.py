@@ -9,7 +9,7 @@ from typing import Any
 
 from torch.utils.data import DataLoader, IterableDataset, Sampler
 
-from node.data.draws import Draws
+from node.data.draws import DrawCount
 from node.data.orders import Order, order_of
 from node.data.sampler import Samplers, ShareBatchSampler, ShareSampler
 
@@ -34,7 +34,7 @@ class ShareLoader:
         DataError: The loader cannot be divided.
     """
 
-    def __init__(self, loader: DataLoader[Any], samplers: Samplers, draws: Draws) -> None:
+    def __init__(self, loader: DataLoader[Any], samplers: Samplers, draws: DrawCount) -> None:
         self.draws, self.inner = draws, loader
         self.order: Order | None = None
         self.given: SizedSampler | None = None

@@ -20,7 +20,7 @@ from torch.utils.data import (
 from gossip.errors import DataError
 from node.data.division import I64
 from node.data.opened import length_of_items
-from node.data.sampler import DrawSampler, Samplers, ShareSampler
+from node.data.sampler import DrawSampler, Samplers, ShareBatchSampler, ShareSampler
 
 __all__ = ["Order", "order_of"]
 
@@ -54,6 +54,8 @@ def order_of(loader: DataLoader[Any]) -> Order:
         DataError: The loader makes its batches in a way that cannot be divided.
     """
     samples, sampler, data = length_of_items(loader.dataset), loader.sampler, loader.dataset
+    if isinstance(sampler, ShareSampler) or isinstance(loader.batch_sampler, ShareBatchSampler):
+        raise DataError("This DataLoader has node.sampler's order already: loop over it, or leave that sampler out.")
     if type(loader.batch_sampler) not in (BatchSampler, type(None)):
         raise DataError(
             f"This DataLoader makes its batches by a {type(loader.batch_sampler).__name__}, of which no node has a "

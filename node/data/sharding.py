@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from gossip.errors import ConfigError
-from node.data.draws import Draws
+from node.data.draws import DrawCount
 from node.data.sampler import ShareBatchSampler
 
 __all__ = ["Shard"]
@@ -34,7 +34,7 @@ class Shard:
         ConfigError: ``epochs`` is below 1.
     """
 
-    def __init__(self, fetch: Callable[[Any], Any], batches: ShareBatchSampler, epochs: int, draws: Draws) -> None:
+    def __init__(self, fetch: Callable[[Any], Any], batches: ShareBatchSampler, epochs: int, draws: DrawCount) -> None:
         if epochs < 1:
             raise ConfigError(f"epochs is {epochs}; ask for at least 1 pass.")
         self.fetch, self.batches, self.epochs, self.draws = fetch, batches, epochs, draws

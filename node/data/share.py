@@ -9,7 +9,7 @@ from weakref import WeakKeyDictionary
 from torch.utils.data import DataLoader, IterableDataset
 
 from gossip.errors import ConfigError, DataError, LocalError
-from node.data.draws import Draws
+from node.data.draws import DrawCount
 from node.data.epochs import Epochs
 from node.data.files import FileShards
 from node.data.likeness import likeness_of
@@ -31,7 +31,7 @@ class Share:
     """
 
     def __init__(self, samplers: Samplers) -> None:
-        self.samplers, self.draws = samplers, Draws(samplers)
+        self.samplers, self.draws = samplers, DrawCount(samplers)
         self.has_files = False  # Files of this node's share were given, for iterable datasets.
         self.loaders: WeakKeyDictionary[DataLoader[Any], ShareLoader] = WeakKeyDictionary()
 

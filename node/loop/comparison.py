@@ -16,7 +16,7 @@ from node.data.likeness import Likeness
 from node.loop.network_side import NetworkSide
 from node.observe.reduced import DATA, FIRST_LOSSES, mark_in
 
-__all__ = ["Comparison"]
+__all__ = ["DataComparison"]
 
 COMPARE_S = 0.5  # Seconds between two comparisons; each reads the records of the members that this node has linked.
 MANY_MEMBERS = 100  # Above this number comparisons are so much rarer: a record takes 3 us to read.
@@ -29,7 +29,7 @@ OTHER_PASSES = 3  # After so many passes over other data in a row the first data
 Mark = tuple[float, int]
 
 
-class Comparison:
+class DataComparison:
     """The marks of one node, in its training thread, and what they say beside those of others.
 
     Args:

@@ -28,7 +28,7 @@ __all__ = ["Schedules"]
 T = TypeVar("T")
 
 
-class Schedule(Protocol):
+class RateSchedule(Protocol):
     """A schedule of the learning rates of some optimizers."""
 
     optimizers: Sequence[Optimizer]
@@ -47,13 +47,13 @@ class Schedules:
 
     def __init__(self, optimizers: Sequence[Optimizer], progress: Callable[[int | None], float]) -> None:
         self.optimizers, self.progress = optimizers, progress
-        self.all: list[tuple[Schedule, int | None]] = []  # With the samples of the run.
+        self.all: list[tuple[RateSchedule, int | None]] = []  # With the samples of the run.
 
     def add(self, schedule: Any, total: int | None, steps: int | None) -> None:
         """Let a torch scheduler, or a function of the progress, follow the swarm in place of an earlier one."""
         schedule = getattr(schedule, "scheduler", schedule)  # Accelerate wraps it.
         if isinstance(schedule, LRScheduler):
-            made: Schedule = SchedulerSteps(schedule, steps)
+            made: RateSchedule = SchedulerSteps(schedule, steps)
         elif callable(schedule):
             made = Factor(schedule, self.optimizers)
         else:

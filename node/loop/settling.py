@@ -2,34 +2,68 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 
+import numpy as np
+
+from gossip.arithmetic.layout import quoted
+from gossip.averaging.vectors import Floats
 from gossip.effects import MemberState
 from gossip.ids import MemberRecord, quantity
 from node.loop.held_run import HeldRun
 from node.loop.live import LiveModel
 from node.loop.network_side import NetworkSide
 from node.network.service import REPORT_S
-from node.observe.figures import none_if_nan
-from node.observe.reduced import SETTLING, Figures, is_settling
+from node.observe.events import SettledEvent
+from node.observe.reduced import AGREED, SETTLING, Figures, is_settling, mark_in
 
-__all__ = ["SETTLED", "Settling"]
+__all__ = ["Settling"]
 
 FAREWELL_S = 0.5  # Time for a newcomer to request the next piece of a finished run's weights.
 VISIT_PERIOD_S = 0.02  # Seconds between two visits of the boundary while the loop waits.
 QUICK_VISIT_PERIOD_S = 0.005  # The same for a wait that ends within a second.
+LOOK_PERIOD_S = 0.05  # Seconds between two looks at what the other members say.
 PRESENT = MemberState.ALIVE, MemberState.SUSPECT  # Slow machines are often suspected, and still count.
-SETTLED = 1e-4  # Nodes agree if the weights of the last partners and ours differ by less, relative to ours.
-SETTLED_EXCHANGES = 3  # The least exchanges before an agreement counts: the first may all be with one partner.
+DIGEST_BYTES = 8
+MARK_BYTES = 6  # Of the digest that a mark holds, since its count must be exact as a float64 too.
+# Seconds for which members that have the same weights mix on until their numbers of samples are the same as well.
+# Limits against liars may keep these apart (gossip.exchange.progress).
+SAMPLES_S = 1.0
+
+
+@dataclass(slots=True)
+class Standing:
+    """How far a loop that settles agrees with the other members."""
+
+    digest: bytes | None = None  # Of our weights, once a partner had the same values; None before.
+    samples: int = 0  # The number of samples that we told with it.
+    others: int = 0  # Members to agree with.
+    missing: int = 0  # Those of them that do not say that they have the same weights.
+
+    @property
+    def is_agreed(self) -> bool:
+        return self.digest is not None and not self.missing
+
+    @property
+    def mark(self) -> tuple[float, int] | None:
+        """Return the mark that tells other members; None without a digest."""
+        if self.digest is None:
+            return None
+        return float(self.samples), int.from_bytes(self.digest[:MARK_BYTES])
 
 
 class Settling:
     """The waits at the end of training, in the training thread. Each of them visits the boundary meanwhile."""
 
-    def __init__(self, live: LiveModel, network: NetworkSide, run: HeldRun, visit: Callable[[], None]) -> None:
-        self.live, self.network, self.run, self.visit = live, network, run, visit
+    def __init__(
+        self, live: LiveModel, network: NetworkSide, run: HeldRun, visit: Callable[[], None],
+        on_replaced: Callable[[Floats], None],
+    ) -> None:  # fmt: skip
+        self.live, self.network, self.run, self.visit, self.on_replaced = live, network, run, visit, on_replaced
         self.own_figures = Figures()  # The figures of this node that other members get.
         self.settled_at: int | None = None  # The step count at which this loop settled; None once it has continued.
 
@@ -40,34 +74,26 @@ class Settling:
             self.announce_settling(False)
 
     def settle(self, seconds: float, wait_s: float = 0.0) -> float | None:
-        """Mix without training until the nodes agree.
+        """Mix without training until all nodes have the same weights.
+
+        A loop compares its weights with a partner's in exchanges. It then tells all members a digest of them, and ends
+        once all have told the same one. That word stays in its record, so that no member has to wait for a later one.
 
         Args:
             seconds: The time limit of the mixing.
             wait_s: The time limit of a wait before it, until all other members settle too.
 
         Returns:
-            The consensus distance; None if it is unknown.
+            The largest difference of a tensor from the last partners', relative to its norm: 0 if all nodes have the
+            same weights. None if it is unknown.
         """
-        peer = self.network.peer
-        done_before = peer.exchanges.done_count  # Exchanges that this peer had finished when settling began.
         self.settled_at = self.run.steps
+        self.announce(AGREED, None)  # That of an earlier time.
+        has_all = self.wait_for_settlers(wait_s)
+        began_at = time.monotonic()
         self.network.report_to_peer(lambda peer, now: peer.settle(True, now))
-        if self.wait_for_settlers(wait_s):  # Exchanges before the last member came do not count.
-            done_before = self.network.peer.exchanges.done_count
-        until, looked_at = time.monotonic() + seconds, -math.inf
-        while (now := time.monotonic()) < until:
-            if peer.view.alive_count == 1 and now - looked_at >= REPORT_S:  # Others may be suspected only.
-                looked_at = now
-                if self.present_members() == []:  # A node that comes now takes the weights of this one.
-                    break
-            self.live.wake.wait(VISIT_PERIOD_S)
-            self.visit()
-            if self.network.peer is not peer:  # After a fault the new peer counts from 0.
-                peer, done_before = self.network.peer, 0
-            has_mixed = peer.exchanges.done_count - done_before >= SETTLED_EXCHANGES
-            if has_mixed and peer.exchanges.largest_distance() < SETTLED:
-                break
+        self.network.call(lambda: self.network.runtime.averager.furthest.clear())
+        standing = self.mix_until_agreed(began_at + seconds, has_all)
         with self.live.outer_lock:
             # Otherwise an exchange that ends later would add the momentum to this node alone.
             self.live.outer.forget_momentum()
@@ -77,34 +103,118 @@ class Settling:
         self.network.sync()
         if not self.live.outer.is_plain:
             self.live.reset_outer()
-        distance: float | None = none_if_nan(self.network.peer.exchanges.consensus_distance)
+        return self.report_end(standing, time.monotonic() - began_at)
+
+    def mix_until_agreed(self, until: float, has_all: bool) -> Standing:
+        """Visit the boundary until all members agree, no other is left, or it is ``until``.
+
+        Args:
+            until: The time of the end, by time.monotonic.
+            has_all: False if a wait for members that do not settle was in vain, so that they do not count.
+        """
+        standing, looked_at, agreed_at = Standing(), -math.inf, math.inf
+        while (now := time.monotonic()) < until:
+            self.live.wake.wait(VISIT_PERIOD_S)
+            self.visit()
+            self.update_digest(standing)
+            if now - looked_at < LOOK_PERIOD_S:
+                continue
+            looked_at = now
+            others = self.present_members()
+            if others is None:
+                continue
+            if not others:  # A node that comes now takes the weights of this one.
+                standing.missing = 0
+                break
+            run, own_mark = self.network.peer.view.run_id, standing.mark
+            marks = [
+                mark_in(record, AGREED) for record in others
+                if record.ready and record.run_id == run
+                and (mark_in(record, AGREED) or (not record.finished and (has_all or is_settling(record))))
+            ]  # fmt: skip
+            standing.others = len(marks)
+            standing.missing = sum(own_mark is None or mark is None or mark[1] != own_mark[1] for mark in marks)
+            agreed_at = min(agreed_at, now) if standing.is_agreed else math.inf
+            has_equal_samples = all(mark == own_mark for mark in marks)
+            if standing.is_agreed and (has_equal_samples or now - agreed_at >= SAMPLES_S):
+                break
+        return standing
+
+    def update_digest(self, standing: Standing) -> None:
+        """Tell the members the digest of our weights once a partner had the same values, and take it back later."""
+        peer = self.network.peer
+        if not peer.exchanges.agrees:
+            standing.digest = None
+        elif standing.digest is None and not self.live.boundary.pending_updates:
+            standing.digest = self.read_digest()
+        standing.samples = peer.local.progress.samples
+        if standing.mark != self.own_figures.marks.get(AGREED):
+            self.announce(AGREED, standing.mark)
+
+    def read_digest(self) -> bytes:
+        """Return the BLAKE2b digest of the weights that exchanges carry, as little-endian float32."""
+        vector = self.live.pool.take()
+        self.live.state.read(vector.array)
+        vector.array += np.float32(0.0)  # The two zeros are one value.
+        digest = hashlib.blake2b(vector.array.data, digest_size=DIGEST_BYTES).digest()
+        self.live.pool.give(vector)
+        return digest
+
+    def round_wide_weights(self) -> None:
+        """Round weights of float64 to the float32 values on which the nodes have agreed."""
+        layout = self.live.state.layout
+        if any(segment.dtype == "float64" and segment.kind in ("parameter", "buffer") for segment in layout.segments):
+            vector = np.zeros(layout.size, np.float32)
+            self.live.state.read(vector[: layout.exchanged])
+            if layout.exchanged < layout.size:
+                self.live.state.adopt_exchanged(vector, (), {})
+            else:
+                self.live.state.write(vector)
+            self.on_replaced(vector)
+
+    def report_end(self, standing: Standing, took_s: float) -> float | None:
+        """Tell the user how settling has ended, and return the distance from the last partners, None if unknown."""
+        if standing.is_agreed:
+            self.round_wide_weights()
+        digest = self.read_digest()
+        distance, tensor = max(self.network.runtime.averager.furthest, default=(None, ""))
+        if standing.is_agreed and digest == standing.digest:
+            distance, tensor = 0.0, ""
+            sentence = f"Settled in {took_s:.1f} s: all nodes have the same weights ({digest.hex()})."
+        elif standing.others == 0 and distance is None:
+            sentence = f"This node settled alone ({digest.hex()})."
+        else:
+            sentence = f"Settling ended after {took_s:.1f} s with weights {digest.hex()}."
+            self.network.notify("apart", apart_sentence(standing.missing, distance, tensor, took_s))
+        event = SettledEvent("settled", time.time(), sentence, distance, tensor, digest.hex())
+        fields = {"distance": distance, "tensor": tensor, "digest": event.digest}
+        self.network.call(lambda: self.network.service.announce(event, **fields))
         return distance
 
     def wait_for_settlers(self, wait_s: float) -> bool:
-        """Announce that this loop settles, and mix until all other members settle too, have finished, or are gone.
+        """Announce that this loop settles, and visit the boundary until all others settle, have finished, or are gone.
 
         Args:
             wait_s: The time limit in seconds, so that a member that lies costs no more.
 
         Returns:
-            True if it had to wait.
+            False if it waited in vain.
         """
-        until, counted_at, waited = time.monotonic() + wait_s, -math.inf, False
+        until, counted_at = time.monotonic() + wait_s, -math.inf
         missing: int | None = 0  # None if it could not be counted.
         self.announce_settling(True)
         while (now := time.monotonic()) < until:
             if now - counted_at >= REPORT_S:
                 counted_at, missing = now, self.count_missing()
                 if missing == 0:
-                    return waited
-                waited = True
+                    return True
             self.live.wake.wait(VISIT_PERIOD_S)
             self.visit()
         if missing:
             others = quantity(missing, "member") + (" that has" if missing == 1 else " that have")
             text = f"Waited {wait_s:g} s to settle with {others} not come: this node settles without."
             self.network.notify("waited", text)
-        return waited
+        return not missing
 
     def count_missing(self) -> int | None:
         """Count the run's members that neither settle nor have finished; None if the network thread is too busy."""
@@ -129,8 +239,9 @@ class Settling:
 
     def announce(self, name: str, mark: tuple[float, int] | None) -> None:
         """Put a mark into this node's record, or remove it."""
+        is_urgent = self.own_figures.marks.get(name) != mark
         packed = self.own_figures.pack_mark(name, mark, self.network.peer.view.run_id, self.run.swarm_samples)
-        self.network.report_to_peer(lambda peer, now: peer.publish_figures(packed, now))
+        self.network.report_to_peer(lambda peer, now: peer.publish_figures(packed, now, is_urgent))
 
     def finish_exchanges(self, seconds: float) -> None:
         """Wait for exchanges in progress, so that the weights that are evaluated or saved equal the partners'."""
@@ -164,3 +275,15 @@ class Settling:
                 self.network.report_to_peer(lambda peer, now: peer.finish(now))
             if self.network.peer.view.is_donating:
                 quiet_at = now + FAREWELL_S
+
+
+def apart_sentence(missing: int, distance: float | None, tensor: str, took_s: float) -> str:
+    """Return the sentence for the user of a node that does not agree with this many members."""
+    others = "the others are gone"
+    if missing:
+        others = f"{quantity(missing, 'member')} {'has' if missing == 1 else 'have'} not told of the same weights"
+    where = f", most of all tensor {quoted(tensor)}, by {distance:.2g} of its norm" if distance else ""
+    return (
+        f"Settling ended after {took_s:.1f} s without agreement: {others}{where}. Settle on all nodes at the same "
+        "time, with wait_s, or for longer."
+    )

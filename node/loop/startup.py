@@ -138,13 +138,13 @@ class Startup:
         def count() -> None:
             nonlocal here, told, gone
             self.network.service.refresh_view()
-            membership, run = self.network.peer.membership, self.network.peer.view.run_id
-            here = membership.run_size
-            for record, state in membership.members():
-                if record.run_id == run:
+            peer = self.network.peer
+            here = peer.membership.run_size
+            for record, state in peer.membership.members():
+                if record.run_id == peer.view.run_id:
                     gone += state in GONE
                     mark = mark_in(record, STARTED)
-                    if mark is not None and membership.was_contacted(record.id):
+                    if mark is not None and peer.membership.was_contacted(record.id):
                         told = max(told, int(mark[0]))
 
         self.network.call(count)

@@ -79,6 +79,7 @@ class StepWatch:
         self.check()
         if self.is_told and not self.steps():
             running.note_unstepped()
+        self.versions = []  # The program may close it again, and train the model elsewhere meanwhile.
 
 
 def elements_of(weight: Tensor) -> list[float]:

@@ -14,7 +14,6 @@ import threading
 import time
 from collections import deque
 from collections.abc import Mapping
-from functools import partial
 from types import FrameType
 from typing import Any, TypeAlias
 
@@ -25,7 +24,7 @@ from gossip.ids import MemberRecord, PeerId, from_hex
 from node import running
 from node.data.division import Sharers, Sharing
 from node.data.sampler import Samplers
-from node.loop.comparison import Comparison
+from node.loop.comparison import DataComparison
 from node.loop.held_run import LOADED_STATE, HeldRun, NoRanks, OtherRanks
 from node.loop.live import LiveModel
 from node.loop.network_side import NetworkSide
@@ -83,16 +82,18 @@ class TrainingSide:
         self.samplers = Samplers(Sharers.of(sharing or self))
         self.network = NetworkSide(self.service)
         self.run = HeldRun(live, self.network, self.samplers, self.ranks)
-        self.settling = Settling(live, self.network, self.run, self.visit)
+        self.settling = Settling(live, self.network, self.run, self.visit, self.on_replaced)
         self.startup = Startup(settings, live, self.network, self.run, self.visit, self.settling.announce)
         self.model_watch = ModelWatch(
             live.state, self.network.notify,
             lambda: self.network.report_to_peer(lambda peer, now: peer.on_frozen_changed(now)),
         )  # fmt: skip
-        self.comparison = Comparison(self.network, self.settling.announce)
+        self.comparison = DataComparison(self.network, self.settling.announce)
         self.samplers.on_pass = self.comparison.on_pass
-        tell = partial(self.network.notify, "unstepped")
-        self.watch = StepWatch(live.model, live.optimizers, lambda: self.run.steps, tell)
+        self.watch = StepWatch(
+            live.model, live.optimizers, lambda: self.run.steps,
+            lambda sentence: self.network.notify("unstepped", sentence),
+        )  # fmt: skip
         self.samplers.on_draw = self.watch.on_draw
         self.loss = LastLoss()
         self.was_loss_finite = True  # At the last report.

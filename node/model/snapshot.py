@@ -17,8 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from gossip.averaging.statistics import Statistics
-from gossip.averaging.vectors import Vector
+from gossip.averaging.vectors import Statistics, Vector
 from gossip.errors import LayoutError
 from node.model.device.copies import Copies, combined
 from node.model.device.downloads import Downloads

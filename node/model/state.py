@@ -13,7 +13,7 @@ from torch import Tensor
 from gossip.arithmetic.layout import Layout, Segment
 from gossip.arithmetic.mixing import is_finite
 from gossip.averaging.model import Pending, Upload
-from gossip.averaging.statistics import Statistics
+from gossip.averaging.vectors import Statistics
 from gossip.errors import CheckpointError, LayoutError
 from node.model.inventory.items import Inventory, Item
 from node.model.inventory.statistics import StatisticsMixer

@@ -245,7 +245,9 @@ class Runtime:
                 self.spawn(self.look_up_seeds)
             case TryDial(asker, address):
                 self.spawn(self.try_dial, asker, address)
-            case Notice(kind, sentence):
+            case Notice(kind, sentence, session):
+                if session is not None:
+                    sentence = sentence.replace("{tensor}", self.averager.furthest_of(session))
                 self.notify(kind, sentence)
             case MemberChanged(peer, before, after):
                 self.exchange_log.on_member_changed(peer, before, after)

@@ -20,7 +20,7 @@ import secrets
 import time
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import trio
 
@@ -366,7 +366,7 @@ class Service:
         else:
             self.announce(NoticeEvent(kind, now_s, sentence))
 
-    def announce(self, event: NodeEvent, **fields: str) -> None:
+    def announce(self, event: NodeEvent, **fields: Any) -> None:
         """Post an event to the listeners, the page and the log, which gets exchanges only at level DEBUG.
 
         ``fields`` are for the log alone.

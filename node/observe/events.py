@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["ExchangeEvent", "MemberEvent", "NodeEvent", "NoticeEvent", "RunEvent", "StalledEvent"]
+__all__ = ["ExchangeEvent", "MemberEvent", "NodeEvent", "NoticeEvent", "RunEvent", "SettledEvent", "StalledEvent"]
 
 STATE_TEXTS = {"alive": "is alive", "suspect": "does not answer", "dead": "is dead", "left": "has left"}
 
@@ -39,6 +39,22 @@ class StalledEvent(NoticeEvent):
     """A loop that has reached no step boundary for ``seconds`` (``stalled``), or reaches one again (``moving``)."""
 
     seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class SettledEvent(NoticeEvent):
+    """The end of ``node.settle``.
+
+    Attributes:
+        distance: The largest difference of a tensor from the last partners', relative to its norm: 0 if all nodes have
+            the same weights. None if it is unknown.
+        tensor: The name of that tensor; "" if there is none.
+        digest: BLAKE2b-64 of the averaged weights as little-endian float32, 16 hexadecimal digits.
+    """
+
+    distance: float | None
+    tensor: str
+    digest: str
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,8 @@ LOGGER = logging.getLogger("gossip")
 # only warnings gets it.
 LEVELS = {
     "inventory": logging.INFO, "optimizer": logging.WARNING, "teacher": logging.WARNING, "undone": logging.WARNING,
-    "alone": logging.WARNING, "together": logging.WARNING, "stalled": logging.WARNING, "moving": logging.WARNING,
+    "alone": logging.WARNING, "apart": logging.WARNING, "together": logging.WARNING, "stalled": logging.WARNING,
+    "moving": logging.WARNING,
     "asleep": logging.WARNING, "device": logging.WARNING, "lossy": logging.WARNING,
     "callback": logging.WARNING, "data": logging.WARNING,
     "divided": logging.WARNING, "fault": logging.WARNING, "kept": logging.WARNING,
@@ -26,7 +27,7 @@ LEVELS = {
     "untaken": logging.WARNING, "waited": logging.WARNING,
     "storage": logging.WARNING, "stored": logging.WARNING, "timeline": logging.WARNING, "waiting": logging.WARNING,
     "finished": logging.INFO, "joined": logging.INFO, "listening": logging.INFO, "member": logging.INFO,
-    "merging": logging.INFO, "page": logging.INFO, "started": logging.INFO,
+    "merging": logging.INFO, "page": logging.INFO, "settled": logging.INFO, "started": logging.INFO,
     "transfer": logging.INFO,
     "exchange.begun": logging.DEBUG, "exchange.done": logging.DEBUG, "exchange.failed": logging.DEBUG,
 }  # fmt: skip

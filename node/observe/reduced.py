@@ -15,12 +15,13 @@ from gossip.ids import MemberRecord
 from gossip.wire.records import MAX_EXTRA_BYTES, clamp_field, is_keepable
 
 __all__ = [
-    "DATA", "FIRST_LOSSES", "SETTLING", "STARTED", "Figures", "Reduced", "is_settling", "mark_in", "reduce",
+    "AGREED", "DATA", "FIRST_LOSSES", "SETTLING", "STARTED", "Figures", "Reduced", "is_settling", "mark_in", "reduce",
     "values_in",
 ]  # fmt: skip
 
 MARK = "\0"  # The first character of a mark's name, which no figure may have.
 SETTLING = MARK + "s"  # The mark that this loop waits in ``node.settle``.
+AGREED = MARK + "a"  # The mark of weights that a settling loop shares with a partner: samples, and part of a digest.
 STARTED = MARK + "b"  # The mark that this loop has waited for the others to start: the number that it counted.
 DATA = MARK + "d"  # The mark of the data that this loop divides: a checksum and their length.
 FIRST_LOSSES = MARK + "l"  # The mark of its first two losses: the second, and a hash of the first.

@@ -11,8 +11,7 @@ from collections.abc import Callable
 import numpy as np
 
 from gossip.arithmetic.mixing import subtract
-from gossip.averaging.statistics import REACH, Statistics
-from gossip.averaging.vectors import Cut, Floats, Positions, Vector
+from gossip.averaging.vectors import REACH, Cut, Floats, Positions, Statistics, Vector
 
 __all__ = ["Floats", "HostVectors", "KeptVector", "VectorModel"]
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 
+from gossip.config import Config
 from gossip.effects import Notice, Send
 from gossip.ids import PeerId
-from gossip.misbehaviour import KINDS, MAX_LEVELS, MAX_REPORTED, MisbehaviourLog
+from gossip.misbehaviour import AWAKE_S, KINDS, MAX_LEVELS, MAX_REPORTED, MisbehaviourLog
 from gossip.wire.messages import Accept, Busy, Gossip, Hint
-from tests.gossip.exchange.sides import A, B, Side, offer
+from tests.gossip.exchange.sides import A, B, C, Side, offer
 from tests.gossip.membership.members import acquainted, peer_id, record_of
 
 
@@ -77,14 +80,42 @@ def test_one_kind_of_one_member_says_nothing_of_others():
     assert misbehaviour.take() == []
 
 
-def test_a_member_that_is_cut_off_less_often_than_not_is_never_named():
-    misbehaviour = MisbehaviourLog()
-    for number in range(10_000):
-        misbehaviour.note(A, "clipped", number * 0.1)
-        misbehaviour.take_back(A, "clipped")
-        misbehaviour.take_back(B, "clipped")
-    assert misbehaviour.take() == []
-    assert B not in {who for who, _ in misbehaviour.levels}
+FAR = [(1e4, "clip"), (1e12, "norm"), (math.inf, "not-finite"), (1e4, "balance")]
+
+
+@pytest.mark.parametrize(("difference_sq", "why"), FAR, ids=[why for _, why in FAR])
+def test_a_vector_that_is_far_away_is_no_misbehaviour_of_its_sender_nor_of_who_refuses_it(difference_sq, why):
+    """An honest node sends one if its data are unlike the others', or if it has diverged."""
+    config = Config(filter="balance") if why == "balance" else Config(filter="clip", filter_limit=1e-3)
+    near, far = Side(A, config=config), Side(C, config=config)
+    for number in range(40):
+        session = begun(near, number)
+        near.exchanges.on_streamed(session, difference_sq, 1.0, number)
+        near.exchanges.on_commit(B, session, number)
+        session = begun(far, number)
+        far.exchanges.on_abort(B, session, why, number)
+    for side in (near, far):
+        assert side.exchanges.misbehaviour.take() == []
+        assert not side.exchanges.misbehaviour.levels
+
+
+def test_a_vector_with_values_that_are_no_numbers_is_misbehaviour_since_nodes_check_their_own():
+    side = Side()
+    for number in range(3):
+        side.exchanges.on_streamed(begun(side, number), math.nan, 1.0, number)
+    (notice,) = side.exchanges.misbehaviour.take()
+    assert notice.sentence == f"Member {B.hex()[:8]} misbehaves: {KINDS['refused'][2]}."
+
+
+@pytest.mark.parametrize(
+    ("code", "named"), [("norm", False), ("balance", False), ("replaced", True), ("stalled", True)]
+)
+def test_a_partner_that_gives_up_again_and_again_is_named_unless_our_vector_is_why(code, named):
+    """An innocent reason excuses it once in a row, as it does from sitting out."""
+    side = Side()
+    for number in range(6):
+        side.exchanges.on_abort(B, begun(side, number), code, number)
+    assert bool(side.exchanges.misbehaviour.take()) is named
 
 
 def test_a_stranger_is_named_by_its_address():
@@ -115,12 +146,29 @@ def test_a_partner_whose_exchanges_come_to_nothing_is_named_and_one_whose_are_mo
     assert notice.sentence == f"Member {B.hex()[:8]} misbehaves: {KINDS['wasted'][2]}."
 
 
+def begun(side, now, version=0.0):
+    """The session of an exchange with B whose streams run."""
+    (snapshot,) = side.exchanges.begin_mix(now)
+    side.exchanges.on_snapshotted(snapshot.session, now)
+    side.exchanges.on_accept(B, Accept(snapshot.session, version, 0.5, "fp32"), now)
+    return snapshot.session
+
+
+def test_after_a_stop_of_this_process_nobody_is_named_for_what_it_missed():
+    me = acquainted(3)
+    me.tick(1.0)
+    me.tick(61.0)  # A minute late.
+    for number in range(20):
+        me.misbehaviour.note(B, "wasted", 61.0 + AWAKE_S * number / 20)
+    assert me.misbehaviour.take() == []
+    for number in range(4):
+        me.misbehaviour.note(B, "wasted", 61.0 + AWAKE_S + number)
+    assert len(me.misbehaviour.take()) == 1
+
+
 def exchange(side, now, fails, version=0.0):
     """One with B from beginning to end."""
-    (snapshot,) = side.exchanges.begin_mix(now)
-    session = snapshot.session
-    side.exchanges.on_snapshotted(session, now)
-    side.exchanges.on_accept(B, Accept(session, version, 0.5, "fp32"), now)
+    session = begun(side, now, version)
     if fails:
         side.exchanges.on_failed(session, "deadline", now)
         return

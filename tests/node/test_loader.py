@@ -228,13 +228,15 @@ def refused_at_once(**options):
     ("make", "error", "said"),
     [
         (refused_at_once(batch_sampler=Pairs()), DataError, "makes its batches by a Pairs"),
+        (refused_at_once(batch_sampler=Swarm(IDS[0]).sampler(100, 8)), DataError, "has node.sampler's order already"),
+        (refused_at_once(sampler=Swarm(IDS[0]).sampler(100)), DataError, "has node.sampler's order already"),
         (refused_at_once(sampler=Unknown()), DataError, "Unknown has no length"),
         (refused_at_once(sampler=SubsetRandomSampler([])), DataError, "is empty"),
         (lambda: list(refused_at_once(sampler=Outside())()), DataError, "outside the dataset's 100"),
         (lambda: share(Swarm(IDS[0])).loader([1, 2]), ConfigError, "not a list: node.shard divides"),
         (lambda: share(Swarm(IDS[0])).loader(DataLoader(Endless(), 2)), DataError, "node.shards"),
     ],
-    ids=["batches", "no length", "empty", "outside", "no loader", "stream"],
+    ids=["batches", "divided batches", "divided", "no length", "empty", "outside", "no loader", "stream"],
 )
 def test_what_cannot_be_divided_is_refused_in_a_sentence(make, error, said):
     with pytest.raises(error, match=said) as caught:

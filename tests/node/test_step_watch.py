@@ -91,6 +91,18 @@ def test_an_evaluation_over_the_share_is_told_nothing(quick):
     assert not running.is_unstepped()
 
 
+def test_a_model_that_is_trained_after_its_node_has_ended_is_no_matter_of_that_node(quick):
+    model = nn.Linear(4, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with Node(model, optimizer, config=quick) as node:
+        pass
+    for (rows,) in DataLoader(DATA, 4):
+        trained(model, optimizer, rows)
+    node.close()
+    assert not told(node)
+    assert not running.is_unstepped()
+
+
 def test_a_loop_with_accumulated_gradients_is_told_nothing(quick):
     model = nn.Linear(4, 2)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

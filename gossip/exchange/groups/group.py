@@ -252,13 +252,14 @@ class Group(Session):
         code = norm_refusal(difference_sq, own_sq, exchanges.local.elements, exchanges.config.internal.norm_bound)
         for peer in refused:
             exchanges.refusals.add(peer, code or "norm")  # The whole mean may pass although one slice does not.
-            exchanges.misbehaviour.note(peer, "refused", now)
             if code is not None:
                 exchanges.partners.note_failure(peer, now)
         if code is not None:
             return self.on_failed(code, now)
         # Estimate a pair's distance: of m members, |x_i - x_j|^2 is 2 m / (m - 1) times |mean - x_i|^2 in expectation.
-        exchanges.last_squares.append((difference_sq * 2 * member_count / (member_count - 1), own_sq))
+        pair_sq = difference_sq * 2 * member_count / (member_count - 1)
+        exchanges.last_squares.append((pair_sq, own_sq))
+        exchanges.filter.on_group(pair_sq, exchanges.local.elements)
         self.state = VERIFIED
         self.timer_at = now + max(exchanges.config.stall_s, self.timer_at - now)
         return self.finish_if_complete(now) if self.is_initiator else [Send(self.inviter, Commit(self.session))]
@@ -402,6 +403,7 @@ class Group(Session):
         if self.state is not IN_DOUBT:
             exchanges.durations.add(self.inviter, now - self.phase_began_at)
         exchanges.done_count += 1
+        exchanges.agrees = False
         exchanges.partners.mixes += 1
         exchanges.last_partner = self.other_members[0]
         exchanges.mixed_partners += self.other_members

@@ -121,7 +121,7 @@ def yielding_groups(exchanges: Exchanges[Any], sender: PeerId, invite: Invite) -
     for group in exchanges.table.values():
         if group.state is State.IN_DOUBT:
             continue
-        if group.state not in (State.PREPARING, State.OFFERED):
+        if group.state not in (State.PREPARING, State.OFFERED) or not group.IS_GROUP:
             return None
         have_crossed = sender in group.invite_list and group.inviter in (*invite.members, exchanges.me)
         goes_first = have_crossed and sender < group.inviter

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from gossip.averaging.statistics import REACH, Statistics
+from gossip.averaging.vectors import REACH, Statistics
 
 __all__ = ["StatisticsMixer"]
 
@@ -15,7 +15,7 @@ __all__ = ["StatisticsMixer"]
 class StatisticsMixer:
     """The statistics of one model: which of their elements local steps change, and their mixing.
 
-    :mod:`gossip.averaging.statistics` has the rule.
+    :mod:`gossip.averaging.vectors` has the rule.
     """
 
     def __init__(self) -> None:

@@ -41,17 +41,17 @@ class ModelWatch:
         state = self.state
         if state is not None and state.probe.is_waiting and state.probe.on_step():
             names = " or ".join(dict.fromkeys(type(optimizer).__name__ for optimizer in state.optimizers.all))
-            self.tell(
-                "undone",
+            self.notify_once(
                 f"What a mix changes is gone one step later, so that the nodes train apart: {names or 'the program'} "
                 "keeps a copy of the weights where this node does not see it. Keep it in optimizer.state, or write the "
                 "weights into it before each step.",
+                "undone",
             )
 
     def on_adopted(self) -> None:
         """Say why a newcomer's weights came without the optimizer's state, if they did."""
         if self.state is not None and self.state.state_refusal:
-            self.tell("optimizer", f"The optimizer's state begins afresh here: {self.state.state_refusal}")
+            self.notify_once(f"The optimizer's state begins afresh here: {self.state.state_refusal}", "optimizer")
         self.frozen_sample = None
 
     def look(self) -> None:
@@ -67,12 +67,12 @@ class ModelWatch:
         try:
             _ = optimizer_state.keys
         except LayoutError as error:
-            self.tell("optimizer", str(error))
+            self.notify_once(str(error), "optimizer")
         if left_out := optimizer_state.left_out:
-            self.tell(
-                "optimizer",
+            self.notify_once(
                 f"Of the optimizer's state newcomers cannot take {', '.join(left_out)}, which have other shapes than "
                 "the weights: they take the weights alone, and their state begins afresh.",
+                "optimizer",
             )
         self.look_at_frozen(self.state.frozen_tensors())
 
@@ -87,14 +87,14 @@ class ModelWatch:
         if changed:
             self.on_changed()
             more = f" and {len(changed) - 1} more" if len(changed) > 1 else ""
-            self.tell(
-                "teacher",
+            self.notify_once(
                 f"Tensor {changed[0]!r}{more} requires no gradient and changes while this node trains (a teacher?): it "
                 "is not mixed, and newcomers take it as it is at their donor. To mix it, give Node "
                 f"average=[{changed[0]!r}].",
+                "teacher",
             )
 
-    def tell(self, kind: str, sentence: str) -> None:
+    def notify_once(self, sentence: str, kind: str) -> None:
         """Tell the user once of each kind."""
         if kind not in self.told:
             self.told.add(kind)

@@ -91,6 +91,7 @@ class Streams:
         self.perform, self.spawn, self.faults = tasks.perform, tasks.spawn, tasks.faults
         self.sketch_seed = secrets.randbits(64)
         self.averager = Averager(peer, config, boundary, pool, live.outer, self, live.outer_lock)
+        self.averager.layout = pool.state.layout
         self.sessions = StreamSessions()
         self.gathers = GroupTransfers(peer, config, self.averager, pool, links, self.sessions)
         # Durations of the last exchanges in seconds. The tuple is replaced, because the training thread reads it.

@@ -100,7 +100,7 @@ def test_without_momentum_the_mean_is_where_the_next_mix_counts_from(part):
 
 
 def test_what_lies_behind_the_parameters_is_left_as_it_is():
-    """A running variance under momentum could go below zero: gossip.averaging.statistics mixes it."""
+    """A running variance under momentum could go below zero: gossip.averaging.vectors mixes it."""
     a, b = np.abs(np.random.default_rng(3).standard_normal((2, 100))).astype(np.float32)
     for step in (OuterStep(60, 0.5, 0.7), OuterStep(60, 0.0, 1.0)):
         step.reset(a)

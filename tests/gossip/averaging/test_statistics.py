@@ -8,8 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from gossip.averaging.statistics import Statistics
-from gossip.averaging.vectors import Vector
+from gossip.averaging.vectors import Statistics, Vector
 from node.model.inventory.statistics import StatisticsMixer
 from node.model.snapshot import ModelState
 from sim.engine.vector_model import VectorModel

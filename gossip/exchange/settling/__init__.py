@@ -1,0 +1,1 @@
+"""How members that settle come to the same weights: exact pairs, and when they join."""

@@ -1,0 +1,73 @@
+"""A node is told that its own vector is far away, and not for what others send."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from gossip.config import Config
+from gossip.effects import Notice
+from gossip.filters.setbacks import BY_CHANCE, WINDOW_S, Setbacks, is_cut_short
+from tests.gossip.exchange.sides import B, C, D, E, Side
+from tests.gossip.test_misbehaviour import begun
+
+PARTNERS = [B, C, D, E]
+
+
+def told(setbacks, share, count=200, partners=PARTNERS, pause_s=0.1, start=0.0):
+    """How often the user is told if this share of exchanges, with each partner in turn, comes to too little."""
+    times = 0
+    for number, partner in zip(range(count), itertools.cycle(partners), strict=False):
+        is_setback = int(share * (number // len(partners) + 1)) > int(share * (number // len(partners)))
+        times += setbacks.note(partner, is_setback, start + number * pause_s)
+    return times
+
+
+@pytest.mark.parametrize(("share", "times"), [(0.0, 0), (0.05, 0), (0.2, 1), (1.0, 1)])
+def test_more_than_a_tenth_of_a_minutes_exchanges_is_told_once(share, times):
+    assert told(Setbacks(), share) == times
+
+
+def test_a_few_setbacks_of_a_young_node_say_nothing():
+    assert told(Setbacks(), 1.0, count=BY_CHANCE) == 0
+
+
+def test_what_is_over_for_a_minute_is_forgotten_and_told_again_if_it_comes_back():
+    setbacks = Setbacks()
+    assert told(setbacks, 1.0, count=20) == 1
+    assert told(setbacks, 0.0, count=20, start=2 * WINDOW_S) == 0
+    assert told(setbacks, 1.0, count=20, start=4 * WINDOW_S) == 1
+
+
+def test_one_partner_of_four_that_is_far_away_is_its_own_affair():
+    setbacks = Setbacks()
+    assert not any(setbacks.note(partner, partner == B, number) for number in range(50) for partner in PARTNERS)
+
+
+def test_a_node_that_is_cut_short_or_refused_by_most_others_tells_its_user_with_the_session_at_hand():
+    side = Side(partners=(B,), config=Config(filter="clip", filter_limit=0.1))
+    effects = []
+    for number in range(BY_CHANCE + 1):
+        session = begun(side, number)
+        effects += side.exchanges.on_streamed(session, 100.0, 1.0, number)
+        side.exchanges.on_commit(B, session, number)
+    [notice] = [effect for effect in effects if isinstance(effect, Notice)]
+    assert notice.kind == "apart"
+    assert notice.session == BY_CHANCE + 1
+    assert "6 of the last 6 exchanges" in notice.sentence
+    assert "{tensor}" in notice.sentence
+
+
+def test_a_node_whose_vectors_others_refuse_is_told_too():
+    side = Side()
+    effects = [
+        effect for number in range(BY_CHANCE + 1)
+        for effect in side.exchanges.on_abort(B, begun(side, number), "balance", number)
+    ]  # fmt: skip
+    assert [effect.kind for effect in effects if isinstance(effect, Notice)] == ["apart"]
+
+
+@pytest.mark.parametrize(("share", "distance", "is_so"), [(0.4, 0.1, True), (0.6, 0.1, False), (0.1, 0.04, False)])
+def test_an_exchange_is_cut_short_if_less_than_half_is_taken_of_more_than_codecs_round(share, distance, is_so):
+    assert is_cut_short(share, (distance * 7.0) ** 2, 7.0**2) is is_so
