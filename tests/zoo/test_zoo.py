@@ -9,7 +9,7 @@ from tests.zoo.registry import programs
 
 NODES = 3
 QUICK = ("metric_learning", "one_cycle", "weighted_sampler")
-LARGEST_DIFFERENCE = 0.1  # The largest relative difference of a tensor between two nodes after settle.
+LARGEST_DIFFERENCE = 1e-6  # The largest relative difference of a tensor between two nodes after settle.
 
 
 def check(name, **faults):
