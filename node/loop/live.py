@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, TypeAlias
 
 from torch import nn
 
@@ -19,6 +19,7 @@ from gossip.arithmetic.correction import Correction, fresh_zeros
 from gossip.arithmetic.mixing import OuterStep
 from gossip.averaging.boundary import Boundary
 from gossip.config import Config
+from gossip.errors import LayoutError
 from node.model.backup import KeptWeights
 from node.model.checkpoint import Archive
 from node.model.inventory.items import Choices
@@ -28,7 +29,10 @@ from node.model.snapshot import ModelState
 from node.model.state import Floats, State
 from node.network.hints import WakeEvent
 
-__all__ = ["LiveModel", "Trained"]
+__all__ = ["LiveModel", "OptimizerReport", "Trained"]
+
+OptimizerReport: TypeAlias = tuple[tuple[str, ...], tuple[tuple[str, float], ...]]
+"""The keys of an optimizer's state, and its scalars by name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +121,18 @@ class LiveModel:
         with self.outer_lock:
             self.outer.reset(vector.array)
         self.pool.give(vector)
+
+    def optimizer_report(self) -> OptimizerReport | None:
+        """Return the keys and scalars of the optimizer state that newcomers get.
+
+        Both are empty if the optimizer has more tensors than may be exchanged. The result is None while the scalars are
+        on their way from a device.
+        """
+        try:
+            scalars = self.state.recent_optimizer_scalars()
+            return None if scalars is None else (self.state.optimizer_keys, tuple(scalars.items()))
+        except LayoutError:
+            return (), ()
 
     def on_replaced(self, vector: Any) -> None:
         """Reset everything that depends on the old weights, after ``vector`` has replaced them."""

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from node import running
+from node.loop.held_run import HeldRun
+from node.loop.live import LiveModel
 from node.model.optimizers import Optimizers
 
 __all__ = ["FORGOTTEN", "StepWatch"]
@@ -32,31 +35,35 @@ class StepWatch:
     also reads some elements at each batch that the loop draws.
 
     Args:
-        model: The model, of which only tensors of torch are watched.
-        optimizers: Its optimizers.
-        steps: Returns the steps that the loop has taken.
-        tell: Tells the user in a sentence.
+        live: The model, of which only tensors of torch are watched, and its optimizers.
+        run: The counts of the loop.
+        notify: Tells the user of an event of a kind in a sentence.
     """
 
-    def __init__(
-        self, model: Any, optimizers: Optimizers, steps: Callable[[], int], tell: Callable[[str], None]
-    ) -> None:
-        weights = weights_of(model, optimizers)
+    def __init__(self, live: LiveModel, run: HeldRun, notify: Callable[[str, str], None]) -> None:
+        weights = weights_of(live.model, live.optimizers)
         self.weights = weights[:: -(-len(weights) // MAX_WEIGHTS) or 1]
-        self.steps, self.tell = steps, tell
+        self.run, self.notify = run, notify
         self.versions: list[int] = []  # When this node itself last changed the weights; empty before it has started.
         self.elements: list[float] = []  # At the last draw; empty before the first.
         self.draws = self.changes = 0
-        self.is_told = False
+        self.is_told = self.is_closed = False
 
     def begin(self) -> None:
         """Watch from here on: the node itself has made the weights what they are."""
-        if not self.steps():
+        if not self.run.steps:
             self.versions, self.elements = [weight._version for weight in self.weights], []
+
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        """Leave what the node itself writes in this block out of the watch."""
+        self.check()
+        yield
+        self.begin()
 
     def on_draw(self) -> None:
         """Handle a batch that the loop draws."""
-        if self.is_told or self.steps():
+        if self.is_told or self.run.steps:
             return
         self.draws += 1
         if self.versions and self.draws <= MAX_DRAWS:
@@ -67,19 +74,21 @@ class StepWatch:
 
     def check(self) -> None:
         """Tell once if the loop forgets its steps."""
-        if self.is_told or self.steps():
+        if self.is_told or self.run.steps:
             return
         writes = [weight._version - before for weight, before in zip(self.weights, self.versions, strict=False)]
         if max(writes, default=0) >= WRITES or self.changes >= CHANGES:
             self.is_told = True
-            self.tell(FORGOTTEN)
+            self.notify("unstepped", FORGOTTEN)
 
     def close(self) -> None:
         """Note for the exit code of `gossip run` that the loop ends without a step."""
+        if self.is_closed:  # The program may close a node again, and train the model elsewhere meanwhile.
+            return
         self.check()
-        if self.is_told and not self.steps():
+        self.is_closed = True
+        if self.is_told and not self.run.steps:
             running.note_unstepped()
-        self.versions = []  # The program may close it again, and train the model elsewhere meanwhile.
 
 
 def elements_of(weight: Tensor) -> list[float]:

@@ -15,18 +15,18 @@ import time
 from collections import deque
 from collections.abc import Mapping
 from types import FrameType
-from typing import Any, TypeAlias
+from typing import Any
 
 from gossip.arithmetic.correction import Correction, steps_between_parts
 from gossip.averaging.visit import Visit
-from gossip.errors import LayoutError, LocalError
+from gossip.errors import LocalError
 from gossip.ids import MemberRecord, PeerId, from_hex
 from node import running
 from node.data.division import Sharers, Sharing
 from node.data.sampler import Samplers
 from node.loop.comparison import DataComparison
 from node.loop.held_run import LOADED_STATE, HeldRun, NoRanks, OtherRanks
-from node.loop.live import LiveModel
+from node.loop.live import LiveModel, OptimizerReport
 from node.loop.network_side import NetworkSide
 from node.loop.settling import Settling
 from node.loop.startup import Startup
@@ -46,9 +46,6 @@ from node.observe.timeline import LoopTimeline
 from node.settings import Settings
 
 __all__ = ["TrainingSide"]
-
-OptimizerReport: TypeAlias = tuple[tuple[str, ...], tuple[tuple[str, float], ...]]
-"""The keys of an optimizer's state, and its scalars by name."""
 
 # Newcomers get the newest snapshot while this node's loop is idle. Another is taken for them once it is so old:
 LONE_COPY_S = 1.0  # For a node without other members.
@@ -89,12 +86,8 @@ class TrainingSide:
             lambda: self.network.report_to_peer(lambda peer, now: peer.on_frozen_changed(now)),
         )  # fmt: skip
         self.comparison = DataComparison(self.network, self.settling.announce)
-        self.samplers.on_pass = self.comparison.on_pass
-        self.watch = StepWatch(
-            live.model, live.optimizers, lambda: self.run.steps,
-            lambda sentence: self.network.notify("unstepped", sentence),
-        )  # fmt: skip
-        self.samplers.on_draw = self.watch.on_draw
+        self.step_watch = StepWatch(live, self.run, self.network.notify)
+        self.samplers.on_pass, self.samplers.on_draw = self.comparison.on_pass, self.step_watch.on_draw
         self.loss = LastLoss()
         self.was_loss_finite = True  # At the last report.
         self.learning_rate = math.nan  # As the loop passes it to `step`; used if no optimizer has one.
@@ -145,7 +138,7 @@ class TrainingSide:
             if self.run.early_state is not None and not self.live.boundary.replacements:
                 self.run.continue_run(self.run.early_state, LOADED_STATE, lambda: None)
             self.startup.wait_for_others(began)
-            self.watch.begin()
+            self.step_watch.begin()
             if self.timeline is not None:
                 self.timeline.record_time("join", time.monotonic() - began)
         except BaseException:
@@ -160,7 +153,7 @@ class TrainingSide:
         """
         if self.network.forked:
             return
-        self.watch.close()
+        self.step_watch.close()
         self.network.call(self.comparison.compare)  # A short program may not have reached a report.
         self.service.state_dir.is_closing = True
         if self.service.leaving is not None:
@@ -362,7 +355,7 @@ class TrainingSide:
             self.startup.begin_with_own_weights()  # The outer step of this snapshot's mix needs weights to start from.
         optimizer, is_unreported = None, self.live.optimizers.all and not runtime.peer.local.optimizer_keys
         if now - self.optimizer_reported_at > OPTIMIZER_S or is_unreported:
-            optimizer = self.optimizer_report()
+            optimizer = self.live.optimizer_report()
             self.model_watch.look()
             self.optimizer_reported_at = -math.inf if optimizer is None else now
         if now - self.view_refreshed_at > REPORT_S:
@@ -408,33 +401,18 @@ class TrainingSide:
             sentence = f"The loss is not finite (step {self.run.steps}); the weights still are, and are mixed."
             self.network.notify("loss", sentence)
 
-    def optimizer_report(self) -> OptimizerReport | None:
-        """Return the keys and scalars of the optimizer state that newcomers get.
-
-        Both are empty if the optimizer has more tensors than may be exchanged. The result is None while the scalars are
-        on their way from a device.
-        """
-        state = self.live.state
-        try:
-            scalars = state.recent_optimizer_scalars()
-            return None if scalars is None else (state.optimizer_keys, tuple(scalars.items()))
-        except LayoutError:
-            return (), ()
-
     # -- ending --------------------------------------------------------------------------------------------------
     def settle(self, seconds: float, wait_s: float = 0.0) -> float | None:
         began = time.monotonic()
-        self.watch.check()
-        distance = self.settling.settle(seconds, wait_s)
-        self.watch.begin()
+        with self.step_watch.paused():
+            distance = self.settling.settle(seconds, wait_s)
         if self.timeline is not None:
             self.timeline.record_time("settle", time.monotonic() - began)
         return distance
 
     def finish(self, seconds: float) -> None:
-        self.watch.check()
-        self.settling.finish(seconds)
-        self.watch.begin()
+        with self.step_watch.paused():
+            self.settling.finish(seconds)
 
     def merge(self, run: str) -> None:
         """Ask the peer to take the weights of the run with this name."""
@@ -454,9 +432,8 @@ class TrainingSide:
         self.live.archive.export(path)
 
     def load(self, path: str | os.PathLike[str]) -> dict[str, Any]:
-        figures = self.run.load(path)
-        self.watch.begin()
-        return figures
+        with self.step_watch.paused():
+            return self.run.load(path)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self.run.load_state_dict(state)
