@@ -26,6 +26,7 @@ __all__ = ["Settling"]
 FAREWELL_S = 0.5  # Time for a newcomer to request the next piece of a finished run's weights.
 VISIT_PERIOD_S = 0.02  # Seconds between two visits of the boundary while the loop waits.
 QUICK_VISIT_PERIOD_S = 0.005  # The same for a wait that ends within a second.
+ALONE_S = 1.0  # Seconds without others after which a node settles alone: busy machines lose each other for less.
 LOOK_PERIOD_S = 0.05  # Seconds between two looks at what the other members say.
 PRESENT = MemberState.ALIVE, MemberState.SUSPECT  # Slow machines are often suspected, and still count.
 DIGEST_BYTES = 8
@@ -115,6 +116,8 @@ class Settling:
             has_all: False if a wait for members that do not settle was in vain, so that they do not count.
         """
         standing, looked_at, agreed_at = Standing(), -math.inf, math.inf
+        # The time at which another member was last present; -inf for a node that has mixed with none.
+        company_at = time.monotonic() if self.network.peer.exchanges.done_count else -math.inf
         while (now := time.monotonic()) < until:
             self.live.wake.wait(VISIT_PERIOD_S)
             self.visit()
@@ -125,9 +128,12 @@ class Settling:
             others = self.present_members()
             if others is None:
                 continue
-            if not others:  # A node that comes now takes the weights of this one.
+            company_at = now if others else company_at
+            if not others:  # A node that comes later takes the weights of this one.
                 standing.missing = 0
-                break
+                if now - company_at >= ALONE_S:
+                    break
+                continue
             run, own_mark = self.network.peer.view.run_id, standing.mark
             marks = [
                 mark_in(record, AGREED) for record in others
