@@ -41,6 +41,7 @@ class Standing:
     """How far a loop that settles agrees with the other members."""
 
     digest: bytes | None = None  # Of our weights, once a partner had the same values; None before.
+    equal_since: int | None = None  # The exchange from which on partners had the values of this digest.
     samples: int = 0  # The number of samples that we told with it.
     others: int = 0  # Members to agree with.
     missing: int = 0  # Those of them that do not say that they have the same weights.
@@ -151,10 +152,10 @@ class Settling:
     def update_digest(self, standing: Standing) -> None:
         """Tell the members the digest of our weights once a partner had the same values, and take it back later."""
         peer = self.network.peer
-        if not peer.exchanges.agrees:
+        if standing.equal_since != (equal_since := peer.exchanges.equal_since):
             standing.digest = None
-        elif standing.digest is None and not self.live.boundary.pending_updates:
-            standing.digest = self.read_digest()
+        if equal_since is not None and standing.digest is None and not self.live.boundary.pending_updates:
+            standing.digest, standing.equal_since = self.read_digest(), equal_since
         standing.samples = peer.local.progress.samples
         if standing.mark != self.own_figures.marks.get(AGREED):
             self.announce(AGREED, standing.mark)
