@@ -121,10 +121,6 @@ TRIED: list[tuple[str, dict[str, Any], list[dict[str, Any]]]] = [  # name of the
             FREE | {"codec": "moniqua4", "mix_every_steps": 56} | GENTLER, OUTER | BEST, BEST | GENTLER,
             FREE | {"mixing": "group", "group_size": 4, "codec": "int4", "mix_every_steps": 77},
             FREE | {"codec": "moniqua4", "mix_every_steps": 60, "selection": "exponential", "max_version_gap": 0.0},
-            *(
-                FREE | {"codec": "moniqua4", "mix_every_steps": every, "consensus_target": target}
-                for every, target in ((40, 30.0), (80, 12.0), (160, 12.0))
-            ),
         ],
     ),
     (
@@ -293,8 +289,7 @@ def words(settings: dict[str, Any]) -> str:
     group = "group of all" if settings.get("mixing") == "group" else ""
     turns = "neighbours in turn, in step" if "selection" in settings else ""
     free = "nothing clipped" if settings == BASE | FREE else ""
-    target = f"consensus target {settings['consensus_target']:g}" if "consensus_target" in settings else ""
-    parts = (settings["codec"], settings.get("part", ""), group, outer, turns, target, free)
+    parts = (settings["codec"], settings.get("part", ""), group, outer, turns, free)
     said = ", ".join(each for each in parts if each)
     return f"{said}, every {settings['mix_every_steps']}"
 

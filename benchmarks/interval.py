@@ -1,7 +1,6 @@
-"""A comparison of mixing intervals and codecs: automatic choice, fixed settings and consensus control.
+"""A comparison of mixing intervals and codecs: automatic choice and fixed settings.
 
     python benchmarks/interval.py [--seeds 3] [--setting NAME]... [--page]    the grid: writes docs/results/interval.md
-    python benchmarks/interval.py --control [--seeds 3]                       a fixed interval against consensus control
 
 Peers of the grid train 30,720 steps in total on digits, or 7,680 on Fashion-MNIST, in batches of 8 with steps of 0.1 s
 and the default method. The page compares the default with fixed pairs of an interval and a codec that send the same
@@ -71,18 +70,6 @@ SETTINGS = {
     COSTLY: {"codec": "moniqua4", "mix_every_steps": 1},  # played message by message, in three times the time
 }
 
-# -- consensus control -------------------------------------------------------------------------------------------------
-STEPS, PEERS = 960, 32
-RATE, FALLING = {"lr": 0.3}, {"lr": 0.3, "schedule": "cosine", "schedule_steps": STEPS}
-CONTROLLED = {
-    "IID": {"partition": {"kind": "iid"}, "optimizer": RATE},
-    "Dirichlet 0.1": {"partition": UNEVEN, "optimizer": RATE},
-    "Dirichlet 0.1, falling rate": {"partition": UNEVEN, "optimizer": FALLING},
-}
-ROWS = {f"every {every} steps": {"mix_every_steps": every} for every in (2, 4, 8, 16, 32)} | {
-    f"target {target}": {"mix_every_steps": 8, "consensus_target": float(target)} for target in (1, 2, 4, 8, 16)
-}
-
 
 def scenario(seed, peers, end, task, network, gossip, **more):
     return Scenario.from_mapping({
@@ -90,28 +77,6 @@ def scenario(seed, peers, end, task, network, gossip, **more):
         "task": {"dataset": "digits", "model": "mlp", "batch_size": 8} | task, "network": network,
         "membership": {"mode": "ideal"}, "gossip": gossip, "compute": COMPUTE,
     } | more)  # fmt: skip
-
-
-def controlled(world, settings, seed):
-    """Simulate a run; return the accuracy of the mean and the worst node in %, and the MB a node."""
-    end = STEPS * STEP_S
-    played = scenario(
-        seed, PEERS, end, CONTROLLED[world], NETWORKS["LAN"], settings, report={"every_s": end}, fidelity="whole"
-    )
-    summary = simulate(played, progress=False).summary
-    return 100 * summary["accuracy"]["mean"], 100 * summary["accuracy"]["min"], summary["bytes_sent"] / PEERS / 1e6
-
-
-def control(seeds):
-    print("| | " + " | ".join(f"{world}: mean (worst) | MB" for world in CONTROLLED) + " |")
-    print("|---|" + "---|---|" * len(CONTROLLED))
-    for row, settings in ROWS.items():
-        cells = []
-        for world in CONTROLLED:
-            runs = [controlled(world, settings, seed) for seed in range(1, seeds + 1)]
-            mean, worst, sent = (statistics.mean(each) for each in zip(*runs, strict=True))
-            cells.append(f"{mean:.1f} ({worst:.1f}) | {sent:.2f}")
-        print(f"| {row} | " + " | ".join(cells) + " |", flush=True)
 
 
 # -- the grid ----------------------------------------------------------------------------------------------------------
@@ -173,12 +138,8 @@ def main():
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--setting", action="append", choices=SETTINGS, help="only this setting; may be repeated")
     parser.add_argument("--page", action="store_true", help="play nothing: write the page from what was played")
-    parser.add_argument("--control", action="store_true", help="a fixed interval beside consensus control")
     args = parser.parse_args()
     torch.set_num_threads(1)
-    if args.control:
-        control(args.seeds)
-        return
     if not args.page:
         play_grid(args.seeds, args.setting or list(SETTINGS))
     cache = read_cache()

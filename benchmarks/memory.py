@@ -1,10 +1,9 @@
-"""The memory of a node, in bytes a parameter, beyond the model itself: in memory and in files.
+"""The memory of a node, in bytes a parameter, beyond the model itself.
 
     python benchmarks/memory.py [--parameters 100000000] [--mixes 3]
 
-Two nodes of one process each mix with the default settings; the model is one tensor without an optimizer. "In memory"
-is the growth of ``RssAnon`` from before the Node is made until after the mixes, as /proc has it, and "in files" that of
-``RssFile`` and ``RssShmem``. The first run is without ``memory_dir``, the second with it.
+Two nodes of one process each mix with the default settings; the model is one tensor without an optimizer. The figure is
+the growth of ``RssAnon`` from before the Node is made until after the mixes, as /proc has it.
 """
 
 from __future__ import annotations
@@ -14,7 +13,6 @@ import json
 import re
 import subprocess
 import sys
-import tempfile
 import time
 from pathlib import Path
 from typing import Any
@@ -27,39 +25,37 @@ from node import Node
 WAIT_S = 600.0  # The most that the mixes may take.
 
 
-def resident() -> dict[str, int]:
-    """Return the resident bytes of this process, of memory and of files."""
-    text = Path("/proc/self/status").read_text(encoding="utf-8")
-    kib = {name: int(value) for name, value in re.findall(r"^Rss(\w+):\s+(\d+) kB", text, re.MULTILINE)}
-    return {"memory": 1024 * kib["Anon"], "files": 1024 * (kib["File"] + kib["Shmem"])}
+def resident() -> int:
+    """Return the bytes of this process that are in memory and in no file."""
+    (kib,) = re.findall(r"^RssAnon:\s+(\d+) kB", Path("/proc/self/status").read_text(encoding="utf-8"), re.MULTILINE)
+    return 1024 * int(kib)
 
 
-def hold(parameters: int, mixes: int, folder: str | None, seeds: list[str]) -> None:
+def hold(parameters: int, mixes: int, seeds: list[str]) -> None:
     """Be one node: print the address and then the bytes taken by mixes, and go on until killed."""
     torch.set_num_threads(1)
     weights = torch.full((parameters,), float(len(seeds)))
     before, until = resident(), time.monotonic() + WAIT_S
-    with Node({"weights": weights}, seeds=seeds, config=Config(), memory_dir=folder) as node:
+    with Node({"weights": weights}, seeds=seeds, config=Config()) as node:
         print(json.dumps(node.address), flush=True)
         while node.metrics().exchanges_done < mixes:
             node.step(samples=1)
             time.sleep(0.05)
             if time.monotonic() > until:
                 raise SystemExit(f"fewer than {mixes} mixes within {WAIT_S:g} s")
-        after = resident()
-        print(json.dumps({kind: after[kind] - before[kind] for kind in after}), flush=True)
+        print(json.dumps(resident() - before), flush=True)
         while time.monotonic() < until:  # The other one may need this node for its mixes, until both are killed.
             node.step(samples=1)
             time.sleep(0.05)
 
 
-def play(parameters: int, mixes: int, folder: str | None) -> list[dict[str, int]]:
+def play(parameters: int, mixes: int) -> list[int]:
     """Run both nodes, and return what each has taken."""
     started: list[subprocess.Popen[str]] = []
     seeds: list[str] = []
     try:
         for _ in range(2):
-            arguments = json.dumps([parameters, mixes, folder, seeds])
+            arguments = json.dumps([parameters, mixes, seeds])
             started.append(subprocess.Popen([sys.executable, __file__, "--node", arguments], stdout=-1, text=True))
             seeds = [answer(started[-1])]
         return [answer(process) for process in started]
@@ -86,12 +82,8 @@ def main() -> None:
     if args.node:
         hold(*args.node)
         return
-    print("| | in memory, bytes a parameter | in files |\n|---|---|---|")
-    with tempfile.TemporaryDirectory() as folder:
-        for name, memory_dir in (("without memory_dir", None), ("with it", folder)):
-            nodes = play(args.parameters, args.mixes, memory_dir)
-            cells = [", ".join(f"{node[kind] / args.parameters:.2f}" for node in nodes) for kind in ("memory", "files")]
-            print(f"| {name} | {cells[0]} | {cells[1]} |", flush=True)
+    grown = play(args.parameters, args.mixes)
+    print("bytes a parameter:", ", ".join(f"{node / args.parameters:.2f}" for node in grown))
 
 
 if __name__ == "__main__":

@@ -23,7 +23,7 @@ from swarm_lab import Cut, Lab, Patient, namespaces_missing
 
 from gossip.ids import PeerId
 from node.data.division import Sharers
-from node.data.sharding import Shard
+from node.data.sampler import Samplers
 
 Figures = dict[str, Any]
 
@@ -186,7 +186,7 @@ def dead_share_covered(number: signal.Signals) -> Figures:
         ids = sorted(PeerId(bytes.fromhex(m.id)) for m in lab.patients)
         mine = PeerId(bytes.fromhex(victim.id))
         sharers = Sharers(lambda: mine, lambda: ids, lambda: 0, lambda: 0, lambda: 0)
-        share = {int(i) for i in next(iter(Shard(range_of(length), length, False, 1, sharers)))}
+        share = set(Samplers(sharers).make(length, shuffle=False))
         at = victim.signal(number)
         time.sleep(12)
         done = {index for row in victim.looks for index in row["given"]}
@@ -301,12 +301,6 @@ def secret_file(lab: Lab) -> str:
     path.write_text(new_secret())
     path.chmod(0o600)
     return str(path)
-
-
-def range_of(length: int) -> Any:
-    import torch
-
-    return torch.arange(length)
 
 
 def show(scenario: str, figures: Figures) -> str:

@@ -35,7 +35,7 @@ torch.manual_seed(args.seed)
 model = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10))  # 4,810 parameters
 optimizer = torch.optim.SGD(model.parameters(), lr=args.lr, momentum=0.9, weight_decay=1e-3)
 
-with Node(model, optimizer, keep_average=True) as node:  # gossip 2: joins the swarm with its weights, or starts one
+with Node(model, optimizer) as node:  # gossip 2: joins the swarm with its weights, or starts one
     while not node.finished and node.swarm_samples < args.samples:  # gossip 3: all stop about the same time
         for x, y in node.shard((x_train, y_train), batch_size=args.batch_size):  # gossip 4: this node's share
             loss = F.cross_entropy(model(x), y)
@@ -50,7 +50,7 @@ with Node(model, optimizer, keep_average=True) as node:  # gossip 2: joins the s
                 break
     node.settle(args.settle, wait_s=60)  # wait for the others, then mix without training until the nodes agree
     node.finish()  # a node that joins now gets these weights and trains nothing
-    with node.averaged(), torch.no_grad():  # better than the last weights where nodes did not settle
+    with torch.no_grad():
         accuracy = (model(x_test).argmax(1) == y_test).float().mean().item()
     metrics = node.metrics()
     result = {"node": str(node.id), "accuracy": accuracy, "steps": metrics.steps, "samples": metrics.samples}

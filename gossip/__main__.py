@@ -42,7 +42,10 @@ THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"
 # Options after SCRIPT belong to the script.
 SCRIPT_COMMAND = {"allow_interspersed_args": False}
 
-Script = Annotated[Path, typer.Argument(metavar="SCRIPT", help="The training script.", show_default=False)]
+Script = Annotated[
+    Path, typer.Argument(metavar="SCRIPT", help="The training script, or with -m a module.", show_default=False)
+]
+IsModule = Annotated[bool, typer.Option("-m", help="SCRIPT names a module, as package.train, like python -m.")]
 ScriptArgs = Annotated[list[str] | None, typer.Argument(metavar="ARGS", help="The script's own, options included.")]
 SecretFile = Annotated[Path | None, typer.Option(metavar="FILE", help="The secret, as `gossip secret` made it.")]
 ConfigFile = Annotated[
@@ -97,6 +100,7 @@ def version_command() -> None:
 def run(
     script: Script,
     args: ScriptArgs = None,
+    module: IsModule = False,
     seed: Annotated[
         list[str] | None,
         typer.Option(
@@ -141,9 +145,6 @@ def run(
     trace: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Writes a timeline of this node, for ui.perfetto.dev.")
     ] = None,
-    memory_dir: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Keeps the node's vectors in files there, instead of in memory.")
-    ] = None,
     threads: Threads = None,
     quiet: Annotated[bool, typer.Option("--quiet", help="No live line and no closing table.")] = False,
 ) -> None:
@@ -167,16 +168,24 @@ def run(
         on_fault=on_fault,
         log=log,
         trace=trace,
-        memory_dir=memory_dir,
         quiet=quiet,
     )
-    raise typer.Exit(cli.run(script, args or [], settings))
+    raise typer.Exit(cli.run(script, args or [], settings, module))
+
+
+@app.command(context_settings=SCRIPT_COMMAND)
+def inspect(script: Script, args: ScriptArgs = None, module: IsModule = False) -> None:
+    """Run a training script up to its Node, print what of its model travels how, and end without joining."""
+    from node.cli import main as cli
+
+    raise typer.Exit(cli.inspect(script, args or [], module))
 
 
 @app.command(context_settings=SCRIPT_COMMAND)
 def local(
     script: Script,
     args: ScriptArgs = None,
+    module: IsModule = False,
     nodes: Annotated[int, typer.Option("--nodes", "-n", min=1, max=64, help="Processes to start.")] = 4,
     threads: Annotated[int, typer.Option(metavar="N", min=1, help="Threads of arithmetic a process.")] = 1,
     wait_for: Annotated[
@@ -195,8 +204,8 @@ def local(
     from node.cli import main as cli
 
     code = cli.local(
-        script, args or [], nodes=nodes, threads=threads, wait_for=wait_for, wait_s=wait_s, config=config,
-        log_dir=log_dir, trace=trace,
+        script, args or [], module=module, nodes=nodes, threads=threads, wait_for=wait_for, wait_s=wait_s,
+        config=config, log_dir=log_dir, trace=trace,
     )  # fmt: skip
     raise typer.Exit(code)
 
@@ -294,7 +303,7 @@ SimJobs = Annotated[
     int | None,
     typer.Option("--jobs", metavar="N", min=1, help="Runs at once; as many as there are cores if not given."),
 ]
-SimQuiet = Annotated[bool, typer.Option("--quiet", help="No progress bar.")]
+SimQuiet = Annotated[bool, typer.Option("--quiet", help="No progress.")]
 
 
 @app.command()
@@ -428,7 +437,7 @@ def main() -> None:
     """Run the command line.
 
     Exit codes: 0 done, 1 the script raised, 2 usage, 3 could not start or save, 4 a fault of this library with
-    ``--on-fault raise``, 130 and 143 after SIGINT and SIGTERM.
+    ``--on-fault raise``, and 128 + n after signal n.
     """
     try:
         app(prog_name="gossip")

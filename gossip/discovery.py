@@ -27,8 +27,8 @@ TRY_EVERY_S = 10.0  # A member may ask us this often to dial its address.
 ROUND_S, MAX_ROUND_S = 240.0, 3_600.0
 UNANSWERED_S = 30.0  # Time until others are asked if no member answers in the first round.
 MAX_HOMES = 3  # As many as a record may name.
-MAX_UNANSWERED = 1  # Unanswered dials of a seed that still counts as answering: one dial may be in progress.
-NEVER_ANSWERED = MAX_UNANSWERED + 1  # The first count of a seed, so that it does not count as answering.
+MAX_OPEN_DIALS = 1  # Dials since a seed was last busy, for which it still counts as busy: one may be in progress.
+NEVER_BUSY = MAX_OPEN_DIALS + 1  # The first count of a seed, so that it does not count as busy.
 HOME_PING_S = 20.0  # A third of the idle timeout, so that the link to a home is never idle.
 
 
@@ -72,28 +72,28 @@ class Seeds:
         self.seeds, self.expected, self.config, self.looks_up = seeds, expected, config, looks_up
         self.deadline = now if seeds or looks_up else math.inf
         self.delay_s = config.internal.seed_backoff_s  # Time to the next dials while there is no link.
-        self.unanswered = dict.fromkeys(seeds, NEVER_ANSWERED)  # Dials in a row that each seed did not accept.
+        self.dials = dict.fromkeys(seeds, NEVER_BUSY)  # Dials of each seed since it was last busy.
 
-    def on_answer(self, seed: Address) -> None:
-        """Note that the seed accepted a connection, even if no link followed."""
-        if seed in self.unanswered:
-            self.unanswered[seed] = 0
+    def on_busy(self, seed: Address) -> None:
+        """Note that the seed accepted a connection and closed it."""
+        if seed in self.dials:
+            self.dials[seed] = 0
 
     @property
-    def answering(self) -> bool:
-        """Return True if a seed accepts connections. There is then a swarm to join, which may be busy."""
-        return any(dials <= MAX_UNANSWERED for dials in self.unanswered.values())
+    def busy(self) -> bool:
+        """Return True if a seed closes our connections, as a node does that has no room for more strangers."""
+        return any(dials <= MAX_OPEN_DIALS for dials in self.dials.values())
 
     def dial(self, seed: Address) -> Dial:
         """Return the effect that dials a seed, and count the dial."""
-        self.unanswered[seed] += 1
+        self.dials[seed] += 1
         return Dial(seed, self.expected.get(seed))
 
     def renew(self, seeds: tuple[Address, ...], expected: Mapping[Address, PeerId]) -> tuple[Address, ...]:
         """Replace the seeds; return those that are new."""
-        new_seeds = tuple(seed for seed in seeds if seed not in self.unanswered)
+        new_seeds = tuple(seed for seed in seeds if seed not in self.dials)
         self.seeds, self.expected = seeds, expected
-        self.unanswered = {seed: self.unanswered.get(seed, NEVER_ANSWERED) for seed in seeds}
+        self.dials = {seed: self.dials.get(seed, NEVER_BUSY) for seed in seeds}
         return new_seeds
 
     def on_last_link_lost(self, now: float) -> None:

@@ -139,7 +139,8 @@ class Transfer:
     """Stream the session's snapshot to the partner and receive the partner's at the same time.
 
     Both streams hold only the elements of ``part``. Report ``on_streamed`` once all that comes back is complete, or
-    ``on_failed``; the latter alone if nothing comes back.
+    ``on_failed``; the latter alone if nothing comes back. ``has_statistics``: False where statistics are mixed as
+    weights are, since no local step moves them.
     """
 
     session: int
@@ -148,6 +149,7 @@ class Transfer:
     part: Subset = ALL
     sends: bool = True
     receives: bool = True
+    has_statistics: bool = True
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import difflib
+from collections.abc import Iterable
+
 __all__ = [
     "CheckpointError",
     "ConfigError",
@@ -14,7 +17,14 @@ __all__ = [
     "ProtocolError",
     "RefusedError",
     "RemoteError",
+    "did_you_mean",
 ]
+
+
+def did_you_mean(word: object, known: Iterable[str]) -> str:
+    """Return the end of a sentence about an unknown word: the most similar known one, or an empty text."""
+    similar = difflib.get_close_matches(str(word), known, n=1)
+    return f" (did you mean {similar[0]!r}?)" if similar else ""
 
 
 class GossipError(Exception):

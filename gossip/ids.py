@@ -15,6 +15,7 @@ __all__ = [
     "Claim",
     "MemberRecord",
     "PeerId",
+    "every",
     "from_hex",
     "parse_address",
     "peer_id_of",
@@ -50,6 +51,11 @@ def short(peer: PeerId) -> str:
 def quantity(number: int, noun: str) -> str:
     """Return a count with its noun for people to read: ``1 member``, ``5,718 samples``."""
     return f"{number:,} {noun}" + ("" if number == 1 else "s")
+
+
+def every(steps: int) -> str:
+    """Return an interval for people to read: ``every step``, ``every 8 steps``."""
+    return "every step" if steps == 1 else f"every {quantity(steps, 'step')}"
 
 
 class Address(NamedTuple):

@@ -135,16 +135,13 @@ class Initiator:
         local.steps_per_mix = self.schedule.every
         local.progress.set_interval(local.steps_per_mix)
 
-    def adapt_pace(self, moved: float) -> None:
-        """Adapt the pace of mixes, once for each boundary, to how far local steps have moved the model.
+    def on_moved(self, moved: float) -> None:
+        """Tell the filter how far local steps have moved the model, once for each boundary.
 
         Args:
             moved: The norm of the movement since the last call; NaN if it was not measured.
         """
-        exchanges, schedule, steps = self.exchanges, self.schedule, self.local.steps
-        if math.isnan(moved) or steps <= self.moved_steps:
+        if math.isnan(moved) or self.local.steps <= self.moved_steps:
             return
-        exchanges.filter.on_moved(moved)
-        schedule.adapt_pace(exchanges.consensus_distance, moved / (steps - self.moved_steps))
-        self.partners.pace = schedule.pace
-        self.moved_steps = steps
+        self.exchanges.filter.on_moved(moved)
+        self.moved_steps = self.local.steps

@@ -85,8 +85,8 @@ class Peer:
         me = members.me
         self.id, self.config, self.rng = me.id, config, rng
         self.local = Local(
-            model.fingerprint, model.elements, model.trained_elements, model.frozen_elements, run_id=me.run_id,
-            boundary_at=now, machine=model.machine, steps_per_mix=config.first_interval,
+            model.fingerprint, model.elements, model.trained_elements, model.frozen_elements, model.bits_elements,
+            run_id=me.run_id, boundary_at=now, machine=model.machine, steps_per_mix=config.first_interval,
             progress=RunProgress(config.first_interval),
         )  # fmt: skip
         self.membership, self.misbehaviour = members, members.misbehaviour
@@ -114,7 +114,7 @@ class Peer:
         self.initiator = Initiator(self.exchanges, self.partners, self.schedule, self.joining, rng)
         # The way into the swarm.
         self.seeds = Seeds(bootstrap.seeds, dict(bootstrap.expected), config, now, bootstrap.looks_up)
-        self.run_choice.does_seed_answer = lambda: self.seeds.answering
+        self.run_choice.is_seed_busy = lambda: self.seeds.busy
         self.reach = Reachability(members, self.linked_peers)
         members.restore(bootstrap.book, now)
         self.may_join = bool(bootstrap.seeds or bootstrap.book or bootstrap.looks_up)  # There may be a run to join.
@@ -316,9 +316,9 @@ class Peer:
         """Tell ``asker`` whether its address accepted our connection."""
         return [Send(asker, Reached(ok))]
 
-    def on_seed_answered(self, seed: Address) -> None:
-        """Note that this seed accepted a connection, even if no link follows."""
-        self.seeds.on_answer(seed)
+    def on_seed_busy(self, seed: Address) -> None:
+        """Note that this seed accepted a connection and closed it."""
+        self.seeds.on_busy(seed)
 
     def on_seeds_found(self, seeds: tuple[Address, ...], expected: Mapping[Address, PeerId]) -> list[Effect]:
         """Replace the seeds after a look-up. A peer without links dials the new ones."""
@@ -358,16 +358,20 @@ class Peer:
         """Set the parts of the optimizer's state that a newcomer can get."""
         self.local.optimizer_keys, self.local.optimizer_scalars = keys, scalars
 
-    def on_spoiled(self, session: int | None, now: float) -> list[Effect]:
-        """Handle weights with NaN or infinity, seen in this snapshot (None: by the training loop).
+    def on_spoiled(self, session: int | None, now: float, tensor: str = "") -> list[Effect]:
+        """Handle weights with NaN or infinity in a tensor, seen in this snapshot (None: by the training loop).
 
         They are given to no peer, and this peer is not ready until the swarm's weights have replaced them.
         """
         effects = [] if session is None else self.end_snapshot(session)
         if self.local.ready and self.joining.phase is not Phase.ADOPTING:  # The trial judges weights on trial.
             self.run_choice.on_spoiled(now)
-            effects += self.own_run.on_spoiled(now)
+            effects += self.own_run.on_spoiled(now, tensor)
         return effects + self.follow_up(now)
+
+    def on_frozen_changed(self, now: float) -> list[Effect]:
+        """Handle frozen weights that the program has changed: they are hashed again."""
+        return self.own_run.hash_frozen()
 
     def on_mended(self, now: float) -> list[Effect]:
         """Handle weights that the training loop has made finite again by itself."""
@@ -377,7 +381,7 @@ class Peer:
     def on_snapshotted(self, session: int, now: float, mass: float = 0.0, moved: float = math.nan) -> list[Effect]:
         """Handle a snapshot; :class:`gossip.averaging.reports.Reports` describes ``mass`` and ``moved``."""
         self.local.boundary_at = now
-        self.initiator.adapt_pace(moved)
+        self.initiator.on_moved(moved)
         if session in self.donating.table:
             return self.donating.on_snapshotted(session)
         effects = self.exchanges.route_report(Event.SNAPSHOTTED, session, now, mass)

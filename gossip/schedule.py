@@ -1,4 +1,4 @@
-"""The schedule of mixes: by steps, by the clock and by the consensus distance.
+"""The schedule of mixes: by steps and by the clock.
 
 A mix is due an interval after the last one, whichever side began that. Mixes that others initiate postpone ours, but
 only so far: ours is due no later than two intervals after our last. So there are two due times, and the earlier counts.
@@ -17,9 +17,6 @@ from gossip.config import Config
 
 __all__ = ["Schedule", "collision_delay_s"]
 
-MIN_PACE, MAX_PACE = 0.25, 4.0  # Bounds of ``pace``, a factor of the configured interval.
-# Factors by which one mix changes the pace, quicker or slower. Four mixes in a row change it by a factor of about 2.5.
-QUICKER, SLOWER = 0.8, 1.25
 # Intervals by which the fair due time may lie ahead, since others began many mixes with us. With 3 instead of 12, nodes
 # mix a tenth too often.
 MAX_AHEAD = 12
@@ -29,11 +26,10 @@ COLLISION_S, JITTER_S = 0.02, 0.08  # The shortest back-off after all partners w
 MAX_STEP_TIMES, MIN_STEP_TIMES = 8, 4
 MIN_AHEAD = 0.25  # Intervals from now to the earliest due time, since missed mixes are not made up for.
 MIN_CHANGE = 1.3  # A new interval within this factor of the current one changes nothing.
-DEAD_BAND = 0.1  # Dead band around the target, against noise.
 
 
 class Schedule:
-    """The schedule of one peer. The time between two mixes is ``pace`` times the configured interval."""
+    """The schedule of one peer."""
 
     def __init__(self, config: Config, rng: random.Random) -> None:
         self.config, self.rng = config, rng
@@ -45,8 +41,7 @@ class Schedule:
         self.fair_steps, self.fair_at = 0.0, math.inf
         # The latest due step count and time, however many mixes others initiate; infinite before our first.
         self.latest_steps, self.latest_at = math.inf, math.inf
-        self.pace = 1.0  # Factor of the interval: adapt_pace lowers it while nodes are far apart.
-        self.every: int | None = config.first_interval  # Local steps between two mixes, before ``pace``.
+        self.every: int | None = config.first_interval  # Local steps between two mixes.
         self.is_behind = False  # The last mix took so long that the next was due before its end.
         # Seconds of one step, on average from each of the last mixes to the next.
         self.step_times_s: deque[float] = deque(maxlen=MAX_STEP_TIMES)
@@ -59,11 +54,11 @@ class Schedule:
 
     def postponed_steps(self, in_progress: int) -> int:
         """Return ``due_steps`` plus an interval for each of the mixes in progress."""
-        return self.due_steps + int(in_progress * self.pace * (self.every or 0))
+        return self.due_steps + in_progress * (self.every or 0)
 
     def postponed_time(self, in_progress: int) -> float:
         """Return ``due_at``, postponed in the same way."""
-        return self.due_at + in_progress * self.pace * (self.config.mix_every_s or 0.0)
+        return self.due_at + in_progress * (self.config.mix_every_s or 0.0)
 
     def begin(self, steps: int, now: float) -> None:
         """Start the schedule as if the loop had trained for long.
@@ -88,26 +83,24 @@ class Schedule:
         two intervals. So we choose a partner that often, however often others ask. The excess is remembered
         (``fair_steps``, ``fair_at``), so that all mixes together stay at one an interval.
         """
-        jitter, pace = 0.75 + 0.5 * self.rng.random(), self.pace
-        every, every_s = self.every, self.config.mix_every_s
+        jitter = 0.75 + 0.5 * self.rng.random()
+        interval, interval_s = self.every, self.config.mix_every_s
         # Set below if the next mix is due before the earliest time that next_due allows. One step is allowed for, since
         # steps are whole numbers.
         self.is_behind = False
-        if every is not None:
-            interval = pace * every
+        if interval is not None:
             earliest = steps + MIN_AHEAD * interval
             self.is_behind = self.fair_steps + interval * jitter <= steps - 1 + MIN_AHEAD * interval
             self.fair_steps = next_due(self.fair_steps, interval, jitter, steps)
             if own:  # Counted from when ours was due, however long it took.
                 self.latest_steps = max(min(self.due_steps, steps) + (1 + jitter) * interval, earliest)
             self.due_steps = max(steps + 1, round(min(self.fair_steps, self.latest_steps)))
-        if every_s is not None:
-            interval = pace * every_s
-            earliest = now + MIN_AHEAD * interval
-            self.is_behind = self.is_behind or self.fair_at + interval * jitter <= earliest
-            self.fair_at = next_due(self.fair_at if self.fair_at < math.inf else now, interval, jitter, now)
+        if interval_s is not None:
+            earliest = now + MIN_AHEAD * interval_s
+            self.is_behind = self.is_behind or self.fair_at + interval_s * jitter <= earliest
+            self.fair_at = next_due(self.fair_at if self.fair_at < math.inf else now, interval_s, jitter, now)
             if own:
-                self.latest_at = max(min(self.due_at, now) + (1 + jitter) * interval, earliest)
+                self.latest_at = max(min(self.due_at, now) + (1 + jitter) * interval_s, earliest)
             self.due_at = min(self.fair_at, self.latest_at)
 
     def adapt_interval(
@@ -137,22 +130,6 @@ class Schedule:
         new_interval = mix_interval(step_s, exchange, machine, self.config.internal.mixing_share, is_failing)
         if not self.every / MIN_CHANGE <= new_interval <= self.every * MIN_CHANGE:
             self.every = new_interval
-
-    def adapt_pace(self, consensus_distance: float, step_size: float) -> None:
-        """Mix more often while the nodes are further apart than ``consensus_target`` steps, less often while closer.
-
-        Both arguments are norms over the whole vector; ``step_size`` is that of one local step. This is consensus
-        control: Kong et al., "Consensus control for decentralized deep learning", ICML 2021. They bound the distance by
-        the size of a step.
-        """
-        target = self.config.consensus_target
-        if target is None or not (math.isfinite(consensus_distance) and step_size > 0):
-            return
-        ratio = consensus_distance / (target * step_size)
-        if ratio > 1 + DEAD_BAND:
-            self.pace = max(MIN_PACE, self.pace * QUICKER)
-        elif ratio < 1 - DEAD_BAND:
-            self.pace = min(MAX_PACE, self.pace * SLOWER)
 
 
 def next_due(due: float, interval: float, jitter: float, now: float) -> float:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import shutil
@@ -15,15 +14,14 @@ import tomllib
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
 from gossip.config import Config
 from gossip.errors import ConfigError, LocalError
-from node.observe.figures import line_of
+from node.child import Child, last_lines
 
-__all__ = ["Child", "LocalSwarm"]
+__all__ = ["LocalSwarm"]
 
 GRACE_S = 5.0  # Seconds between SIGTERM and SIGKILL; leaving a swarm takes under 2 s.
 POLL_PERIOD_S = 0.1  # Seconds between two looks at the processes.
@@ -32,8 +30,6 @@ TOGETHER_S = 600.0  # The nodes wait this long for each other: otherwise the fir
 MAX_NODES = 64  # The limit of `gossip local` too: each node is a process of 200 MB and more.
 MAX_SEEDS = 3  # Seeds that a newcomer gets: one alive is enough.
 MAX_ROWS = 20_000  # Rows of history: half a day of four nodes, some 40 MB.
-TAIL_BYTES = 65_536  # Bytes read from the end of a child's output, enough for its last lines.
-ROWS_BYTES = 1 << 20  # Bytes read from one log at a time: 4,000 rows.
 ERROR_LINES = 20  # Lines shown of a node that ended with an error.
 # Like `python -m gossip`, but -P leaves the current folder out of the search path, so that a gossip.py or node.py there
 # shadows nothing. The packages' own folder is appended for the case that they are not installed.
@@ -44,99 +40,6 @@ REMOVED_VARIABLES = (
     "SEEDS", "LISTEN", "ADVERTISE", "SECRET_FILE", "INSECURE", "STATE_DIR", "CONFIG", "LOG", "PAGE", "PROGRESS",
     "MUST_JOIN", "TRACE", "WAIT_FOR", "WAIT_S",
 )  # fmt: skip
-
-
-@dataclass(slots=True)
-class Child:
-    """One node: its process, and what its log has said so far."""
-
-    number: int
-    process: subprocess.Popen[bytes]
-    log: Path  # JSON lines, see docs/cli.md.
-    out: Path
-    err: Path
-    address: str | None = None  # The address on which it listens; None until it does.
-    figures: dict[str, Any] = field(default_factory=dict)  # Its last progress row.
-    status_text: str = ""  # Its last report before it trains.
-    started_s: float = field(default_factory=lambda: time.monotonic())
-    start_s: float | None = None  # Seconds from its start until it listened; None until then.
-    was_told_to_end: bool = False  # Its exit code is then no error.
-    _read_bytes: int = 0  # Bytes of ``log`` that were returned as rows.
-    _printed_bytes: int = 0  # Bytes of ``out`` that were returned as lines.
-
-    @property
-    def code(self) -> int | None:
-        """Return the exit code: None while it runs, and 128 + n after signal n, as in a shell."""
-        code = self.process.poll()
-        return 128 - code if code is not None and code < 0 else code
-
-    @property
-    def printed(self) -> str:
-        """Return the last 64 KB of what its script wrote to stdout."""
-        return tail(self.out)
-
-    def new_lines(self) -> list[str]:
-        """Return the lines printed since the last call; an unfinished line only once the node has ended."""
-        has_ended = self.code is not None
-        with self.out.open("rb") as file:
-            file.seek(self._printed_bytes)
-            data = file.read(ROWS_BYTES)
-        is_full = len(data) == ROWS_BYTES  # More may follow.
-        if is_full or not has_ended:
-            # A line longer than one read is returned in parts.
-            data = data[: data.rfind(b"\n") + 1] or (data if is_full else b"")
-        self._printed_bytes += len(data)
-        lines = data.decode(errors="replace").removesuffix("\n").split("\n") if data else []
-        # A progress bar rewrites its line: keep what follows the last carriage return, as a terminal does.
-        return [line.rstrip("\r").rpartition("\r")[2] for line in lines]
-
-    def new_rows(self) -> list[dict[str, Any]]:
-        """Return the log rows since the last call, whole lines only."""
-        try:
-            with self.log.open("rb") as file:
-                file.seek(self._read_bytes)
-                data = file.read(ROWS_BYTES)
-        except FileNotFoundError:
-            return []
-        whole_lines = data[: data.rfind(b"\n") + 1]
-        self._read_bytes += len(whole_lines)
-        rows = [json.loads(line) for line in whole_lines.splitlines() if line]
-        for row in rows:
-            if row["event"] == "listening":
-                self.address = row["address"]
-                self.start_s = time.monotonic() - self.started_s
-                self.status_text = f"listens on {self.address}, and looks for weights"
-            elif row["event"] in ("started", "joined", "merging", "merged", "finished"):
-                self.status_text = row["sentence"]
-            elif row["event"] in ("progress", "final"):
-                self.figures = row
-        return rows
-
-    def line(self) -> str:
-        """Return the node's state as one line of text."""
-        code = self.code
-        ending = "" if code is None else f"  ended with code {code}"
-        if self.figures.get("steps"):
-            return f"node {self.number}  {line_of(self.figures)}{ending}"
-        return f"node {self.number}{ending or '  ' + self.start_text()}"
-
-    def start_text(self) -> str:
-        """Return what the node does before its first step, which may take minutes on a busy machine."""
-        passed_s = time.monotonic() - self.started_s
-        if not self.status_text:
-            return f"starting: no Node yet, {passed_s:.0f} s so far"
-        members = self.figures.get("members_alive", 0)  # 0: the node has logged no figures yet.
-        if not members:
-            return self.status_text
-        here = f"{members} members are here" if members > 1 else "No other member is here"
-        return f"{self.status_text} {here}; no step yet, {passed_s:.0f} s so far"
-
-    def signal(self, number: int) -> None:
-        """Send a signal to its process group: the process and all that it started."""
-        if self.process.poll() is None:
-            self.was_told_to_end = True
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(self.process.pid, number)
 
 
 class LocalSwarm:
@@ -156,6 +59,7 @@ class LocalSwarm:
         threads: Threads of arithmetic per process; processes that each take every core slow one another down.
         config: Keys of :class:`gossip.Config`, as a mapping or as the path of a TOML file.
         trace: True if each node writes a timeline into the folder, node-0.trace.json and so on.
+        is_module: True if ``script`` is the name of a module, which is run as ``python -m`` does it.
 
     Raises:
         ConfigError: The script or the settings cannot work.
@@ -172,9 +76,9 @@ class LocalSwarm:
         threads: int = 1,
         config: Mapping[str, Any] | str | os.PathLike[str] | None = None,
         trace: bool = False,
+        is_module: bool = False,
     ) -> None:
-        if not Path(script).is_file():
-            raise ConfigError(f"There is no script {script}: name a Python file.")
+        check_script(Path(script), is_module)
         if not 0 <= nodes <= MAX_NODES:
             raise ConfigError(f"nodes = {nodes} cannot work: take 0 to {MAX_NODES} processes of one machine.")
         settings = None  # The text of a configuration file that is to be written.
@@ -187,7 +91,7 @@ class LocalSwarm:
         self._folder = Path(tempfile.mkdtemp(prefix="gossip-") if folder is None else folder).resolve()
         self._folder.mkdir(parents=True, exist_ok=True)
         self._rows: deque[dict[str, Any]] = deque(maxlen=MAX_ROWS)
-        self._job = [str(script), *map(str, args)]
+        self._job = [*["-m"] * is_module, str(script), *map(str, args)]
         self._options = ["--quiet", "--threads", str(threads)]
         self._traces = trace
         if settings is not None:
@@ -370,6 +274,14 @@ class LocalSwarm:
         return []
 
 
+def check_script(script: Path, is_module: bool) -> None:
+    """Raise ConfigError if there is no such file, or if a module is named by its file."""
+    if not is_module and not script.is_file():
+        raise ConfigError(f"There is no script {script}: name a Python file.")
+    if is_module and (script.is_file() or not all(map(str.isidentifier, str(script).split(".")))):
+        raise ConfigError(f"-m takes the name of a module, as package.train, not {script}: leave -m out to run a file.")
+
+
 def toml_of(config: Mapping[str, Any]) -> str:
     """Return settings as the text of a TOML file. Raises ConfigError for settings that cannot work."""
     text = "".join(f"{key} = {json.dumps(value)}\n" for key, value in config.items())
@@ -407,14 +319,3 @@ def _clean_up(children: Sequence[Child], folder: Path | None, process: int) -> N
         _end_nodes(children)
         if folder is not None:
             shutil.rmtree(folder, ignore_errors=True)
-
-
-def tail(path: Path) -> str:
-    with path.open("rb") as file:
-        file.seek(max(0, path.stat().st_size - TAIL_BYTES))
-        return file.read().decode(errors="replace")
-
-
-def last_lines(path: Path, count: int) -> list[str]:
-    """Return the last non-empty lines of a text file."""
-    return [line for line in tail(path).splitlines() if line.strip()][-count:]

@@ -5,8 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
@@ -18,14 +17,15 @@ from gossip.codecs import self_test
 from gossip.config import Config
 from gossip.errors import ConfigError
 from node import running
-from node.data.files import FileShards
-from node.data.sampler import ShareBatchSampler, ShareSampler
+from node.loop.arguments import checked_loss, checked_rate, checked_samples
+from node.loop.data_calls import DataCalls
 from node.loop.live import LiveModel, Trained
 from node.loop.ranks.channel import GroupChannel
 from node.loop.ranks.follower import Follower
 from node.loop.ranks.leader import Leader
 from node.loop.ranks.ranks import Ranks
 from node.loop.training import TrainingSide
+from node.model.inventory.items import Choices, Chosen, Inventory
 from node.model.optimizers import Optimizers
 from node.model.state import State
 from node.observe.events import NodeEvent
@@ -33,7 +33,7 @@ from node.observe.members import Member
 from node.observe.metrics import Metrics
 from node.observe.notices import LOGGER
 from node.observe.reduced import Reduced
-from node.settings import NodeOptions, Settings
+from node.settings import NodeOptions, Settings, checked_seconds
 
 if TYPE_CHECKING:  # A torch built without it has nodes of one process.
     from torch.distributed import ProcessGroup
@@ -41,12 +41,12 @@ if TYPE_CHECKING:  # A torch built without it has nodes of one process.
 __all__ = ["Member", "Metrics", "Node", "Reduced"]
 
 
-class Node:
+class Node(DataCalls):
     """One node of a swarm in the background of a training loop, used as ``with Node(model, optimizer, ...) as node``.
 
     Settings that are not given come from GOSSIP_SEEDS, GOSSIP_LISTEN, GOSSIP_ADVERTISE, GOSSIP_SECRET_FILE,
     GOSSIP_STATE_DIR, GOSSIP_CONFIG, GOSSIP_MUST_JOIN, GOSSIP_WAIT_FOR, GOSSIP_WAIT_S, GOSSIP_PAGE,
-    GOSSIP_ON_FAULT, GOSSIP_TRACE and GOSSIP_MEMORY_DIR.
+    GOSSIP_ON_FAULT and GOSSIP_TRACE.
 
     Args:
         model: A torch module, a mapping of names to tensors or writable arrays, or a :class:`~node.model.state.State`.
@@ -67,13 +67,13 @@ class Node:
             members on other hosts and none of them came.
         group: A process group of torch.distributed that trains one model. All its ranks form this one node, and each
             makes a Node. The settings of rank 0 count. A model that is sharded over processes needs it.
-        frozen: Also exchange a module's parameters that require no gradient while others do.
+        local: Tensors that are neither mixed nor given to newcomers: patterns of names ("head.*"), tensors or modules.
+        copy: Tensors that are not mixed, and that newcomers take. Integers and frozen weights are such anyway.
+        average: Tensors that are mixed although they require no gradient, as those of a teacher.
         page: "host:port" of a page for browsers and monitors, see docs/page.md.
         on_fault: The reaction to a fault of this library in the network side. "restart" (the default) starts the
             network side again while the loop trains; "raise" lets :meth:`step` raise FaultError.
         trace: A file for a timeline of steps and exchanges, for ui.perfetto.dev; see docs/timeline.md.
-        keep_average: Keep the average over the last mixes for :meth:`averaged`, one more vector of the model's size.
-        memory_dir: A folder on a local disk, where vectors of the model's size lie in files instead of in memory.
 
     Raises:
         LocalError: Or one of its kinds (ConfigError, IdentityError, LayoutError). One sentence says what to do.
@@ -94,12 +94,12 @@ class Node:
         wait_for: int | None = None,
         wait_s: float | None = None,
         group: ProcessGroup | None = None,
-        frozen: bool = False,
+        local: Chosen = (),
+        copy: Chosen = (),
+        average: Chosen = (),
         page: str | None = None,
         on_fault: str | None = None,
         trace: str | os.PathLike[str] | None = None,
-        keep_average: bool = False,
-        memory_dir: str | os.PathLike[str] | None = None,
     ) -> None:
         self_test()
         if group is None:
@@ -108,26 +108,32 @@ class Node:
         if isinstance(model, State) and optimizers.all:
             raise ConfigError(f"A {type(model).__name__} brings its own state: leave optimizer out.")
         ranks = None if group is None else Ranks(GroupChannel(group))
-        trained = Trained(model, optimizers, frozen, keep_average)
+        choices = Choices(local, copy, average)
+        if isinstance(model, State) and (local or copy or average):
+            raise ConfigError(f"A {type(model).__name__} decides by its layout: leave local, copy and average out.")
+        trained = Trained(model, optimizers, choices)
         # The side of the training loop: of a node of one process, of rank 0 of a group, or of another of its ranks.
         self._training: TrainingSide | Leader | Follower
         if ranks is not None and not ranks.leads:
             self._training = Follower(trained, ranks)
+            self._prepare_data(self._training.samplers, optimizers)
             running.closes_with(self, self._training)
             return
         options = NodeOptions(
             seeds, listen, advertise, secret, state_dir, config, join_or_fail_s, wait_for, wait_s, page, on_fault,
-            trace, memory_dir,
+            trace,
         )  # fmt: skip
         # With a group, a launcher's processes on other hosts are this node's own ranks, and no other members.
-        settings = Settings.gather(options, launched=group is None)
+        place = running.free_place(model)
+        settings = Settings.gather(options, launched=group is None, place=place)
         training_config = settings.config.for_training(bool(optimizers.quasi_global))
         settings = dataclasses.replace(settings, config=training_config)
         if ranks is None:
-            self._training = TrainingSide(LiveModel(trained, training_config, folder=settings.memory_dir), settings)
+            self._training = TrainingSide(LiveModel(trained, training_config), settings)
         else:
             self._training = Leader(trained, settings, ranks)
-        running.closes_with(self, self._training)
+        self._prepare_data(self._training.samplers, optimizers)
+        running.closes_with(self, self._training, place)
 
     # -- life ----------------------------------------------------------------------------------------------------
     def start(self) -> Self:
@@ -135,8 +141,11 @@ class Node:
 
         Entering the ``with`` block does the same; a program without one ends it with :meth:`close`.
         """
-        self._training.average.check_not_shown("start")
+        if os.environ.get(running.INSPECTS):
+            print(self.inventory())
+            raise SystemExit(0)
         self._training.start()
+        self._schedules.advance(must_know=False)
         return self
 
     def close(self) -> None:
@@ -155,88 +164,27 @@ class Node:
         self._training.close(error)
 
     # -- the loop ------------------------------------------------------------------------------------------------
-    def step(self, loss: Any = None, samples: int = 1, lr: float | None = None) -> None:
+    def step(self, loss: Any = None, samples: int | None = None, lr: float | None = None) -> None:
         """Count a step and let finished exchanges land; call it after ``optimizer.step()``.
 
         It never waits for the network or a GPU.
 
         Args:
             loss: A scalar tensor or number, for display.
-            samples: The batch's size.
+            samples: The step's samples, by default those drawn from :meth:`loader` or :meth:`shard` since the last
+                step, or 1 if none were. A tensor of one whole number will do; one on a GPU is waited for.
             lr: The learning rate, if the node was given no torch optimizer that has it.
 
         Raises:
             LocalError: The user has to fix something.
             FaultError: With ``on_fault="raise"``, after a fault of this library in the network side.
         """
-        self._training.average.check_not_shown("step")
         if lr is not None:
-            self._training.learning_rate = lr
-        self._training.step(loss, samples)
-
-    def shard(self, dataset: Any, batch_size: int, shuffle: bool = True, epochs: int = 1) -> Iterator[Any]:
-        """Iterate over this node's share of ``dataset`` in batches.
-
-        Rendezvous hashing shards the data over the living members. The share follows their changes, so that a dead
-        member's part is covered again.
-
-        Args:
-            dataset: A dataset with a length.
-            batch_size: Samples in a batch.
-            shuffle: True to shuffle each pass.
-            epochs: The number of passes.
-
-        Returns:
-            An iterator over batches.
-        """
-        return iter(self._training.samplers.shard(dataset, batch_size, shuffle, epochs))
-
-    def sampler(
-        self,
-        dataset_or_length: Any,
-        batch_size: int | None = None,
-        shuffle: bool = True,
-        drop_last: bool = False,
-        seed: int = 0,
-    ) -> ShareSampler | ShareBatchSampler:
-        """Return this node's share as indices for a ``torch.utils.data.DataLoader`` of your own.
-
-        Each ``iter`` is one pass. The sampler's ``state_dict`` is part of the node's.
-
-        Args:
-            dataset_or_length: A dataset, or its number of samples.
-            batch_size: If given, the result is for DataLoader's ``batch_sampler``, otherwise for ``sampler``.
-            shuffle: True to shuffle each pass.
-            drop_last: True to drop an incomplete last batch.
-            seed: The seed of the shuffling.
-
-        Raises:
-            DataError: The dataset does not fit.
-            ConfigError: An argument does not fit.
-        """
-        return self._training.samplers.make(dataset_or_length, batch_size, shuffle, drop_last, seed)
-
-    def shards(
-        self, files: Iterable[str], epochs: int | None = None, shuffle: bool = True, samples: int | None = None
-    ) -> FileShards:
-        """Return this node's share of data files, for a dataset that reads them as a stream.
-
-        Each ``iter`` of the result gives names, for an ``IterableDataset`` of your own or a pipeline of webdataset
-        (docs/node.md). Files of members that die are given to others, and a newcomer takes over its share. A list of
-        the names would not follow them: ``list`` raises DataError without ``epochs``.
-
-        Args:
-            files: Paths, URLs or other texts, the same on all nodes. Give several per node: shares of few files are
-                uneven, and a node whose share is empty reads a file that another one reads too.
-            epochs: Passes per ``iter``; None: without end.
-            shuffle: True to shuffle the files in each pass.
-            samples: The samples in all files together, if known: members then agree on the number of the pass.
-
-        Raises:
-            DataError: There are no files.
-            ConfigError: A number is impossible.
-        """
-        return FileShards(files, epochs, shuffle, samples, self._training.samplers.sharers)
+            self._training.learning_rate = checked_rate(lr)
+        count = self._share.draws.take(None if samples is None else checked_samples(samples))
+        self._training.step(checked_loss(loss), count)
+        if self._schedules.all:
+            self._schedules.advance()
 
     def settle(self, seconds: float = 5.0, wait_s: float = 0.0) -> float | None:
         """Mix without training until the nodes agree.
@@ -250,9 +198,11 @@ class Node:
 
         Returns:
             The consensus distance, or None without other members.
+
+        Raises:
+            ConfigError: A time is negative or not finite.
         """
-        self._training.average.check_not_shown("settle")
-        return self._training.settle(seconds, wait_s)
+        return self._training.settle(checked_seconds("seconds", seconds, True), checked_seconds("wait_s", wait_s, True))
 
     def finish(self, seconds: float = 5.0) -> None:
         """Mark the run as complete; call it at the end, with the final weights.
@@ -260,8 +210,7 @@ class Node:
         Newcomers get these weights and learn that the run is complete. Other nodes end when most members say so. A
         state directory remembers it. The call waits up to ``seconds`` while newcomers fetch the weights.
         """
-        self._training.average.check_not_shown("finish")
-        self._training.finish(seconds)
+        self._training.finish(checked_seconds("seconds", seconds, True))
 
     def merge(self, run: str) -> None:
         """Take the weights of another run that a notice named; returns at once.
@@ -277,6 +226,13 @@ class Node:
         self._training.merge(run)
 
     # -- readings ------------------------------------------------------------------------------------------------
+    def inventory(self) -> Inventory:
+        """Return every tensor of the model and its optimizers: name, shape, type, treatment and reason.
+
+        ``print(node.inventory())`` shows a table. :mod:`node.model.inventory.items` says what the treatments mean.
+        """
+        return self._training.inventory()
+
     @property
     def id(self) -> str:
         """Return this node's id, 32 hexadecimal digits: the hash of its public key."""
@@ -355,26 +311,13 @@ class Node:
         """Return the last 1,024 events, newest last."""
         return self._training.listeners.history()
 
-    # -- the model to evaluate -----------------------------------------------------------------------------------
-    def averaged(self) -> AbstractContextManager[None]:
-        """Let the model hold the average of its weights just after its last mixes: ``with node.averaged():``.
-
-        The end of the block restores the training weights, bit for bit. Exchanges of that time land at the next step.
-        Before the first mix, and after :meth:`settle`, the average is the training weights.
-
-        Raises:
-            LocalError: The node was made without ``keep_average``. Calls inside the block that go on training raise it
-                too (:meth:`step`, :meth:`settle`, :meth:`finish`, :meth:`load`).
-        """
-        self._training.average.check_kept()
-        return self._training.average.shown()
-
     # -- checkpoints ---------------------------------------------------------------------------------------------
     def save(self, path: str | os.PathLike[str], keep: int = 1) -> None:
-        """Write model, optimizer and the run's figures to ``path`` (safetensors, and a small JSON file) atomically.
+        """Write the model and the run's figures to ``path`` (safetensors), and the optimizer's state beside it.
 
-        With ``keep_average``, the tensors' own names hold the average. The file also has the training weights, from
-        which :meth:`load` continues.
+        ``model.load_state_dict(safetensors.torch.load_file(path))`` reads the model. The optimizer's state is in
+        ``run.optimizer``, also safetensors, and ``run.json`` describes the checkpoint for readers. Each file is
+        replaced as a whole.
 
         For a URL the call returns once the checkpoint is in a local file. A thread sends it from there, several times
         if need be. A store that fails is told in a notice. :meth:`close` waits for what is on its way.
@@ -387,6 +330,20 @@ class Node:
             CheckpointError: In one sentence; the previous checkpoint is then intact.
         """
         self._training.save(path, keep)
+
+    def export(self, path: str | os.PathLike[str]) -> None:
+        """Write the model's tensors alone to ``path``, for programs that know nothing of this library.
+
+        The names are those of the plain model, without a compiler's or a wrapper's prefixes. Tied tensors are written
+        under each of their names, and every tensor keeps its type.
+
+        Args:
+            path: A path; without a suffix it gets ``.safetensors``.
+
+        Raises:
+            CheckpointError: In one sentence; the previous file is then intact.
+        """
+        self._training.export(path)
 
     def load(self, path: str | os.PathLike[str]) -> dict[str, Any]:
         """Continue the run of a checkpoint at a path or a URL, with a swarm of any size.
@@ -401,7 +358,6 @@ class Node:
         Raises:
             CheckpointError: The file cannot be loaded.
         """
-        self._training.average.check_not_shown("load")
         return self._training.load(path)
 
     def state_dict(self) -> dict[str, Any]:
@@ -420,16 +376,16 @@ class Node:
         Raises:
             CheckpointError: ``state`` is no such state.
         """
-        self._training.average.check_not_shown("load_state_dict")
         self._training.load_state_dict(state)
 
 
 def unwrapped(model: nn.Module | Mapping[str, Any] | State) -> nn.Module | Mapping[str, Any] | State:
-    """Return the module inside DistributedDataParallel, which has the same tensors under their own names.
+    """Return the module inside torch's wrappers for data parallelism, which has the same tensors by their own names.
 
-    With "module." before each name it would be another model to nodes that run without it.
+    With "module." before each name it would be another model to nodes that run without the wrapper.
     """
-    return model.module if isinstance(model, DistributedDataParallel) else model
+    inner = getattr(model, "_orig_mod", model)  # Of torch.compile around the wrapper.
+    return inner.module if isinstance(inner, DistributedDataParallel | nn.DataParallel) else model
 
 
 def warn_of_ranks(model: object) -> None:
@@ -437,6 +393,7 @@ def warn_of_ranks(model: object) -> None:
 
     Such nodes would mix with others at other times, and their common gradients never bring them together again.
     """
+    model = getattr(model, "_orig_mod", model)
     size = model.process_group.size() if isinstance(model, DistributedDataParallel) else 1
     if size > 1:
         LOGGER.warning(

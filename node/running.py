@@ -7,23 +7,39 @@ nothing holds the first one to close it. The module also holds the flag that thi
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import weakref
+from itertools import count
+from multiprocessing import current_process
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TextIO
+
+from gossip.errors import LocalError
 
 __all__ = [
-    "CLOSED", "MADE", "USED", "closes_with", "enter", "has_made_node", "is_stop_requested", "leave", "note_made",
-    "request_stop",
+    "CLOSED", "MADE", "USED", "claim_address", "closes_with", "enter", "free_place", "has_made_node",
+    "is_stop_requested", "is_unstepped", "leave", "note_made", "note_unstepped", "ports", "request_stop",
 ]  # fmt: skip
 
 USED = "This Node was used already: make a new one for each run."
 CLOSED = "This Node is closed, and what is trained reaches no member: make a new Node to go on."
 
 MADE = "GOSSIP_MADE"  # Names the file by which `gossip run` learns of Nodes in processes that its script starts.
+INSPECTS = "GOSSIP_INSPECT"  # If it is set, a Node prints its inventory instead of joining, and ends the program.
+UNSTEPPED = "unstepped"  # The text of that file if a loop has trained without a step.
 
+IMPORTED = (
+    "This process imports the script again, as multiprocessing's spawn does for each worker, and would start another "
+    "node: put what the script does under 'if __name__ == \"__main__\":'."
+)
+
+ports: dict[int, int] = {}  # The port on which the Node at each place of this process has listened last.
+_places: dict[int, Side] = {}  # The Nodes that are not closed yet, by their place among those of this process.
+# This process, and the locked file by which it alone runs the Nodes of its `gossip run`. A forked child has a copy.
+_claim: tuple[int, TextIO] | None = None
 _running: list[Side] = []
-_made = False
+_made = _is_unstepped = False
 _stop_requested = False  # An exception alone can be lost: some imports catch all exceptions, also that of a signal.
 
 
@@ -34,6 +50,35 @@ class Side(Protocol):
     def model(self) -> Any: ...
 
     def close(self) -> None: ...
+
+
+def free_place(model: Any) -> int:
+    """Return the first place that no open Node of this process over another model has."""
+    return next(place for place in count() if place not in _places or _places[place].model is model)
+
+
+def claim_address() -> None:
+    """Claim the address that `gossip run` or `gossip local` gave to the Nodes of this process.
+
+    Raises:
+        LocalError: Another process of the same `gossip run` has it, or this one only imports the script again.
+    """
+    global _claim
+    if getattr(current_process(), "_inheriting", False):
+        raise LocalError(IMPORTED)
+    path = os.environ.get(MADE)
+    if path is None or (_claim is not None and _claim[0] == os.getpid()):
+        return
+    file = open(path, "a+")  # noqa: SIM115 (it is closed with the last Node)
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        file.close()
+        raise LocalError(
+            "Another process of this script runs a Node already, at the address that gossip gave to the script: make "
+            "Nodes in one process, or give this one listen= and seeds= of its own."
+        ) from None
+    _claim = os.getpid(), file
 
 
 def enter(side: Side) -> int:
@@ -47,8 +92,14 @@ def enter(side: Side) -> int:
 
 def leave(side: Side) -> None:
     """Remove a side that has ended."""
+    global _claim
+    for place in [place for place, other in _places.items() if other is side]:
+        del _places[place]
     if side in _running:
         _running.remove(side)
+    if not _running and _claim is not None:
+        _claim[1].close()
+        _claim = None
 
 
 def has_made_node() -> bool:
@@ -75,11 +126,30 @@ def note_made() -> None:
             Path(path).touch()
 
 
-def closes_with(node: object, side: Side) -> None:
+def note_unstepped() -> None:
+    """Note that a loop has trained without a step of its Node, likewise."""
+    global _is_unstepped
+    _is_unstepped = True
+    if path := os.environ.get(MADE):
+        with contextlib.suppress(OSError):
+            Path(path).write_text(UNSTEPPED)
+
+
+def is_unstepped() -> bool:
+    """Return True if a loop of this process, or of one that it started, has trained without a step of its Node."""
+    with contextlib.suppress(OSError):
+        return _is_unstepped or Path(os.environ.get(MADE) or os.devnull).read_text() == UNSTEPPED
+    return _is_unstepped
+
+
+def closes_with(node: object, side: Side, place: int | None = None) -> None:
     """Close ``side`` when the program's ``node`` is garbage-collected or the process ends.
 
-    A forked child does not close it, since neither runs there.
+    Until then the Node has this place in the process; None for a rank that has no address. A forked child does not
+    close the side, since neither runs there.
     """
+    if place is not None:
+        _places[place] = side
     note_made()
     weakref.finalize(node, _close, side, os.getpid())
 

@@ -11,6 +11,7 @@ import socket
 import struct
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from numbers import Integral, Real
 from pathlib import Path
 
 from gossip.config import Config
@@ -21,7 +22,7 @@ from node.transport.launch import other_hosts
 from node.transport.seeds import SeedSource, parse_seed, read_seeds, source_of
 from node.transport.tcp import is_loopback, routed
 
-__all__ = ["NodeOptions", "Settings", "advertised_address", "timeline_file"]
+__all__ = ["NodeOptions", "Settings", "advertised_address", "checked_seconds", "timeline_file"]
 
 WAIT_S = 60.0  # Time to wait for members: jobs that are launched together begin within a minute, or not at all.
 LOOPBACK = "127.0.0.1"
@@ -49,7 +50,6 @@ class NodeOptions:
     page: str | None = None
     on_fault: str | None = None
     trace: str | os.PathLike[str] | None = None
-    memory_dir: str | os.PathLike[str] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,8 +70,10 @@ class Settings:
     page: Address | None = None  # Where the web page listens.
     others: Address | None = None  # The coordinator of a launch on several hosts, on the way to the others.
     trace: Path | None = None  # A file for the timeline of this node.
-    memory_dir: Path | None = None  # The folder for vectors in files; None: they are in memory.
     on_fault: str = "restart"  # Or "raise": how to react to a fault of this library in the network side.
+    place: int = 0  # Among the open Nodes of this process, which share the variables (:func:`beside`).
+    shares_address: bool = True  # The program named no address: it is that of the variables.
+    follows_first: bool = False  # It listens next to this process's first Node, whose port is not known before.
 
     @property
     def joins(self) -> bool:
@@ -80,14 +82,23 @@ class Settings:
 
     @classmethod
     def gather(
-        cls, options: NodeOptions, environment: Mapping[str, str] = os.environ, launched: bool = False
+        cls, options: NodeOptions, environment: Mapping[str, str] = os.environ, launched: bool = False, place: int = 0
     ) -> Settings:
         """Read the settings and write nothing: the service later keeps the secret in the state directory.
 
         With ``launched``, if a launcher started members on other hosts, listen where those can reach this node unless
-        ``listen`` says otherwise. Raises ConfigError or IdentityError, one sentence, for settings that cannot work.
+        ``listen`` says otherwise. ``place`` counts the other Nodes of this process that share the environment. Raises
+        ConfigError or IdentityError, one sentence, for settings that cannot work.
         """
+        environment = environment_at(place, environment)
         addresses, expected, sources, invited_secret = gather_seeds(seeds_of(options, environment))
+        if place and not options.seeds:
+            addresses, expected = [beside(address, place) for address in addresses], {}
+            if sources:
+                raise ConfigError(
+                    f"This is Node {place + 1} of the process, and the file of seeds names the first Nodes of others: "
+                    "give it listen= and seeds= of its own."
+                )
         state_dir = options.state_dir if options.state_dir is not None else environment.get("GOSSIP_STATE_DIR")
         needs_secret = not environment.get("GOSSIP_INSECURE")  # Unless the user trusts the network.
         secret_file = options.secret if options.secret is not None else environment.get("GOSSIP_SECRET_FILE")
@@ -97,20 +108,48 @@ class Settings:
         others = other_hosts(environment) if launched else None
         listen = listen_address(options.listen or environment.get("GOSSIP_LISTEN"), others, secret, needs_secret)
         advertise = options.advertise or environment.get("GOSSIP_ADVERTISE")
+        is_seed = not (addresses or options.seeds)  # Others look for it next to this process's first Node.
+        follows_first = place > 0 and is_seed and not options.listen and listen is not None and listen.port == 0
         config = config_of(options, environment)
         wait_for = environment.get("GOSSIP_WAIT_FOR", "1") if options.wait_for is None else options.wait_for
+        wait_s = seconds_of("wait_s", options.wait_s, "GOSSIP_WAIT_S", environment, may_be_zero=True)
         return cls(
             seeds=tuple(dict.fromkeys(addresses)), expected=expected, sources=tuple(sources), listen=listen,
             advertise=parse_address(advertise) if advertise else None,
             state_dir=Path(state_dir) if state_dir else None, secret=secret, config=config, others=others,
-            join_or_fail_s=seconds_of(options.join_or_fail_s, environment, "GOSSIP_MUST_JOIN"),
+            join_or_fail_s=seconds_of("join_or_fail_s", options.join_or_fail_s, "GOSSIP_MUST_JOIN", environment),
             wait_for=checked_members(wait_for),
-            wait_s=checked_wait_s(seconds_of(options.wait_s, environment, "GOSSIP_WAIT_S")),
+            wait_s=WAIT_S if wait_s is None else wait_s,
             page=page_address(options.page or environment.get("GOSSIP_PAGE"), secret),
             trace=timeline_file(options.trace or environment.get("GOSSIP_TRACE")),
-            memory_dir=vectors_folder(options.memory_dir or environment.get("GOSSIP_MEMORY_DIR")),
             on_fault=checked_on_fault(options.on_fault or environment.get("GOSSIP_ON_FAULT") or "restart"),
+            place=place, shares_address=not options.listen,
+            follows_first=follows_first and "GOSSIP_PROGRESS" in environment,
         )  # fmt: skip
+
+
+def environment_at(place: int, environment: Mapping[str, str]) -> Mapping[str, str]:
+    """Return the variables for the Node at this place in its process, where the first has place 0.
+
+    The Nodes of one process, as a generator and a discriminator, are nodes of different swarms. Each finds the others
+    of its kind one port further than the Node before it, if all processes make their Nodes in one order.
+    """
+    moved = dict(environment)
+    for name in ("GOSSIP_LISTEN", "GOSSIP_ADVERTISE", "GOSSIP_PAGE") if place else ():
+        if (text := environment.get(name)) and text != "none":
+            moved[name] = str(beside(parse_address(text), place))
+    if place and (folder := environment.get("GOSSIP_STATE_DIR")):
+        moved["GOSSIP_STATE_DIR"] = os.path.join(folder, f"node-{place + 1}")
+        if (secret := kept_secret(Path(folder))) is not None and not environment.get("GOSSIP_INSECURE"):
+            moved.setdefault("GOSSIP_SECRET_FILE", str(secret))  # The first Node has kept it for all.
+    if place and (trace := environment.get("GOSSIP_TRACE")):
+        moved["GOSSIP_TRACE"] = str(Path(trace).with_stem(f"{Path(trace).stem}-{place + 1}"))
+    return moved
+
+
+def beside(address: Address, place: int) -> Address:
+    """Return the address ``place`` ports further. Port 0, which takes any free one, stays."""
+    return Address(address.host, address.port + place if address.port else 0)
 
 
 def seeds_of(options: NodeOptions, environment: Mapping[str, str]) -> list[object]:
@@ -177,38 +216,33 @@ def config_of(options: NodeOptions, environment: Mapping[str, str]) -> Config:
     return config
 
 
-def seconds_of(option: float | None, environment: Mapping[str, str], name: str) -> float | None:
-    """Return an option in seconds, by default that in a variable; None if neither is given."""
-    if option is not None:
-        return option
-    text = environment.get(name, "")
-    if not text:
-        return None
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
-    if not 0 < value < math.inf:
-        raise ConfigError(f"{name} is {text!r}: give a number of seconds, as 30.")
-    return value
+def seconds_of(
+    name: str, option: object, variable: str, environment: Mapping[str, str], may_be_zero: bool = False
+) -> float | None:
+    """Return the option ``name``, by default the number in a variable; None if neither is given. Raises ConfigError."""
+    if option is None and (text := environment.get(variable)):
+        name, option = variable, text
+        with contextlib.suppress(ValueError):
+            option = float(text)
+    return None if option is None else checked_seconds(name, option, may_be_zero)
+
+
+def checked_seconds(name: str, seconds: object, may_be_zero: bool = False) -> float:
+    """Return a time unchanged. Raises ConfigError unless it is a finite number above 0, or 0 if it ``may_be_zero``."""
+    if not isinstance(seconds, bool) and isinstance(seconds, Real):
+        value = float(seconds)
+        if 0 < value < math.inf or (may_be_zero and value == 0):
+            return value
+    raise ConfigError(f"{name} is {seconds!r}: give a number of seconds, as 30.")
 
 
 def checked_members(count: object) -> int:
     """Return the number of members to wait for. Raises ConfigError."""
     with contextlib.suppress(ValueError):
         count = int(count or "1") if isinstance(count, str) else count
-    if not isinstance(count, int) or count < 1:
+    if isinstance(count, bool) or not isinstance(count, Integral) or count < 1:
         raise ConfigError(f"wait_for is {count!r}: give how many members to wait for, this one included, as 4.")
-    return count
-
-
-def checked_wait_s(wait_s: float | None) -> float:
-    """Return the time to wait in seconds. Raises ConfigError."""
-    if wait_s is None:
-        return WAIT_S
-    if not isinstance(wait_s, int | float) or not 0 <= wait_s < math.inf:
-        raise ConfigError(f"wait_s is {wait_s!r}: give a number of seconds, as 60.")
-    return wait_s
+    return int(count)
 
 
 def checked_on_fault(on_fault: object) -> str:
@@ -223,14 +257,6 @@ def timeline_file(file: str | os.PathLike[str] | None) -> Path | None:
     path = Path(file).resolve() if file else None
     if path is not None and not path.parent.is_dir():
         raise ConfigError(f"The timeline's folder {path.parent} does not exist: make it first.")
-    return path
-
-
-def vectors_folder(folder: str | os.PathLike[str] | None) -> Path | None:
-    """Return the folder for vectors in files. Raises ConfigError if it does not exist."""
-    path = Path(folder).resolve() if folder else None
-    if path is not None and not path.is_dir():
-        raise ConfigError(f"The vectors' folder {path} does not exist: make it first, on a local disk.")
     return path
 
 

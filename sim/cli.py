@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import signal
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -14,17 +15,18 @@ from typing import TYPE_CHECKING, Protocol
 
 from gossip.errors import ConfigError, LocalError
 from gossip.ids import quantity
+from sim.interrupt import interrupt
 from sim.report.units import duration_text
 
 if TYPE_CHECKING:
     from sim.jobs import Assignment
     from sim.report.result import Progress, Result
-    from sim.scenario.fidelity import Fidelity
     from sim.scenario.scenario import Scenario
     from sim.sweep import Sweep
 
-__all__ = ["run", "sweep"]
+__all__ = ["ending_on_signals", "run", "sweep"]
 
+ending_on_signals = interrupt.ending_on(signal.SIGTERM, signal.SIGHUP)
 
 RowHandler = Callable[[dict[str, float]], None]  # Receives each row of a run's history as it is measured.
 
@@ -40,6 +42,7 @@ class ProgressDisplay(Protocol):
 
 
 # -- gossip sim --------------------------------------------------------------------------------------------------------
+@ending_on_signals
 def run(
     files: Sequence[Path],
     *,
@@ -53,9 +56,9 @@ def run(
 ) -> int:
     """Simulate scenarios and return the exit code, 130 after ^C.
 
-    Each result is saved as soon as its run is done, and its rows as they are measured. After ^C the partial results of
-    interrupted runs are saved. The output is in the order of the files. ``jobs`` runs go on in parallel; None: one per
-    core. ``trace`` is a file for the timeline of one scenario.
+    Each result is saved as soon as its run is done, and its rows as they are measured. After ^C, SIGTERM or SIGHUP the
+    partial results of interrupted runs are saved. The output is in the order of the files. ``jobs`` runs go on in
+    parallel; None: one per core. ``trace`` is a file for the timeline of one scenario.
 
     Raises :class:`~gossip.errors.GossipError`, if possible before any run starts.
     """
@@ -76,21 +79,21 @@ def run(
         todo = [Assignment(*each, trace) for each in zip(scenarios, titles_of(scenarios), folders, strict=True)]
         for number, result in results_of(todo, jobs, quiet, partial):
             done[number] = result
-            if as_json:
-                lines.add(number, result.to_json())
             if (folder := folders[number]) is not None:
                 saved.append(number)  # Before save(), which may be interrupted after it has written the figures.
                 result.save(folder)
+            if as_json:
+                lines.add(number, result.to_json())
         if out is not None and len(done) > 1:
             from sim.report.result import compare
 
             compare(in_order(done), out)
     except KeyboardInterrupt:
         for number, result in partial.items():
-            if as_json:
-                lines.add(number, result.to_json())
             if (folder := folders[number]) is not None:
                 result.save(folder)
+            if as_json:
+                lines.add(number, result.to_json())
         lines.print_rest()
         if partial and not as_json and not saved:
             print_results(in_order(done | partial))
@@ -100,7 +103,7 @@ def run(
             for number in sorted(partial) if folders[number] is not None
         ]  # fmt: skip
         print(f"gossip: stopped; {', and '.join(saved_text) or 'nothing was saved'}.", file=sys.stderr)
-        return 130
+        return interrupt.exit_code
     finally:
         lines.print_rest()
     if not as_json:
@@ -240,7 +243,7 @@ def row_file(folder: Path | None) -> AbstractContextManager[RowHandler | None]:
 def play(
     scenario: Scenario, title: str, quiet: bool, rows: RowHandler | None = None, trace: Path | None = None
 ) -> Result:
-    """Simulate one scenario in this process, with a progress bar if stderr is a terminal."""
+    """Simulate one scenario in this process, and show its progress unless ``quiet``."""
     from sim import jobs
 
     with progress_bar(title, quiet) as display:
@@ -248,12 +251,12 @@ def play(
 
 
 def progress_bar(title: str, quiet: bool) -> AbstractContextManager[ProgressDisplay | None]:
-    """Return a progress bar, or nothing if nobody would see it."""
-    if quiet or not sys.stderr.isatty():
+    """Return a progress bar, lines where stderr is no terminal, or nothing if ``quiet``."""
+    if quiet:
         return nullcontext()
-    from sim.report.progress_bar import Bar
+    from sim.report.progress_bar import Bar, Lines
 
-    return Bar(title)
+    return Bar(title) if sys.stderr.isatty() else Lines(title)
 
 
 def print_results(results: Sequence[Result]) -> None:
@@ -273,19 +276,21 @@ def print_results(results: Sequence[Result]) -> None:
         table.add_row(head, *(figures.get(head, "-") for figures in columns))
     console = Console(highlight=False, markup=False)
     console.print(table)
-    for fidelity, names in names_by_level(results).items():
-        console.print(fidelity.sentence if len(results) == len(names) else f"{', '.join(names)}: {fidelity.sentence}")
+    for sentence, names in names_by_sentence(results).items():
+        console.print(sentence if len(results) == len(names) else f"{', '.join(names)}: {sentence}")
 
 
-def names_by_level(results: Sequence[Result]) -> dict[Fidelity, list[str]]:
-    """Return the names of the results by the level at which they were simulated."""
-    names: dict[Fidelity, list[str]] = {}
+def names_by_sentence(results: Sequence[Result]) -> dict[str, list[str]]:
+    """Return the names of the results by what a sentence says: their level, and why no exchange finished."""
+    names: dict[str, list[str]] = {}
     for result in results:
-        names.setdefault(result.fidelity, []).append(str(result.summary["name"]))
+        for sentence in filter(None, (result.fidelity.sentence, result.summary["no_exchange"])):
+            names.setdefault(sentence, []).append(str(result.summary["name"]))
     return names
 
 
 # -- gossip sim sweep --------------------------------------------------------------------------------------------------
+@ending_on_signals
 def sweep(
     file: Path,
     grid: Sequence[str],
@@ -298,7 +303,7 @@ def sweep(
     quiet: bool = False,
     jobs: int | None = None,
 ) -> int:
-    """Simulate a scenario for every combination of values and every seed, and return the exit code, 130 after ^C.
+    """Simulate a scenario for every combination of values and every seed, and return the exit code, as :func:`run`.
 
     With ``out``, sweep.csv is rewritten after every run, so that ^C loses no finished run. ``jobs`` runs go on in
     parallel; None: one per core. Raises the same errors as :func:`run`.
@@ -328,7 +333,7 @@ def sweep(
             saved_text = f"the {quantity(finished, 'finished run')} {verb} in {out / 'sweep.csv'}"
         lines.print_rest()
         print(f"gossip: stopped; {saved_text}.", file=sys.stderr)
-        return 130
+        return interrupt.exit_code
     finally:
         lines.print_rest()
     if out is not None:
@@ -396,5 +401,5 @@ def print_sweep(table: Sweep) -> None:
     console.print(printed)
     if table.conclusion:
         console.print(table.conclusion)
-    for fidelity in table.levels:
-        console.print(fidelity.sentence)
+    for sentence in (*(fidelity.sentence for fidelity in table.levels), *table.without_exchange()):
+        console.print(sentence)

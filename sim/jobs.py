@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from gossip.errors import ConfigError, DataError, LocalError
+from sim.interrupt import interrupt
 from sim.report.result import Progress, Result, RowFile
 from sim.scenario.scenario import Scenario
 
@@ -175,7 +176,9 @@ class Workers:
         A further ^C raises KeyboardInterrupt here, so the user need not wait.
         """
         for connection in self.busy:
-            self.processes[connection].terminate()
+            if (pid := self.processes[connection].pid) is not None:
+                with suppress(OSError):  # receive() reports a worker that has died.
+                    os.kill(pid, signal.SIGUSR1)
         partial, until = list[tuple[int, Result]](), time.monotonic() + STOP_S
         while self.busy and (left_s := until - time.monotonic()) > 0:
             for connection in self.wait_for_messages(left_s):
@@ -192,11 +195,12 @@ class Workers:
 def work(connection: Connection) -> None:
     """Simulate the jobs that arrive until the connection closes.
 
-    ^C reaches every process of a terminal, so a worker ignores SIGINT. The parent process interrupts it with SIGTERM.
+    ^C, SIGHUP and often SIGTERM reach every process of a group, so a worker ignores them. The parent process interrupts
+    it with SIGUSR1.
     """
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
-    with suppress(KeyboardInterrupt, EOFError, OSError):
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    with interrupt.ending_on(signal.SIGUSR1), suppress(KeyboardInterrupt, EOFError, OSError):
         while True:
             job: Assignment = connection.recv()
             connection.send(outcome_of(job, lambda progress: connection.send(("share", progress.done))))

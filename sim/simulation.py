@@ -275,7 +275,7 @@ def build_network(scenario: Scenario, weight: float) -> NetworkModel:
 
 def machine_of(learners: Learners, weight: float) -> Machine:
     """Return what exchanges cost each peer; an element of a vector stands for ``weight`` real ones."""
-    return dataclasses.replace(COMPILED, element_weight=weight, has_buffers=learners.elements > learners.parameters)
+    return dataclasses.replace(COMPILED, element_weight=weight)
 
 
 def with_scaled_deadlines(config: Config, weight: float) -> Config:

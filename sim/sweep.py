@@ -115,11 +115,17 @@ class Sweep:
             f"{name}_{key}": value for name in ("accuracy", "metric") for key, value in summary[name].items()
         }
         row: dict[str, Any] = dict(point.values) | {"seed": point.scenario.seed}
-        self.rows.append(row | {key: flat[key] for key in COLUMNS})
+        self.rows.append(row | {key: flat[key] for key in (*COLUMNS, "no_exchange")})
 
     def in_order(self) -> list[dict[str, Any]]:
         """Return the rows in the order of the grid, not of completion."""
         return [row for _, rows in self.groups() for row in rows]
+
+    def without_exchange(self) -> list[str]:
+        """Return a sentence for each run without a finished exchange, after its swept values and seed."""
+        rows = [row for row in self.in_order() if row["no_exchange"]]
+        values = [" ".join(f"{short_key(key)}={row[key]}" for key in self.grid) for row in rows]
+        return [f"{text} seed {row['seed']}: {row['no_exchange']}" for text, row in zip(values, rows, strict=True)]
 
     @property
     def seeds_text(self) -> str:

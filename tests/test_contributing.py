@@ -127,6 +127,14 @@ def test_a_codec(played):
     assert seen["documented"]
 
 
+@pytest.mark.parametrize("kind", ["selection", "mixing", "filter", "codec", "groups"])
+def test_the_simulator_plays_each_by_its_own_code_or_refuses_it(played, kind):
+    """The fast level implements none of them."""
+    key = {"groups": "mixing"}.get(kind, kind)
+    assert played[kind]["reason"] == f"the fast level cannot represent gossip.{key}"
+    assert played[kind]["beyond"].startswith(f"gossip.{key} is beyond fidelity = 'exchange'")
+
+
 def test_an_effect_of_vectors(played):
     assert played["effect"] == ["sim", ["node", True, True]]
 
@@ -176,6 +184,7 @@ from gossip.errors import ConfigError
 from node.observe import figures as node_figures
 from sim.engine.swarm import Swarm
 from sim.report import figures, pages
+from sim.scenario.fidelity import fidelity_of
 from sim.scenario.scenario import Scenario
 from sim.simulation import simulate
 from sim.world.network import NetworkModel
@@ -191,6 +200,12 @@ self_test()
 def play(key, what, **changes):
     ends = both(Agreed(trio_of_peers(), 15.0, tuned(chunk_elements=1024, **changes)))
     small = dict(peers=6, duration_s=8.0, task=dict(dataset="averaging", elements=400), gossip=changes)
+    alone = Scenario.from_mapping(small)
+    try:
+        alone.replace(fidelity="exchange")
+        beyond = ""
+    except ConfigError as error:
+        beyond = str(error)
     result = simulate(Scenario.from_mapping({**small, "attackers": {"share": 0.2}}), progress=False)
     try:
         Config(**{"mixing": "group", **changes})
@@ -200,7 +215,8 @@ def play(key, what, **changes):
     return {
         "choices": described(key)["range"], "meaning": described(key)["meaning"], "refusal": refusal,
         "mixed": [end.exchanges[0] for end in ends.values()], "refused": result.summary["refused"],
-        "documented": what in page(), "asked": Path("asked").exists(),
+        "documented": what in page(), "reason": fidelity_of(alone).reason, "beyond": beyond,
+        "asked": Path("asked").exists(),
     }
 
 

@@ -1,7 +1,7 @@
 """The same as a swarm: gossip local -n 2 after_ddp.py."""
 
 import torch
-from task import SAMPLES, net, right, train, x_test
+from task import EPOCHS, net, right, train, x_test
 from torch.nn import functional as F
 from torch.utils.data import DataLoader
 
@@ -9,20 +9,18 @@ from gossip import Node
 
 model = net()
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda epoch: 1 - epoch / EPOCHS)
+loader = DataLoader(train, batch_size=16, shuffle=True)
 
 with Node(model, optimizer) as node:
-    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda _: max(0.0, 1 - node.swarm_samples / SAMPLES))
-    loader = DataLoader(train, batch_sampler=node.sampler(train, 16))
-    while not node.finished and node.swarm_samples < SAMPLES:
-        for x, y in loader:
+    node.schedule(schedule, steps=EPOCHS)
+    for _ in node.epochs(EPOCHS, loader):
+        for x, y in node.loader(loader):
             loss = F.cross_entropy(model(x), y)
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
-            node.step(loss=loss, samples=len(x))
-            schedule.step()
-            if node.finished or node.swarm_samples >= SAMPLES:
-                break
+            node.step(loss)
 
     node.settle(1)
     accuracy = right(model) / len(x_test)  # each node its own, of weights that are nearly the same

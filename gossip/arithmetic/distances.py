@@ -45,7 +45,7 @@ def exchanged_pieces(layout: Layout) -> Iterator[tuple[str, slice]]:
     """Yield the name of each tensor that exchanges carry, and its place in a vector."""
     start = 0
     for segment in layout.segments:
-        if segment.kind != "frozen":
+        if segment.kind in ("parameter", "buffer"):
             yield segment.name, slice(start, start + segment.size)
             start += segment.size
 

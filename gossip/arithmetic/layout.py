@@ -14,15 +14,27 @@ from gossip.errors import LayoutError, ProtocolError
 
 __all__ = ["Layout", "LayoutSummary", "Segment"]
 
-Kind = Literal["parameter", "buffer", "frozen"]
-WIRE_KINDS: Final[dict[Kind, bool | int]] = {"parameter": False, "buffer": True, "frozen": 2}
+Kind = Literal["parameter", "buffer", "frozen", "bits"]
+WIRE_KINDS: Final[dict[Kind, bool | int]] = {"parameter": False, "buffer": True, "frozen": 2, "bits": 3}
 """The wire value of each kind. The vector holds the kinds in this order."""
+
+WAYS: Final[dict[Kind, str]] = {
+    "parameter": "trained", "buffer": "a statistic that is averaged", "frozen": "frozen", "bits": "only copied",
+}  # fmt: skip
+"""What each kind is called in messages to users."""
 
 FLOATS = frozenset({"float16", "bfloat16", "float32", "float64"})
 """The dtypes that can be averaged.
 
 float8 has no arithmetic, complex does not fit float32, and integers have no mean.
 """
+
+ITEM_BYTES = {
+    "bool": 1, "uint8": 1, "int8": 1, "int16": 2, "uint16": 2, "int32": 4, "uint32": 4, "int64": 8, "uint64": 8,
+    "float16": 2, "bfloat16": 2, "float32": 4, "float64": 8, "complex32": 4, "complex64": 8, "complex128": 16,
+    "float8_e4m3fn": 1, "float8_e5m2": 1, "float8_e4m3fnuz": 1, "float8_e5m2fnuz": 1, "float8_e8m0fnu": 1,
+}  # fmt: skip
+"""Bytes of an element by dtype, for all dtypes that a newcomer can take as bits."""
 
 MAX_NAME_CHARACTERS = 512  # The longest names seen in real models are under 150.
 MAX_DIMENSIONS = 64  # torch's own limit.
@@ -35,7 +47,10 @@ SHOWN_NAME_CHARACTERS = 80  # Of a tensor's name in messages to users.
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """One tensor of a model. ``dtype`` is torch's name of its own type; in the flat vector everything is float32."""
+    """One tensor of a model. ``dtype`` is torch's name of its own type; in the flat vector everything is float32.
+
+    A tensor of the kind "bits" has any type. The vector holds its bytes, as numbers of 16 bits.
+    """
 
     name: str
     shape: tuple[int, ...]
@@ -44,8 +59,9 @@ class Segment:
 
     @property
     def size(self) -> int:
-        """Return the number of elements; 1 for a scalar."""
-        return math.prod(self.shape)
+        """Return its number of elements in the vector; 1 for a scalar."""
+        elements = math.prod(self.shape)
+        return elements if self.kind != "bits" else -(-elements * ITEM_BYTES[self.dtype] // 2)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,48 +79,56 @@ class Layout:
 
     Parameters come first, in the model's order, followed by buffers (BatchNorm's running statistics). The outer
     momentum step applies only to the prefix ``[:layout.parameters]``, because momentum could push a running variance
-    below zero. Everything else is averaged plainly. Frozen tensors come last and never change. Newcomers get them, and
-    exchanges carry the prefix ``[:layout.exchanged]``. Integer and boolean tensors have no mean and are left out.
+    below zero. Everything else is averaged plainly. Exchanges carry the prefix ``[:layout.exchanged]``. Frozen tensors
+    follow, up to ``layout.frozen_stop``. Newcomers get them, unless their own are the same. The bits of other tensors
+    come last, which have no mean (integers) or are not mixed. Newcomers always get them.
+
+    Args:
+        segments: The tensors in the model's order.
+        contents: All floating-point tensors of the model, if ``segments`` lacks some or has them as bits.
 
     Raises:
         LayoutError: The model is empty, a name occurs twice, or a dtype cannot be averaged.
     """
 
-    __slots__ = ("contents_fingerprint", "exchanged", "fingerprint", "parameters", "segments", "size")
+    __slots__ = ("contents_fingerprint", "exchanged", "fingerprint", "frozen_stop", "parameters", "segments", "size")
 
     segments: tuple[Segment, ...]
     size: int  # Elements of the whole vector.
-    exchanged: int  # Elements of the prefix that exchanges carry: all but the frozen ones.
+    exchanged: int  # Elements of the prefix that exchanges carry: parameters and buffers.
+    frozen_stop: int  # Elements of the prefix of all values: those, and the frozen ones.
     parameters: int  # Elements of the prefix of parameters.
     fingerprint: str  # 32 hexadecimal digits, equal exactly if names, order, shapes, dtypes and kinds are.
     # The fingerprint as if nothing were frozen. Checkpoints use it, so that they fit whichever tensors are frozen next.
     contents_fingerprint: str
 
-    def __init__(self, segments: Iterable[Segment]) -> None:
+    def __init__(self, segments: Iterable[Segment], contents: Iterable[Segment] | None = None) -> None:
         in_model_order = tuple(segments)
         ordered = [segment for kind in WIRE_KINDS for segment in in_model_order if segment.kind == kind]
         names: set[str] = set()
         for segment in ordered:
-            if segment.dtype not in FLOATS:
-                raise LayoutError(
-                    f"Tensor {quoted(segment.name)} is {segment.dtype}, which cannot be averaged: "
-                    f"use one of {', '.join(sorted(FLOATS))}."
-                )
+            if segment.dtype not in (ITEM_BYTES if segment.kind == "bits" else FLOATS):
+                problem = "has a type that cannot travel: name it in local=."
+                if segment.kind != "bits":
+                    problem = f"is {segment.dtype}, which cannot be averaged: use one of {', '.join(sorted(FLOATS))}."
+                raise LayoutError(f"Tensor {quoted(segment.name)} {problem}")
             if segment.name in names:
                 raise LayoutError(f"Two tensors are named {quoted(segment.name)}: give each a name of its own.")
             names.add(segment.name)
-        size = sum(segment.size for segment in ordered)
-        self.exchanged = sum(segment.size for segment in ordered if segment.kind != "frozen")
+        sizes = {kind: sum(segment.size for segment in ordered if segment.kind == kind) for kind in WIRE_KINDS}
+        self.parameters = sizes["parameter"]
+        self.exchanged = self.parameters + sizes["buffer"]
+        self.frozen_stop = self.exchanged + sizes["frozen"]
+        self.size = self.frozen_stop + sizes["bits"]
         if self.exchanged == 0:
-            raise LayoutError("The model has no floating-point tensor, so there is nothing to average: add parameters.")
+            raise LayoutError(
+                "The model has no floating-point tensor that travels, so there is nothing to average: add parameters."
+            )
         self.segments = tuple(ordered)
-        self.size = size
-        self.parameters = sum(segment.size for segment in ordered if segment.kind == "parameter")
-        self.fingerprint = self.contents_fingerprint = fingerprint_of(ordered)
-        if self.exchanged < size:
-            thawed = [replace(segment, kind="parameter") for segment in in_model_order if segment.kind != "buffer"]
-            buffers = [segment for segment in in_model_order if segment.kind == "buffer"]
-            self.contents_fingerprint = fingerprint_of([*thawed, *buffers])
+        self.fingerprint = fingerprint_of(ordered)
+        known = in_model_order if contents is None else tuple(contents)
+        values = [replace(segment, kind="parameter") for segment in known if segment.kind in ("parameter", "frozen")]
+        self.contents_fingerprint = fingerprint_of([*values, *[each for each in known if each.kind == "buffer"]])
 
     def __eq__(self, other: object) -> bool:
         return self.segments == other.segments if isinstance(other, Layout) else NotImplemented
@@ -114,6 +138,14 @@ class Layout:
 
     def __repr__(self) -> str:
         return f"Layout({len(self.segments)} tensors, {self.size} elements, {self.fingerprint})"
+
+    def name_at(self, position: int) -> str:
+        """Return the name of the tensor that has this position in the vector; empty behind all of them."""
+        for segment in self.segments:
+            position -= segment.size
+            if position < 0:
+                return segment.name
+        return ""
 
     def summary(self) -> tuple[object, ...]:
         """Return the wire form, ``(fingerprint, size, count, ((name, shape, dtype, kind), ...))``.
@@ -144,7 +176,7 @@ class Layout:
             if not isinstance(name, str) or len(name) > MAX_NAME_CHARACTERS:
                 raise ProtocolError("A tensor's name is not text, or too long.")
             kind = kind_of(wire_kind)
-            if not isinstance(dtype, str) or dtype not in FLOATS or kind is None:
+            if not isinstance(dtype, str) or kind is None or dtype not in (ITEM_BYTES if kind == "bits" else FLOATS):
                 raise ProtocolError("A tensor's dtype or kind is not one that a layout holds.")
             extents = tuple(checked_count(extent) for extent in checked_list(shape, 0, MAX_DIMENSIONS))
             segment = Segment(name, extents, dtype, kind)
@@ -167,11 +199,11 @@ class Layout:
         kinds = {segment.name: segment.kind for segment in their_segments}
         for ours in self.segments:  # Check this first: it changes the offsets of all tensors.
             kind = kinds.get(ours.name, ours.kind)
-            if kind != ours.kind and "frozen" in (kind, ours.kind):
-                here, there = ("frozen", "trained") if ours.kind == "frozen" else ("trained", "frozen")
+            if kind != ours.kind:
                 return (
-                    f"Tensor {quoted(ours.name)} is {here} here and {there} there: freeze the same ones on every "
-                    "node before its Node is made, or give every Node frozen=True."
+                    f"Tensor {quoted(ours.name)} is {WAYS[ours.kind]} here and {WAYS[kind]} there: freeze the same "
+                    "ones on every node before its Node is made, and give every Node the same local=, copy= and "
+                    "average=."
                 )
         is_truncated = isinstance(other, LayoutSummary) and len(their_segments) < other.count
         our_names = {segment.name for segment in self.segments}
@@ -186,7 +218,6 @@ class Layout:
             for field, our_value, their_value in (
                 ("shape", ours.shape, theirs.shape),
                 ("dtype", ours.dtype, theirs.dtype),
-                ("kind", ours.kind, theirs.kind),
             ):
                 if our_value != their_value:
                     return f"Tensor {quoted(ours.name)} has {field} {our_value} here and {their_value} there."

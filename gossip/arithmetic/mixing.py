@@ -9,7 +9,6 @@ is preserved, unless a filter against attackers shortens the difference more on 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -177,7 +176,7 @@ class OuterStep:
         group: The number of vectors that a mix averages.
     """
 
-    __slots__ = ("_momentum", "_phi", "alpha", "beta", "correction", "parameters", "zeros")
+    __slots__ = ("_momentum", "_phi", "alpha", "beta", "correction", "parameters")
 
     def __init__(self, parameters: int, alpha: float, beta: float, group: int = 2) -> None:
         check_outer(alpha, beta, group)
@@ -187,7 +186,6 @@ class OuterStep:
         self._phi: Floats | None = None  # (Parameters,), allocated at the first reset, or taken over.
         self._momentum: Floats | None = None  # (Parameters,).
         self.correction: Correction | None = None
-        self.zeros: Callable[[int], Floats] = fresh_zeros  # Allocates the two vectors.
 
     @property
     def is_plain(self) -> bool:
@@ -210,7 +208,7 @@ class OuterStep:
         if self.is_plain:  # Without state.
             return
         self._phi = vector[: self.parameters]
-        self._momentum = self.zeros(self.parameters)
+        self._momentum = fresh_zeros(self.parameters)
 
     def has_taken_over(self, vector: Floats) -> bool:
         """Return True if :meth:`take_over` took elements of this vector."""
@@ -224,8 +222,8 @@ class OuterStep:
         if self.is_plain:
             return
         if self._phi is None or self._momentum is None:
-            self._phi = self.zeros(self.parameters)
-            self._momentum = self.zeros(self.parameters)
+            self._phi = fresh_zeros(self.parameters)
+            self._momentum = fresh_zeros(self.parameters)
         self._phi[:] = vector[: self.parameters]
         self._momentum.fill(0.0)
 
@@ -261,7 +259,8 @@ class OuterStep:
                 ``snapshot + added_since - phi`` is the local progress that is not counted yet.
         """
         if self.is_plain:
-            difference *= np.float32(weight)
+            count = self.parameters if positions is None else self.count_parameters(positions)
+            difference[:count] *= np.float32(weight)
             return difference
         if is_late:
             return self.shift_late(difference, weight, positions)
@@ -273,7 +272,6 @@ class OuterStep:
             return self.shift_at(snapshot, difference, weight, positions)
         phi, momentum = self.state()
         count = self.parameters
-        difference[count:] *= np.float32(weight)  # Buffers take the plain difference.
         outer_step(difference[:count], snapshot[:count], phi, momentum, weight, self.alpha, self.beta)
         return difference
 
@@ -284,11 +282,11 @@ class OuterStep:
     def shift_late(self, difference: Floats, weight: float, positions: NDArray[np.int64] | None) -> Floats:
         """Add the plain difference to ``phi`` too, so that it counts as no progress."""
         phi, _ = self.state()
-        difference *= np.float32(weight)
+        count = self.parameters if positions is None else self.count_parameters(positions)
+        difference[:count] *= np.float32(weight)
         if positions is None:
-            phi += difference[: self.parameters]
+            phi += difference[:count]
         else:
-            count = self.count_parameters(positions)
             phi[positions[:count]] += difference[:count]
         return difference
 
@@ -300,7 +298,6 @@ class OuterStep:
         phi, momentum = self.state()
         count = self.parameters if positions is None else self.count_parameters(positions)
         places: slice | NDArray[np.int64] = slice(None) if positions is None else positions[:count]
-        difference[count:] *= np.float32(weight)  # Buffers take the plain difference.
         of_parameters, snapshot, added_since = difference[:count], snapshot[:count], added_since[:count]
         if plain:
             of_parameters *= np.float32(weight)
@@ -319,19 +316,19 @@ class OuterStep:
     ) -> Floats:
         """Move ``phi`` to the mean without momentum."""
         phi, _ = self.state()
-        difference *= np.float32(weight)
+        count = self.parameters if positions is None else self.count_parameters(positions)
+        difference[:count] *= np.float32(weight)
         if positions is None:
-            np.add(snapshot[: self.parameters], difference[: self.parameters], out=phi)
+            np.add(snapshot[:count], difference[:count], out=phi)
         else:
-            count = self.count_parameters(positions)
             phi[positions[:count]] = snapshot[:count] + difference[:count]
         return difference
 
     def shift_at(self, snapshot: Floats, difference: Floats, weight: float, positions: NDArray[np.int64]) -> Floats:
         """Take the outer step for some of the elements; the momentum of the others stays as it is."""
         phi, momentum = self.state()
-        difference *= np.float32(weight)
         count = self.count_parameters(positions)
+        difference[:count] *= np.float32(weight)
         places = positions[:count]
         new_phi = phi[places]  # A copy.
         new_momentum = np.float32(self.alpha) * momentum[places]

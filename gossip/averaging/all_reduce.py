@@ -107,7 +107,7 @@ class GroupAverage:
             member_slice = self.slices[place]
             assert self.difference is not None
             ours = self.as_received(self.ours[member_slice], member_slice.start)
-            self.slice_squares[place] = subtract(values, ours, self.difference.array[member_slice])
+            self.slice_squares[place] = self.subtract(values, ours, member_slice)
             del self.missing_means[place]
 
     # -- means ---------------------------------------------------------------------------------------------------
@@ -127,8 +127,15 @@ class GroupAverage:
         own_slice, ours = self.slices[place], self.rows[place]
         out = self.difference.array[own_slice]
         self.codec.quantised(mean, out, self.session, own_slice.start)
-        self.slice_squares[place] = subtract(out, ours, out)
+        self.slice_squares[place] = self.subtract(out, ours, own_slice)
         self.slice_mean = mean
+
+    def subtract(self, mean: Floats, ours: Floats, where: slice) -> tuple[float, float]:
+        """Put the difference of a slice's mean from ours into the result, and the means of statistics themselves."""
+        assert self.difference is not None
+        out, head = self.difference.array[where], min(max(self.codec.tail - where.start, 0), mean.size)
+        out[head:] = mean[head:]
+        return subtract(mean[:head], ours[:head], out[:head])
 
     @property
     def is_complete(self) -> bool:

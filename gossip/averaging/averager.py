@@ -40,9 +40,10 @@ from gossip.averaging.jobs import (
 )  # fmt: skip
 from gossip.averaging.pair import PairAverage
 from gossip.averaging.reports import Reports
-from gossip.averaging.vectors import Cut, Floats, Vector, Vectors
+from gossip.averaging.vectors import Cut, Floats, Vector, Vectors, count_weights
 from gossip.averaging.visit import Adoption, Visit
 from gossip.codecs import Spread, get_codec, needs_spread
+from gossip.codecs.tail import with_raw_tail
 from gossip.config import Config
 from gossip.effects import (
     Adopt,
@@ -106,7 +107,7 @@ class Averager:
         parts = lasting_parts(config.part, size) if needs_spread(config.codec_name) else []
         # The distance to other members in each part, for codecs that need a bound on it.
         self.spreads = {part: Spread(part.elements(size)) for part in parts}
-        self.movement = Movement(size) if config.watches_movement else None
+        self.movement = Movement(outer_step.parameters) if config.finds_radius else None
         self.sketcher = Sketcher(size, driver.sketch_seed) if config.limits_directions else None
         self.delivery = CopyDelivery(
             peer, driver, boundary, vectors, self.snapshots, self.movement, self.return_mass
@@ -186,8 +187,11 @@ class Averager:
         """Report a copy that needed no boundary, unless its session has ended meanwhile."""
         vector = self.snapshots.get(session)
         if vector is not None:
-            report = self.peer.on_recalled if is_sound(vector) else self.peer.on_spoiled
-            self.driver.perform(report(session, self.driver.now))
+            now = self.driver.now
+            if is_sound(vector):
+                self.driver.perform(self.peer.on_recalled(session, now))
+            else:
+                self.driver.perform(self.peer.on_spoiled(session, now, self.delivery.name_spoiled(vector)))
 
     def hash_frozen(self, effect: HashFrozen) -> None:
         """Hash the frozen weights. A job in progress ends once it sees that this one has replaced it."""
@@ -225,7 +229,10 @@ class Averager:
             if spread is None or not spread.is_known:
                 return "overflow"  # As for a difference beyond the codec's bound: another codec would do.
             codec = codec.with_bounds(spread)
-        pair = self.pairs[effect.session] = PairAverage(effect, snapshot, codec, spread, self.vectors, self.sketcher)
+        tail = count_weights(snapshot, self.outer_step.parameters) if effect.has_statistics else snapshot.elements
+        pair = self.pairs[effect.session] = PairAverage(
+            effect, snapshot, with_raw_tail(codec, tail, snapshot.elements), spread, self.vectors, self.sketcher
+        )
         return pair
 
     def report_streamed(self, pair: PairAverage) -> None:
@@ -241,7 +248,9 @@ class Averager:
             snapshot = self.snapshots.get(effect.session)
             if snapshot is None:
                 return NO_SNAPSHOT
-            group = GroupAverage(effect, snapshot, get_codec(effect.codec), self.config, self.vectors)
+            tail = self.outer_step.parameters
+            codec = with_raw_tail(get_codec(effect.codec), tail, snapshot.elements)
+            group = GroupAverage(effect, snapshot, codec, self.config, self.vectors)
             self.groups[effect.session] = group
         return group
 
@@ -280,7 +289,8 @@ class Averager:
         positions = None if pair is None else pair.positions
         own_sq = 0.0 if pair is None else pair.own_sq
         job = MixJob(self, snapshot, difference, positions, effect, own_sq)
-        job.is_settlement = pair is not None and positions is None and effect.plain
+        if pair is not None:
+            job.weights, job.is_settlement = pair.weights, positions is None and effect.plain
         self.start_mixing(job)
         return True
 
@@ -289,7 +299,7 @@ class Averager:
         pair = self.pairs.get(session)
         if pair is None or not pair.is_complete or pair.difference is None or pair.positions is not None:
             return "model"
-        return "model" if self.layout is None else largest_share(self.layout, pair.difference.array)
+        return "model" if self.layout is None else largest_share(self.layout, pair.difference.array[: pair.weights])
 
     def merge(self, effect: Merge) -> bool:
         """Merge the partner's vector with its mass, or our own that comes back. Return True if it is the partner's."""

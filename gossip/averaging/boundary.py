@@ -14,13 +14,13 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, replace
 
 from gossip.arithmetic.mixing import push_mass
 from gossip.arithmetic.subsets import ALL, Subset
 from gossip.averaging.model import Backup, Model, Pending
-from gossip.averaging.vectors import Cut, Floats, Positions, Vector, Vectors
+from gossip.averaging.vectors import Cut, Floats, Positions, Statistics, Vector, Vectors
 from gossip.averaging.visit import Adoption, Update, Visit
 
 __all__ = ["Boundary"]
@@ -186,6 +186,8 @@ class Boundary:
             self.pending_updates -= len(dropped)
         for update in dropped:
             self.vectors.give(update.vector)
+            if update.statistics is not None:
+                self.vectors.give(update.statistics.vector)
 
     def restart(self) -> None:
         """Drop the requests of a network side that ended by a fault, once none of its tasks runs any more.
@@ -385,6 +387,8 @@ class Boundary:
         If ``copies`` are given, all weights are to be copied next. One pass may then add the update and copy the sum
         into the update's own vector, which goes into ``copies``.
         """
+        if update.statistics is not None:
+            self.mix_statistics(update.statistics, visit)
         is_plain_sum = update.mass is None and update.positions is None and update.upload is None
         if copies is not None and is_plain_sum and self.model.add_read(update.vector.array, update.weight):
             update.vector.users, update.vector.is_finite = 0, self.model.finite
@@ -404,6 +408,16 @@ class Boundary:
         else:  # The vector is free at once, and this visit may copy into it.
             self.vectors.give(update.vector)
         return share
+
+    def mix_statistics(self, statistics: Statistics, visit: Visit) -> None:
+        """Mix a partner's statistics into the live ones. Without memory on a device they stay as they are."""
+        vector, pending = statistics.vector, None
+        with suppress(MemoryError):
+            pending = self.model.mix_statistics(statistics)
+        if self.record_copy(visit, pending):
+            visit.busy_vectors.append(vector)
+        else:
+            self.vectors.give(vector)
 
     def begin_add(self, update: Update) -> Pending | None:
         values, weight = update.vector.array, update.weight

@@ -10,6 +10,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
+import numpy as np
+
 from gossip.arithmetic.mixing import is_finite
 from gossip.arithmetic.movement import Movement
 from gossip.averaging.boundary import Boundary
@@ -61,7 +63,8 @@ class CopyDelivery:
             # A push's mass and a newcomer's piece concern their own session alone, even if it has ended.
             is_shareable = not (mass or vector.is_transient)
             if is_shareable and not self.peer.view.needs_snapshot(session):
-                self.give_to_sharers(vector, is_current)
+                self.deliver_to_sharers(vector, is_current)
+                self.vectors.give(vector)
             elif is_current or mass > 0 or not self.peer.view.has_exchange(session):
                 sharers = self.take_sharers(vector) if is_current and not mass else []
                 self.deliver_snapshot(session, vector, mass)
@@ -70,8 +73,11 @@ class CopyDelivery:
             else:  # An update was decided since, and the snapshot of an exchange must include it.
                 self.vectors.give(vector)
                 self.boundary.request_snapshot(session, cut=vector.cut)
-        if visit.spare_copy is not None:
-            self.give_to_sharers(visit.spare_copy, is_current)
+        if visit.spare_copy is not None and self.deliver_to_sharers(visit.spare_copy, is_current):
+            self.vectors.give(visit.spare_copy)
+        elif visit.spare_copy is not None:
+            # Nobody mixes. The copy may have taken the place of the newest snapshot, which newcomers would lack.
+            self.keep_for_newcomers(visit.spare_copy, visit.replacements)
         if visit.newcomers_copy is not None:
             self.keep_for_newcomers(visit.newcomers_copy, visit.replacements)
 
@@ -92,7 +98,7 @@ class CopyDelivery:
             return
         self.snapshots[session] = vector
         if not is_sound(vector):
-            driver.perform(peer.on_spoiled(session, driver.now))
+            driver.perform(peer.on_spoiled(session, driver.now, self.name_spoiled(vector)))
             return
         moved = math.nan  # How far local steps moved the model since the last snapshot; NaN if not measured.
         if vector.cut is None and not vector.is_transient:
@@ -102,11 +108,23 @@ class CopyDelivery:
             moved = movement.measure_sample(vector.array[vector.elements :].copy())
         driver.perform(peer.on_snapshotted(session, driver.now, mass, moved))
 
-    def give_to_sharers(self, vector: Vector, is_current: bool) -> None:
-        """Deliver a copy that no session holds to all that wait for the same elements, unless it lacks an update."""
-        for session in self.take_sharers(vector) if is_current else ():
+    def name_spoiled(self, vector: Vector) -> str:
+        """Return the name of the first tensor with a value in this copy that is not finite."""
+        index = int(np.argmin(np.isfinite(vector.array)))
+        if vector.cut is None:
+            return self.boundary.model.tensor_at(vector.start + index)
+        positions = vector.cut.positions
+        return self.boundary.model.tensor_at(int(positions[index])) if index < positions.size else ""
+
+    def deliver_to_sharers(self, vector: Vector, is_current: bool) -> int:
+        """Deliver a copy that no session holds to all that wait for the same elements, unless it lacks an update.
+
+        Return the number of sessions that got it.
+        """
+        sessions = self.take_sharers(vector) if is_current else []
+        for session in sessions:
             self.deliver_snapshot(session, vector)
-        self.vectors.give(vector)
+        return len(sessions)
 
     def take_sharers(self, vector: Vector) -> list[int]:
         """Take the requests that this copy fulfils too, and return their sessions; each becomes a user of it."""
@@ -117,7 +135,8 @@ class CopyDelivery:
     def keep_for_newcomers(self, vector: Vector, replacements: int) -> None:
         """Keep a copy of the weights for newcomers, unless the weights were replaced since or are not finite."""
         view, is_latest = self.peer.view, replacements == self.boundary.replacements
-        if is_latest and view.ready and not view.is_joining and is_sound(vector):
+        is_whole = vector.cut is None
+        if is_whole and is_latest and view.ready and not view.is_joining and is_sound(vector):
             self.vectors.keep_snapshot(vector)
         self.vectors.give(vector)
 

@@ -22,7 +22,7 @@ from gossip.arithmetic.movement import Movement
 from gossip.averaging.all_reduce import GroupAverage
 from gossip.averaging.boundary import Boundary
 from gossip.averaging.reports import Reports
-from gossip.averaging.vectors import Cut, Positions, Vector, Vectors
+from gossip.averaging.vectors import Cut, Floats, Positions, Statistics, Vector, Vectors, count_weights
 from gossip.averaging.visit import Adoption, Update, Visit
 from gossip.effects import CopyFrozen, CopyPiece, Effect, HashFrozen, Merge, Mix
 
@@ -108,7 +108,7 @@ class MixJob(Job):
     __slots__ = (
         "added_since", "averager", "credit", "difference", "elements", "interval_steps", "is_late",
         "is_settlement", "joins", "leaves_weight", "mass", "newer_sums", "outside_replacements", "own_sq", "plain",
-        "positions", "result", "snapshot", "weight",
+        "positions", "result", "snapshot", "statistics", "weight", "weights",
     )  # fmt: skip
 
     def __init__(
@@ -140,6 +140,9 @@ class MixJob(Job):
         self.newer_sums: list[tuple[Vector, bool]] = []
         self.outside_replacements = averager.outside_replacements
         self.elements = snapshot.array.size
+        # Elements of the difference that are one. The partner's statistics themselves follow.
+        self.weights = count_weights(snapshot, averager.outer_step.parameters)
+        self.statistics: Statistics | None = None  # The partner's, once run() has taken them out of the difference.
         self.result: Vector | None = None  # The update: added as a whole or at the positions, or merged with a mass.
         # True: run() leaves the weight out, and the boundary applies it while it adds, which saves a pass.
         can_leave = averager.outer_step.is_plain and averager.boundary.adds_weighted
@@ -181,7 +184,7 @@ class MixJob(Job):
             return
         self.result = difference
         if self.mass is not None:  # A push: the partner's vector itself is merged.
-            difference.array += snapshot[: difference.array.size]
+            difference.array[: self.weights] += snapshot[: self.weights]  # Statistics are the partner's values already.
             return
         if self.is_settlement and averager.layout is not None:
             averager.furthest.append(furthest_tensor(averager.layout, snapshot, difference.array))
@@ -192,6 +195,7 @@ class MixJob(Job):
             with averager.lock:
                 if self.is_current:
                     correction.learn(difference.array, self.weight, self.credit, self.own_sq, self.interval_steps)
+        self.take_statistics(difference.array)
         if self.leaves_weight:
             return
         mixed = snapshot[: self.snapshot.elements]  # Without the sampled elements that follow a cut.
@@ -201,6 +205,8 @@ class MixJob(Job):
                     mixed, difference.array, self.weight, self.positions, self.is_late, self.plain,
                     None if self.added_since is None else self.added_since.array,
                 )  # fmt: skip
+        if self.positions is None:  # In a settlement statistics are weights, which the outer step leaves alone.
+            difference.array[averager.outer_step.parameters : self.weights] *= np.float32(self.weight)
         for newer_sum, is_uninitialised in self.newer_sums:
             if is_uninitialised:
                 newer_sum.array[:] = difference.array
@@ -220,6 +226,8 @@ class MixJob(Job):
         assert result is not None
         if not self.is_current:
             averager.vectors.give(result)
+            if self.statistics is not None:
+                averager.vectors.give(self.statistics.vector)
             averager.boundary.abort_update()
             return
         weight = self.weight if self.leaves_weight else 1.0
@@ -228,7 +236,23 @@ class MixJob(Job):
             movement.add_shift(result.array, self.positions, weight)
         elif movement is not None:
             sample = movement.sample(result.array)
-        averager.boundary.deliver_update(Update(result, self.mass, sample, self.positions, weight))
+        averager.boundary.deliver_update(Update(result, self.mass, sample, self.positions, weight, self.statistics))
+
+    def take_statistics(self, difference: Floats) -> None:
+        """Take the partner's statistics, which are mixed in another way, out of the difference, and leave zeros."""
+        averager, positions = self.averager, self.positions
+        start = averager.outer_step.parameters
+        values = difference[self.weights : self.snapshot.elements]
+        if not values.size:
+            return
+        vector = averager.vectors.take(averager.boundary.model.size() - start)  # In the memory of copies to a device.
+        if positions is None:
+            vector.array[:] = values
+        else:
+            vector.array.fill(np.nan)
+            vector.array[positions[positions.size - values.size :] - start] = values
+        values.fill(0.0)
+        self.statistics = Statistics(vector, self.weight, start, moves_all=self.plain)
 
     def fail(self) -> None:
         """Continue without the mix. Its vectors are not reused, because another thread may still write to them."""

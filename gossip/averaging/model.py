@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from gossip.averaging.vectors import Floats, Positions
+from gossip.averaging.vectors import Floats, Positions, Statistics
 
 __all__ = ["Backup", "Model", "Pending", "Upload"]
 
@@ -75,6 +75,9 @@ class Model(Protocol):
     def size(self) -> int:
         """Return the number of weights that exchanges carry."""
 
+    def tensor_at(self, position: int) -> str:
+        """Return the name of the tensor of this position in the vector; empty if tensors have no names."""
+
     def optimizer_range(self) -> range:
         """Return the range of the optimizer's state, behind all weights, in the vector that newcomers take."""
 
@@ -95,6 +98,9 @@ class Model(Protocol):
 
     def add(self, values: Floats) -> Pending | None:
         """Begin ``weights += values``."""
+
+    def mix_statistics(self, statistics: Statistics) -> Pending | None:
+        """Begin to move the live statistics towards a partner's (:mod:`gossip.averaging.vectors`)."""
 
     def add_weighted(self, values: Floats, weight: float) -> Pending | None:
         """Begin ``weights += weight values``, if the model :attr:`adds_weighted`; ``values`` may be overwritten."""

@@ -7,9 +7,11 @@ a receiver. In the simulator it arrives whole.
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 
-from gossip.arithmetic.mixing import subtract
+from gossip.arithmetic.mixing import is_finite, subtract
 from gossip.arithmetic.sketch import Sketcher
 from gossip.averaging.streams import DifferenceReceiver
 from gossip.averaging.vectors import Floats, Vector, Vectors
@@ -29,7 +31,7 @@ class PairAverage:
 
     __slots__ = (
         "codec", "decoded_ours", "difference", "difference_sq", "elements", "is_complete", "ours", "own_sq", "partner",
-        "positions", "receiver", "receives", "sends", "session", "sketch", "sketcher", "spread", "vectors",
+        "positions", "receiver", "receives", "sends", "session", "sketch", "sketcher", "spread", "vectors", "weights",
     )  # fmt: skip
 
     def __init__(
@@ -42,6 +44,7 @@ class PairAverage:
         self.positions = None if cut is None else cut.positions
         self.ours = array if self.positions is None else array[: self.positions.size]
         self.elements = self.ours.size
+        self.weights = min(codec.tail, self.elements)  # Statistics follow, which travel as values.
         self.decoded_ours = self.ours  # Our values as the partner decodes them.
         self.codec, self.spread, self.vectors = codec, spread, vectors
         self.difference: Vector | None = None  # The partner's vector minus ours, until the caller takes it.
@@ -72,6 +75,12 @@ class PairAverage:
         assert receiver is not None
         self.difference_sq, self.own_sq = receiver.difference_sq, receiver.own_sq
         self.is_complete, self.sketch = receiver.is_complete, receiver.sketch
+        self.refuse_spoiled_statistics()
+
+    def refuse_spoiled_statistics(self) -> None:
+        """Let the exchange be refused if a statistic of the partner is not finite."""
+        if self.difference is not None and not is_finite(self.difference.array[self.weights :]):
+            self.difference_sq = math.inf
 
     # -- whole vectors -------------------------------------------------------------------------------------------
     def as_received(self, values: Floats) -> tuple[Floats, bytearray | None]:
@@ -104,13 +113,16 @@ class PairAverage:
         If the partner's average is known (``other``) and has its difference, ours is the negative of it.
         """
         self.difference = self.vectors.take(self.elements)
+        head, out = self.weights, self.difference.array
+        out[head:] = theirs[head:]
         if other is not None and other.difference is not None:
-            np.negative(other.difference.array, out=self.difference.array)
-            self.difference_sq, self.own_sq = other.difference_sq, squares(self.decoded_ours)
+            np.negative(other.difference.array[:head], out=out[:head])
+            self.difference_sq, self.own_sq = other.difference_sq, squares(self.decoded_ours[:head])
         else:
-            self.difference_sq, self.own_sq = subtract(theirs, self.decoded_ours, self.difference.array)
+            self.difference_sq, self.own_sq = subtract(theirs[:head], self.decoded_ours[:head], out[:head])
+        self.refuse_spoiled_statistics()
         if self.sketcher is not None:
-            self.sketch = self.sketcher.sketch(self.difference.array)
+            self.sketch = self.sketcher.sketch(out[:head])
         self.is_complete = True
 
     # -- results -------------------------------------------------------------------------------------------------
@@ -121,7 +133,10 @@ class PairAverage:
         if self.receiver is not None:
             self.receiver.learn_distance()
         elif self.difference is not None:
-            self.spread.learn(block_peaks(self.difference.array, ALIGN), self.codec.block_errors(self.ours))
+            errors = self.codec.block_errors(self.ours)
+            peaks = np.zeros_like(errors)
+            peaks[: -(-self.weights // ALIGN)] = block_peaks(self.difference.array[: self.weights], ALIGN)
+            self.spread.learn(peaks, errors)
 
     def take_difference(self) -> Vector | None:
         """Return the difference, which the caller owns from now on."""

@@ -49,8 +49,8 @@ class Reports(Protocol):
     def on_recalled(self, session: int, now: float) -> list[Effect]:
         """Handle a copy for a newcomer that needed no boundary: an earlier snapshot, or frozen weights."""
 
-    def on_spoiled(self, session: int | None, now: float) -> list[Effect]:
-        """Handle NaN or infinity in the snapshot of this session; None: in the live weights."""
+    def on_spoiled(self, session: int | None, now: float, tensor: str = "") -> list[Effect]:
+        """Handle NaN or infinity in the snapshot of this session; None: in the live weights. ``tensor`` names where."""
 
     def on_not_taken(self, session: int, now: float) -> list[Effect]:
         """Handle a snapshot that could not be taken for lack of memory."""

@@ -29,6 +29,9 @@ __all__ = [
 Floats = NDArray[np.float32]
 
 
+CODEC_OVERHEAD = 64  # Bytes of a chunk's body besides its values and scales: a hash, and what rounding adds.
+
+
 class ChunkLimit(Protocol):
     """The largest chunk that suits a link at present."""
 
@@ -65,7 +68,14 @@ class Sender:
         # Chunks are multiples of ALIGN, since each scale of a codec belongs to fixed positions.
         self.chunk_elements = min(max(chunk_elements // ALIGN, 1) * ALIGN, vector.size)
         self.position = 0
-        self.buffer = bytearray(0 if codec.is_raw else codec.encoded_bytes(self.chunk_elements))
+        self.buffer = bytearray(0 if codec.is_raw else self.largest_body)
+
+    @property
+    def largest_body(self) -> int:
+        """Return the most bytes that a chunk takes: of weights at the beginning, or of statistics at the end."""
+        first, last = self.origin, self.origin + self.vector.size
+        sizes = [self.codec.encoded_bytes(self.chunk_elements, start) for start in (first, last)]
+        return max(sizes) + CODEC_OVERHEAD
 
     def next_frame(self, apart: bool = False) -> tuple[bytes, memoryview] | None:
         """Return the header and body of the next chunk, None after the last.
@@ -82,7 +92,7 @@ class Sender:
         if self.codec.is_raw:
             body = memoryview(values.data).cast("B")
         else:
-            body_bytes = self.codec.encoded_bytes(values.size)
+            body_bytes = self.codec.encoded_bytes(values.size, self.origin + start)
             body = memoryview(bytearray(body_bytes) if apart else self.buffer)[:body_bytes]
             self.codec.encode(values, body, self.session, self.origin + start)
         checksum = 0 if self.sealed else xxhash.xxh3_64_intdigest(body)
@@ -124,7 +134,7 @@ class Receiver:
         start = chunk.start - self.origin
         if start < 0:
             raise ProtocolError(f"A chunk begins at {chunk.start}, before its vector, which begins at {self.origin}.")
-        expected = self.codec.encoded_bytes(chunk.elements)
+        expected = self.codec.encoded_bytes(chunk.elements, chunk.start)
         if body_bytes != expected:
             raise ProtocolError(f"A chunk has {body_bytes} bytes instead of {expected}.")
         self.coverage.begin_chunk(start, chunk.elements, anywhere)
@@ -191,6 +201,9 @@ class Receiver:
 class DifferenceReceiver(Receiver):
     """A receiver that computes ``out = Q(theirs) - Q(ours)``, and the squared norms of ``out`` and ``Q(ours)``.
 
+    From the codec's ``tail`` on, where the model's statistics are, ``out`` gets their values themselves,
+    and no norm counts them.
+
     ``Q`` encodes and decodes with the codec. Norms are summed in the order of the vector, whatever the order of its
     chunks. With ``spread`` the largest difference of each block is found while it is in cache. Call
     :meth:`learn_distance` once the exchange is accepted.
@@ -205,6 +218,7 @@ class DifferenceReceiver(Receiver):
         """Prepare to receive. ``skips_codec``: our vector is not sent, so its values are used as they are."""
         super().__init__(session, ours.size, codec, origin)
         self.ours, self.out, self.spread, self.skips_codec = ours, out, spread, skips_codec
+        self.weights = min(max(codec.tail - origin, 0), ours.size)  # The rest are statistics.
         blocks = 0 if spread is None else -(-ours.size // ALIGN)
         # The largest difference and the codec's largest error in each block of ALIGN elements: (blocks,).
         self.peaks, self.errors = np.empty(blocks, np.float32), np.empty(blocks, np.float32)
@@ -223,18 +237,20 @@ class DifferenceReceiver(Receiver):
 
     def use_chunk(self, where: slice, body: memoryview) -> None:
         ours, out = self.ours[where], self.out[where]
+        head = min(max(self.weights - where.start, 0), out.size)  # The weights of this chunk.
         is_next = where.start == self.summed_elements
         sums = (self.difference_sq, self.own_sq) if is_next else (0.0, 0.0)
         if self.codec.is_raw or self.skips_codec:
             if not self.codec.is_raw:
                 self.codec.decode(body, out, ours, self.session, self.origin + where.start)
-            sums = subtract(out, ours, out, sums)
+            sums = subtract(out[:head], ours[:head], out[:head], sums) if head else sums
         else:
             decoded_ours, start = self.decoded_ours[: out.size], self.origin + where.start
             sums = self.codec.subtract(body, ours, out, decoded_ours, self.session, start, sums)
         if self.spread is not None:
             blocks = slice(where.start // ALIGN, -(-where.stop // ALIGN))
-            self.peaks[blocks] = block_peaks(out, ALIGN)
+            self.peaks[blocks] = 0.0
+            self.peaks[blocks.start : blocks.start - (-head // ALIGN)] = block_peaks(out[:head], ALIGN) if head else 0.0
             self.errors[blocks] = self.codec.block_errors(ours, where.start)
         if not is_next:  # Its sums lack all chunks before it, and are computed again when its turn comes.
             self.early_chunks[where.start] = where.stop
@@ -247,18 +263,21 @@ class DifferenceReceiver(Receiver):
     def finish_chunk(self, chunk: Chunk) -> bool:
         is_used = super().finish_chunk(chunk)
         if self.sketcher is not None and is_used and self.is_complete:
-            self.sketch = self.sketcher.sketch(self.out)  # In one order, whatever that of the chunks was.
+            self.sketch = self.sketcher.sketch(
+                self.out[: self.weights]
+            )  # In one order, whatever that of the chunks was.
         return is_used
 
     def add_squares(self, where: slice) -> None:
         """Add the squares of a chunk whose turn has come."""
+        self.summed_elements = where.stop
+        where = slice(where.start, max(where.start, min(where.stop, self.weights)))
         own = self.ours[where]
         if not (self.codec.is_raw or self.skips_codec):
             values, own = own, self.decoded_ours[: own.size]
             self.codec.quantised(values, own, self.session, self.origin + where.start)
         self.difference_sq = squares(self.out[where], self.difference_sq)
         self.own_sq = squares(own, self.own_sq)
-        self.summed_elements = where.stop
 
     def learn_distance(self) -> None:
         """Let the node's spread learn the distance from the whole difference, which was accepted."""

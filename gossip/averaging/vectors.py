@@ -11,7 +11,17 @@ from numpy.typing import NDArray
 
 from gossip.arithmetic.subsets import ALL, Subset
 
-__all__ = ["Cut", "Floats", "Lease", "Positions", "Vector", "Vectors"]
+__all__ = [
+    "REACH",
+    "Cut",
+    "Floats",
+    "Lease",
+    "Positions",
+    "Statistics",
+    "Vector",
+    "Vectors",
+    "count_weights",
+]
 
 Floats = NDArray[np.float32]
 Positions = NDArray[np.int64]
@@ -71,6 +81,49 @@ class Vector:
     def piece(self, start: int, stop: int) -> Floats:
         """Return elements [start, stop) of the vector that newcomers take."""
         return self.array[start - self.start : stop - self.start]
+
+
+def count_weights(vector: Vector, parameters: int) -> int:
+    """Return how many of a vector's elements are weights of the model, whose first ``parameters`` they are.
+
+    Statistics follow them, of a cut too, since its positions ascend.
+    """
+    if vector.cut is None:
+        return parameters
+    return int(np.searchsorted(vector.cut.positions, parameters))
+
+
+REACH = 2.0  # How far partners move a statistic, in the largest one of its tensor. Means of unlike data are as far.
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Statistics:
+    """A partner's statistics (a BatchNorm's running mean and variance), to be mixed into the live ones.
+
+    A difference that is added to a statistic which local steps have changed meanwhile can take it beyond both sides'
+    values, and a variance below zero. So statistics travel as values, and the boundary moves the live ones to them:
+
+        x <- (1 - w) x + w clip(p, a - r, a + r)        r = 2 max |tensor of a|, or 1 where that is all zero
+
+    The result lies between both sides' values. The anchor ``a`` are the values that the last local step left, so that
+    partners move a statistic by at most ``r`` until the next local steps, which restore it. An element that no local
+    step has changed is a constant of the model, which no partner moves while the node trains.
+
+    Attributes:
+        vector: The partner's values, float32, one for each statistic of the model; NaN where a part has none.
+        weight: The share by which the live ones move towards them.
+        start: The position of the first statistic in the vector of the model.
+        moves_all: True while the node settles: constants move too, since others' local steps may have changed them.
+    """
+
+    vector: Vector
+    weight: float
+    start: int
+    moves_all: bool = False
+
+    @property
+    def values(self) -> Floats:
+        return self.vector.array
 
 
 class Vectors(Protocol):

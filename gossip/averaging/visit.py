@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from gossip.averaging.model import Pending, Upload
-from gossip.averaging.vectors import Floats, Positions, Vector
+from gossip.averaging.vectors import Floats, Positions, Statistics, Vector
 
 __all__ = ["Adoption", "Update", "Visit"]
 
@@ -21,6 +21,7 @@ class Update:
     merge_sample: Floats | None = None
     positions: Positions | None = None  # Positions in the weights of a difference's elements; None for all.
     weight: float = 1.0  # Weight of a difference of all elements.
+    statistics: Statistics | None = None  # A partner's statistics; the vector has zeros in their place.
     upload: Upload | None = None  # The values on their way to the model's device, if they go there ahead of the visit.
 
 

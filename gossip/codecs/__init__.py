@@ -10,7 +10,7 @@ from gossip.codecs.choice import AUTO, COMPILED, NUMPY, ExchangeCost, Machine, f
 from gossip.codecs.floats import Bf16, Fp16, Fp32
 from gossip.codecs.moniqua import Moniqua4, Overflow
 from gossip.codecs.spread import Spread
-from gossip.errors import ConfigError, LocalError
+from gossip.errors import ConfigError, LocalError, did_you_mean
 from gossip.kernel.squares import squares
 
 __all__ = [
@@ -29,7 +29,9 @@ def get_codec(name: str) -> Codec:
     try:
         return CODECS[name]
     except KeyError:
-        raise ConfigError(f"There is no codec {name!r}: use one of {', '.join(CODECS)}.") from None
+        names = ", ".join(CODECS)
+        meant = did_you_mean(name, (*CODECS, AUTO))
+        raise ConfigError(f"There is no codec {name!r}{meant}: use {names} or {AUTO}.") from None
 
 
 def leaner(first: str, second: str) -> str:

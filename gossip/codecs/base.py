@@ -11,6 +11,7 @@ Python loop runs per element. Bytes are little-endian on every machine.
 
 from __future__ import annotations
 
+import sys
 from abc import ABC, abstractmethod
 from typing import ClassVar
 
@@ -33,8 +34,10 @@ class Codec(ABC):
     """
 
     name: ClassVar[str]
-    is_raw: ClassVar[bool] = False
+    is_raw: bool = False
     """True if the encoded bytes are the little-endian float32 array itself, so that a sender may send a view of it."""
+    tail: int = sys.maxsize
+    """The position from which on values are statistics, which are sent as they are (:mod:`gossip.codecs.tail`)."""
     needs_spread: ClassVar[bool] = False
     """True if it needs bounds on the distance between members to encode: call :meth:`with_bounds` first."""
     block: ClassVar[int] = 1  # Consecutive values that share a scale.
@@ -48,8 +51,8 @@ class Codec(ABC):
     known_bytes: ClassVar[str]  # The encoding of known_values with seed 1, hexadecimal.
 
     @abstractmethod
-    def encoded_bytes(self, elements: int) -> int:
-        """Return the exact number of bytes for ``elements`` values; the receiver expects no other."""
+    def encoded_bytes(self, elements: int, start: int = 0) -> int:
+        """Return the exact number of bytes for ``elements`` values from ``start`` on; the receiver expects no other."""
 
     @abstractmethod
     def encode(self, values: Floats, out: Buffer, seed: int = 0, start: int = 0) -> None:

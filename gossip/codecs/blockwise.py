@@ -62,7 +62,7 @@ class Blockwise(Codec):
         """Return the ratio of a block's scale, before it is rounded up, to its largest magnitude; a float32."""
         return float(np.float32(1.0 / (self.centre - SLACK)))
 
-    def encoded_bytes(self, elements: int) -> int:
+    def encoded_bytes(self, elements: int, start: int = 0) -> int:
         return -(-elements // self.block) + packed_bytes(elements, self.bits)
 
     def encode(self, values: Floats, out: Buffer, seed: int = 0, start: int = 0) -> None:

@@ -31,23 +31,11 @@ class Machine:
         coding_s_per_gb: To encode a vector and to subtract the partner's, beyond fp32's time, by codec.
         cores: The processors that training and exchanges share.
         element_weight: The number of real elements for each element of a smaller simulated model.
-        has_buffers: True if vectors hold buffers besides parameters, as BatchNorm's statistics. Their values differ by
-            orders of magnitude within a block, and variances must stay positive. With one scale for a block they do
-            not: in one mix of two models, int8 made 5 % of the variances negative.
     """
 
     coding_s_per_gb: Mapping[str, float]
     cores: int = 2
     element_weight: float = 1.0
-    has_buffers: bool = False
-
-    @property
-    def codecs(self) -> tuple[str, ...]:
-        """Return the codecs to choose among, the leanest last.
-
-        With buffers, these are only those that round each element by itself.
-        """
-        return ("fp32", "bf16") if self.has_buffers else tuple(BYTES_SHARE)
 
     def coding_s(self, codec: str) -> float:
         """Return the cost of coding in this codec; one that was not measured counts as int8."""
@@ -85,8 +73,8 @@ def fastest_codec(rate_mb_s: float | None, machine: Machine) -> str:
     user chooses them.
     """
     if rate_mb_s is None or rate_mb_s <= 0:
-        return machine.codecs[-1]
-    return min(machine.codecs, key=lambda name: BYTES_SHARE[name] * 1000.0 / rate_mb_s + machine.coding_s(name))
+        return tuple(BYTES_SHARE)[-1]
+    return min(tuple(BYTES_SHARE), key=lambda name: BYTES_SHARE[name] * 1000.0 / rate_mb_s + machine.coding_s(name))
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,7 @@ class Fp32(Codec):
     largest = float(np.finfo(np.float32).max)
     known_bytes = "00000000000000800000803f000020c0abaaaa3e00e07f470000807f"
 
-    def encoded_bytes(self, elements: int) -> int:
+    def encoded_bytes(self, elements: int, start: int = 0) -> int:
         return 4 * elements
 
     def encode(self, values: Floats, out: Buffer, seed: int = 0, start: int = 0) -> None:
@@ -47,7 +47,7 @@ class Bf16(Codec):
     largest = (2 - 2.0**-7) * 2.0**127
     known_bytes = "00000080803f20c0ab3e8047807f"
 
-    def encoded_bytes(self, elements: int) -> int:
+    def encoded_bytes(self, elements: int, start: int = 0) -> int:
         return 2 * elements
 
     def encode(self, values: Floats, out: Buffer, seed: int = 0, start: int = 0) -> None:
@@ -118,7 +118,7 @@ class Fp16(Codec):
     largest = 65504.0
     known_bytes = "00000080003c00c15535ff7b007c"
 
-    def encoded_bytes(self, elements: int) -> int:
+    def encoded_bytes(self, elements: int, start: int = 0) -> int:
         return 2 * elements
 
     def encode(self, values: Floats, out: Buffer, seed: int = 0, start: int = 0) -> None:

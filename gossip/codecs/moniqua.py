@@ -94,7 +94,7 @@ class Moniqua4(Codec):
         """Return the codec for one session with the current bounds, which later exchanges do not change."""
         return type(self)(spread.reach() * np.float32(self.margin))
 
-    def encoded_bytes(self, elements: int) -> int:
+    def encoded_bytes(self, elements: int, start: int = 0) -> int:
         return -(-elements // ALIGN) + packed_bytes(elements, self.bits) + HASH_BYTES
 
     def encode(self, values: Floats, out: Buffer, seed: int = 0, start: int = 0) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gossip.config.config import PRESETS, Config, as_published, read_toml
+from gossip.config.config import FILE_KEYS, PRESETS, Config, as_published, read_toml
 from gossip.config.setting import LARGEST, shown
 
-__all__ = ["LARGEST", "PRESETS", "Config", "as_published", "read_toml", "shown"]
+__all__ = ["FILE_KEYS", "LARGEST", "PRESETS", "Config", "as_published", "read_toml", "shown"]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -17,14 +16,14 @@ from gossip.codecs import AUTO, get_codec
 from gossip.config.derived import PLAIN, Derived
 from gossip.config.internal import Internal
 from gossip.config.methods import METHODS, method
-from gossip.config.removed import REMOVED_KEYS, check_removed
 from gossip.config.rules import check_together, interval_conflict
 from gossip.config.setting import check, settings_of, shown
-from gossip.errors import ConfigError
+from gossip.errors import ConfigError, did_you_mean
 
-__all__ = ["PRESETS", "Config", "as_published", "read_toml", "unknown_key"]
+__all__ = ["FILE_KEYS", "PRESETS", "Config", "as_published", "read_toml", "unknown_key"]
 
 PRESETS = ("lan", "wan", "datacentre")
+FILE_KEYS = {"preset": "Config.lan, Config.wan or Config.datacentre", "method": "Config.published"}
 OUTER_STEP = (0.3, 0.9)  # The default outer step's momentum and rate.
 KAPPA = 0.2  # The default correction's kappa.
 MAX_SWARM_NAME = 64  # Characters of a swarm's name.
@@ -39,9 +38,10 @@ class Config(Derived):
     """
 
     def __new__(cls, **changes: Any) -> Config:
-        """Refuse removed keys, and say what to do instead; Python would only call them unexpected."""
-        for name in REMOVED_KEYS.keys() & changes.keys():
-            raise unknown_key(name)
+        """Refuse unknown keys, and name the nearest known one; Python would only call them unexpected."""
+        for name in changes:
+            if name not in cls.__dataclass_fields__:
+                raise unknown_key(name)
         return object.__new__(cls)
 
     def __post_init__(self) -> None:
@@ -51,8 +51,6 @@ class Config(Derived):
             raise ConfigError(f"swarm must be a name of 1 to {MAX_SWARM_NAME} printable characters.")
         check_outer(*self.outer, self.averaged)
         check_correction(self.kappa)
-        check_removed("codec", self.codec_name)
-        check_removed("part", self.part)
         if self.codec_name != AUTO:
             get_codec(self.codec_name)
         check_part(self.part)
@@ -165,11 +163,10 @@ def read_toml(path: Path, what: str) -> dict[str, Any]:
 
 
 def unknown_key(name: str) -> ConfigError:
-    """Return the error for an unknown or a removed key."""
-    if name in REMOVED_KEYS:
-        return ConfigError(f"{name} was removed: {REMOVED_KEYS[name]}.")
-    similar = difflib.get_close_matches(name, settings_of(Config), n=1)
-    return ConfigError(f"{shown(name)} is not a setting" + (f"; did you mean {similar[0]!r}?" if similar else "."))
+    """Return the error for an unknown key."""
+    if name in FILE_KEYS:
+        return ConfigError(f"{name} is a key of files: in Python call {FILE_KEYS[name]}.")
+    return ConfigError(f"{shown(name)} is not a setting{did_you_mean(name, (*settings_of(Config), *FILE_KEYS))}.")
 
 
 def as_published(name: object) -> dict[str, Any]:

@@ -127,13 +127,8 @@ class Derived(Keys):
         return mixes_whole_pairs and not self.plain and self.max_version_gap is None
 
     @property
-    def watches_movement(self) -> bool:
-        """Return True if a driver measures how far local steps alone move the model (gossip.schedule)."""
-        return self.consensus_target is not None or self.finds_radius
-
-    @property
     def finds_radius(self) -> bool:
-        """Return True if the filter finds its radius itself, from distances and own movement."""
+        """Return True if the filter finds its radius itself, from distances and the movement by local steps."""
         return FILTERS[self.filter_name].follows_movement and self.filter_limit is None
 
     @property

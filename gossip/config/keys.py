@@ -72,12 +72,6 @@ class Keys:
         "Set it to bound staleness as a paper has it. All nodes then wait for slow links.", unit="intervals", least=0,
         least_is="lockstep pairs", left_out="no bound, and no loop ever waits",
     )
-    consensus_target: float | None = key(
-        None, "The distance to keep between nodes, in units of the length of one local step. The node mixes up to 4 "
-        "times as often, or as rarely, to reach it.",
-        "Set it to keep distances alike while the learning rate falls.", unit="local steps", positive=True,
-        left_out="a constant interval",
-    )
 
     # -- how to mix (gossip.mixing states the equations) -------------------------------------------------------------
     mixing: str = key(
@@ -133,7 +127,7 @@ class Keys:
         + ", ".join(f"for `{name}` {rule.limit}" for name, rule in FILTERS.items() if rule.limit) + ".",
         "Set it if the usual distance, the length of the training or the number of liars is known beforehand.",
         unit="the filter's", positive=True,
-        left_out="for `clip` a radius that follows the usual distance, for `balance` 1,000 rounds, for `trimmed` 1",
+        left_out="a radius that follows the usual distance for `clip`, 1,000 rounds for `balance`, 1 for `trimmed`",
     )
 
     # -- links and patience: every timeout of an exchange follows from these (gossip.config.derived) -------------------

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import difflib
 from dataclasses import dataclass, field
 from typing import Any
 
-from gossip.errors import ConfigError
+from gossip.errors import ConfigError, did_you_mean
 
 __all__ = ["METHODS", "Method", "method"]
 
@@ -171,6 +170,4 @@ def method(name: str) -> Method:
     """Return the method of this name; raise :class:`ConfigError` with the known names."""
     if isinstance(name, str) and name in METHODS:  # A file may hold any value.
         return METHODS[name]
-    similar = difflib.get_close_matches(str(name), METHODS, n=1)
-    question = f" (did you mean {similar[0]!r}?)" if similar else ""
-    raise ConfigError(f"No method is called {name!r}{question}: there are {', '.join(METHODS)}.")
+    raise ConfigError(f"No method is called {name!r}{did_you_mean(name, METHODS)}: there are {', '.join(METHODS)}.")

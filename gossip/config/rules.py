@@ -66,11 +66,6 @@ def check_pushes(config: Derived) -> str | None:
         )
     if config.partners == 0:
         return "partners = 0 is for mixing = 'pair': set partners to the number of receivers of a push, for example 1."
-    if config.consensus_target is not None:
-        return (
-            f"consensus_target with mixing = {config.mixing!r} cannot work: only pairs measure the distance. Use "
-            "mixing = 'pair', or leave consensus_target out."
-        )
     return None
 
 
@@ -123,8 +118,6 @@ def interval_conflict(config: Derived) -> str | None:
             f"{auto} with part = {config.part!r} cannot work: it weighs the bytes of whole vectors. Name a number of "
             f"steps."
         )
-    if config.consensus_target is not None:
-        return f"{auto} with consensus_target cannot work: both would choose the pace. Name a number of steps."
     if config.max_version_gap is not None:
         return f"{auto} with max_version_gap cannot work: a gap counts intervals of one length. Name a number of steps."
     return None

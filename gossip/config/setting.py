@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import math
 from dataclasses import dataclass
 from typing import Any
 
-from gossip.errors import ConfigError
+from gossip.errors import ConfigError, did_you_mean
 
 __all__ = ["LARGEST", "Setting", "check", "key", "settings_of", "shown"]
 
@@ -87,12 +86,12 @@ def check(name: str, value: Any, annotation: str, setting: Setting) -> None:
         return
     check_type(name, value, annotation.replace(" | None", "").replace(" | str", ""), setting.word)
     if setting.choices and value not in setting.choices:
-        similar = difflib.get_close_matches(value, setting.choices, n=1)
-        question = f" (did you mean {similar[0]!r}?)" if similar else ""
-        raise ConfigError(f"{name} = {shown(value)} is unknown: take one of {setting.range}{question}.")
+        meant = did_you_mean(value, setting.choices)
+        raise ConfigError(f"{name} = {shown(value)} is unknown: take one of {setting.range}{meant}.")
     if isinstance(value, int | float) and not isinstance(value, bool) and not setting.allows(value):
         advice = f"; leave it out for {setting.left_out}" if optional else ""
-        raise ConfigError(f"{name} = {shown(value)} cannot work: it must be {setting.range}{advice}.")
+        finite = "" if math.isfinite(value) else "finite and "
+        raise ConfigError(f"{name} = {shown(value)} cannot work: it must be {finite}{setting.range}{advice}.")
 
 
 def check_type(name: str, value: object, type_name: str, word: str = "") -> None:

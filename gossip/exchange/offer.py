@@ -45,6 +45,7 @@ INNOCENT_REASONS = ("replaced", "late", "overflow")  # Reasons for an abort that
 class Exchange(Session):
     """One side of an exchange with one partner. ``session`` changes for each partner that is asked."""
 
+    IS_PLAIN: ClassVar[bool] = False  # True if it takes no outer momentum, even after the node has settled.
     COUNTS_ANSWER: ClassVar[bool] = True  # ``answer_s`` is a usual wait. A reserved pair measures none.
 
     exchanges: Exchanges[Any] = field(repr=False)
@@ -308,7 +309,7 @@ class Exchange(Session):
         if not self.is_backgrounded:
             self.timer_at = min(now + exchanges.stream_waits.limit_s, self.final_deadline)
         exchanges.is_reservation_due = True  # While these streams run, the next pair may be reserved.
-        return Transfer(self.session, self.partner, self.codec, self.part, *self.directions)
+        return Transfer(self.session, self.partner, self.codec, self.part, *self.directions, not self.IS_PLAIN)
 
     @property
     def directions(self) -> tuple[bool, bool]:

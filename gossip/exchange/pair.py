@@ -31,7 +31,6 @@ class Pair(Exchange):
     TRANSITIONS: ClassVar[Table] = PAIR
     begin_mix = classmethod(beginning.begin_mix)
     answer_offer = classmethod(beginning.answer_offer)
-    IS_PLAIN: ClassVar[bool] = False  # True if it takes no outer momentum, even after the node has settled.
 
     joins: bool = False  # Both sides take the vector of one, as in :mod:`gossip.exchange.settling.convergence`.
 

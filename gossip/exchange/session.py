@@ -180,7 +180,8 @@ class LocalModel:
         elements: Float32 elements of the weights that exchanges carry.
         trained_elements: Elements of one optimizer key. A key names one part of the optimizer's state, for example
             Adam's first moments, which has a value for each trained weight.
-        frozen_elements: Elements of the weights that only a newcomer gets.
+        frozen_elements: Elements of the weights that only a newcomer gets, unless its own are the same.
+        bits_elements: Elements of the bits of other tensors, which only a newcomer gets.
         machine: The costs of an exchange here.
     """
 
@@ -188,6 +189,7 @@ class LocalModel:
     elements: int
     trained_elements: int = 0
     frozen_elements: int = 0
+    bits_elements: int = 0
     machine: Machine = COMPILED
 
 
@@ -202,6 +204,7 @@ class Local:
     elements: int  # Weights that exchanges carry.
     trained_elements: int  # Elements of one optimizer key, as in LocalModel.
     frozen_elements: int = 0  # Frozen weights, which a newcomer gets after the others.
+    bits_elements: int = 0  # The bits of other tensors, which a newcomer gets after those.
     frozen_hash: bytes | None = b""  # Hash of the frozen weights; None while it is computed, empty if there is none.
     run_id: bytes = b""  # Empty before the node has a run.
     version: float = 0.0
@@ -222,7 +225,12 @@ class Local:
 
     @property
     def weights(self) -> int:
-        """Return the number of elements of all weights."""
+        """Return the number of elements of all weights and bits."""
+        return self.frozen_stop + self.bits_elements
+
+    @property
+    def frozen_stop(self) -> int:
+        """Return the end of the frozen weights, where the bits begin."""
         return self.elements + self.frozen_elements
 
 

@@ -66,7 +66,6 @@ class Partners:
         self.vector_mb = 4e-6 * local.elements  # Megabytes of our float32 vector.
         self.now = 0.0
         self.mixes = 0  # Our own mixes that have begun.
-        self.pace = 1.0  # The schedule's present interval between two mixes, as a fraction of the configured one.
         self.last_mixes = Recent[PeerId, LastMix](MAX_MIXED)
         # Failures minus finished exchanges with unproven partners, from 0 to WARY_FAILURES + 1.
         self.unproven_failures = 0
@@ -206,9 +205,8 @@ class Partners:
         # A schedule counts steps or seconds; the other is None.
         steps_per_mix, seconds_per_mix = self.local.steps_per_mix, self.config.mix_every_s
         steps, seconds = self.local.steps - last_mix.our_steps, now - last_mix.ended_at
-        min_intervals = MIN_GAP * self.pace
-        has_waited_steps = steps_per_mix is not None and steps >= min_intervals * steps_per_mix
-        has_waited_time = seconds_per_mix is not None and seconds >= min_intervals * seconds_per_mix
+        has_waited_steps = steps_per_mix is not None and steps >= MIN_GAP * steps_per_mix
+        has_waited_time = seconds_per_mix is not None and seconds >= MIN_GAP * seconds_per_mix
         return not (has_waited_steps or has_waited_time)
 
     def is_unproven(self, peer: PeerId) -> bool:

@@ -78,7 +78,7 @@ class Donor:
             piece.copy_deadline = now + self.config.reply_timeout_s / 2
             return [CopyPiece(session, fetch.start, fetch.stop)]
         if fetch.start >= local.elements:
-            piece.copy_deadline = math.inf  # Frozen elements never change, so that no step boundary is needed.
+            piece.copy_deadline = math.inf  # No mix changes them, so that no step boundary is needed.
             return [CopyFrozen(session, fetch.start, fetch.stop)]
         piece.copy_deadline = now + self.config.boundary_patience_s
         if now - local.boundary_at > self.config.boundary_patience_s:
@@ -88,12 +88,12 @@ class Donor:
         return [CopyPiece(session, fetch.start, fetch.stop)]
 
     def has_range(self, fetch: Fetch) -> bool:
-        """Return True if these elements exist, and lie in one of weights, frozen weights and optimizer state."""
+        """Return True if these elements exist, and lie in one of weights, frozen weights, bits and optimizer state."""
         local = self.local
         size = local.weights + len(fetch.optimizer_keys) * local.trained_elements
         is_inside = 0 <= fetch.start < fetch.stop <= size
         is_small = fetch.stop - fetch.start <= max_piece_elements(local.weights)
-        crosses = any(fetch.start < edge < fetch.stop for edge in (local.elements, local.weights))
+        crosses = any(fetch.start < edge < fetch.stop for edge in (local.elements, local.frozen_stop, local.weights))
         return is_inside and is_small and not crosses and fetch.optimizer_keys in ((), local.optimizer_keys)
 
     def serve_asleep(self, session: int) -> list[Effect]:

@@ -49,19 +49,25 @@ class DonorCheck:
     @property
     def frozen_range(self) -> range:
         """Return the range of the frozen elements in the joining vector."""
-        return range(self.local.elements, self.local.weights)
+        return range(self.local.elements, self.local.frozen_stop)
+
+    def kind_of(self, start: int) -> int:
+        """Return the kind of the elements from ``start`` on: 0 for frozen ones, 1 for bits, 2 for others."""
+        if start in self.frozen_range:
+            return 0
+        return 1 if self.local.frozen_stop <= start < self.local.weights else 2
 
     def begin(
         self, received: list[ReceivedRange], candidates: list[PeerId], optimizer_keys: tuple[str, ...], now: float
     ) -> list[Effect]:  # fmt: skip
         """Compare the donors. No donor knows which chunk is checked.
 
-        Frozen elements are compared apart from the rest, since they are equal on all donors to the last bit.
+        Frozen elements are compared apart from the rest, since they are equal on all donors to the last bit. So are
+        bits, whose numbers have another scale.
         """
         self.has_begun, self.optimizer_keys = True, optimizer_keys
-        frozen = [piece for piece in received if piece.start in self.frozen_range]
-        others = [piece for piece in received if piece.start not in self.frozen_range]
-        return [*self.compare(others, candidates, now), *self.compare(frozen, candidates, now)]
+        kinds = [[piece for piece in received if self.kind_of(piece.start) == kind] for kind in (2, 0, 1)]
+        return [effect for pieces in kinds for effect in self.compare(pieces, candidates, now)]
 
     def compare(self, received: list[ReceivedRange], candidates: list[PeerId], now: float) -> list[Effect]:
         """Compare a chunk of every donor, including donors that have gone, since their pieces are adopted as well."""
@@ -111,12 +117,11 @@ class DonorCheck:
             odd |= comparing.outvoted(results, donors) if self.has_witnesses else comparing.odd_in_ring(results)
         return odd
 
-    def results_by_kind(self) -> tuple[list[Comparison], list[Comparison]]:
-        """Return the results for frozen elements, and the others."""
-        frozen = [comparison for comparison in self.results if comparison.start in self.frozen_range]
-        return frozen, [comparison for comparison in self.results if comparison.start not in self.frozen_range]
+    def results_by_kind(self) -> tuple[list[Comparison], ...]:
+        """Return the results for frozen elements, bits, and the others."""
+        return tuple([each for each in self.results if self.kind_of(each.start) == kind] for kind in range(3))
 
     @property
     def spread_sq(self) -> float:
         """Return the donors' spread: :func:`gossip.state_transfer.comparing.spread_sq` of their weights."""
-        return comparing.spread_sq(self.results_by_kind()[1], self.local.elements)
+        return comparing.spread_sq(self.results_by_kind()[2], self.local.elements)

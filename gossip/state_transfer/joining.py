@@ -1,7 +1,7 @@
 """The newcomer: it surveys the donors of a run, then fetches the weights in pieces from several at once, resumably.
 
 A *donor* is a ready member of the run. A *piece* is a range of the *joining vector*: the weights that exchanges carry,
-then the frozen ones, then the optimizer's state.
+then the frozen ones, the bits of other tensors, and the optimizer's state.
 
     IDLE -> SURVEY      ask the donors what they have, and agree on the state to fetch
          -> COLLECTING  fetch its pieces, compare the donors, and survey them again
@@ -171,9 +171,9 @@ class Newcomer:
         self.keeps_frozen = bool(ours) and ours == theirs
         unasked = [peer for peer in self.candidates if peer not in self.answers]  # Donors that disagreed are left out.
         self.candidates = donors + unasked
-        exchanged, frozen, optimizer_state = pairwise((0, self.local.elements, self.local.weights, self.size))
-        skips_frozen = self.frozen_hash or self.keeps_frozen
-        parts = [exchanged, optimizer_state] if skips_frozen else [exchanged, frozen, optimizer_state]
+        local = self.local
+        exchanged, frozen, *others = pairwise((0, local.elements, local.frozen_stop, local.weights, self.size))
+        parts = [exchanged, *others] if self.frozen_hash or self.keeps_frozen else [exchanged, frozen, *others]
         self.missing = [piece for part in parts for piece in self.cut(*part, len(donors))]
         return self.request_missing(now)
 
@@ -184,7 +184,7 @@ class Newcomer:
         are larger than one. Without frozen weights the share is that of the whole vector, so that weights and
         optimizer state have pieces of one size.
         """
-        elements = stop - start if self.local.frozen_elements else self.size
+        elements = stop - start if self.local.weights > self.local.elements else self.size
         share, chunk = max(-(-elements // donor_count), MIN_ELEMENTS), self.config.chunk_elements
         if share >= chunk:
             share = -(-share // chunk) * chunk  # Up to whole chunks.
@@ -202,7 +202,7 @@ class Newcomer:
         if self.keeps_frozen:
             return [] if self.pieces or self.missing else self.advance(now)
         donor_count = max(1, min(len(self.candidates), self.max_donors))
-        self.missing += self.cut(self.local.elements, self.local.weights, donor_count)
+        self.missing += self.cut(self.local.elements, self.local.frozen_stop, donor_count)
         return self.request_missing(now)
 
     # -- pieces --------------------------------------------------------------------------------------------------

@@ -135,7 +135,7 @@ class OwnRun:
         if not local.frozen_elements:
             return []
         local.frozen_hash = None
-        return [HashFrozen(local.elements, local.weights)]
+        return [HashFrozen(local.elements, local.frozen_stop)]
 
     def end_transfers(self) -> list[Effect]:
         """End everything that began with weights that were replaced: trial, exchanges and transfers."""
@@ -166,13 +166,14 @@ class OwnRun:
         self.schedule.begin(self.local.steps, now)
 
     # -- weights that are not finite -----------------------------------------------------------------------------
-    def on_spoiled(self, now: float) -> list[Effect]:
+    def on_spoiled(self, now: float, tensor: str = "") -> list[Effect]:
         """Handle weights of ours that are not finite any more: this peer is not ready until others replace them."""
         self.local.ready = self.local.sound = False
         self.membership.update_me(now, ready=False)
+        where = f"{tensor}, step {self.local.steps}" if tensor else f"step {self.local.steps}"
         text = (
-            f"The weights are not finite any more (step {self.local.steps}): this node gives them to no member, "
-            "and takes the swarm's as soon as a member gives them."
+            f"The weights are not finite any more ({where}): this node "
+            "gives them to no member, and takes the swarm's as soon as a member gives them."
         )
         # The frozen weights may be spoiled too. A new hash differs from the donors', so that theirs are fetched.
         return [*self.hash_frozen(), Notice("spoiled", text)]

@@ -25,6 +25,7 @@ ALL_WAIT_S = 2.0  # Time without ready members before the smallest id begins the
 # Delay from the first link until a newcomer asks for weights. The table of members arrives within a round trip or two.
 # Before that the newcomer knows one donor, which would be the majority.
 FIRST_TABLE_S = 0.5
+BUSY_TIMEOUTS = 3.0  # Multiple of ``join_timeout_s`` for which a seed that closes every connection may be only busy.
 HEARSAY_S = 6.0  # Extra time while a smaller id is known by hearsay, without a link to its member.
 CHECK_S = 1.0  # Interval between two comparisons of the runs.
 # Two runs are in a stalemate while neither may take the other's weights. After this time the one with fewer members
@@ -77,8 +78,7 @@ class RunChoice:
         # The start of a peer without weights.
         self.join_by = now + self.config.join_timeout_s
         self.must_join = False  # Do not begin a run only because no member offers one.
-        # Set by the peer. While a seed answers, no peer begins alone.
-        self.does_seed_answer: Callable[[], bool] = lambda: False
+        self.is_seed_busy: Callable[[], bool] = lambda: False  # Set by the peer.
         self.may_begin_at = math.inf  # Time from which the smallest id begins; infinite until all members wait.
         # The check for other runs.
         self.next_check_at = now
@@ -208,7 +208,8 @@ class RunChoice:
             is_smallest = my_id < min(others) and (my_id < min(self.membership.alive()) or has_waited)
             if now >= self.may_begin_at and is_smallest:
                 return self.own_run.begin(now, "All members wait for weights: this node, whose id is smallest, begins.")
-        if now >= self.join_by and (others or not self.does_seed_answer()):
+        busy_until = self.join_by + (BUSY_TIMEOUTS - 1) * self.config.join_timeout_s
+        if now >= self.join_by and (others or now >= busy_until or not self.is_seed_busy()):
             text = "No member gave its weights" if others else "No member could be reached"
             text += ": this node starts alone, and merges when it meets others."
             return self.own_run.begin(now, text)

@@ -212,7 +212,7 @@ class ScaleWatch:
             before, self.scale = self.scale, 0.0 if self.scaler is None else float(self.scaler.get_scale())
             return self.scale < before
         if len(self.copies) < self.MAX_COPIES:
-            host = torch.empty(scale.shape, dtype=scale.dtype, pin_memory=True)
+            host = torch.empty(scale.shape, dtype=scale.dtype, pin_memory=True, device="cpu")
             host.copy_(scale, non_blocking=True)
             self.copies.append((host, torch.cuda.current_stream(scale.device).record_event()))
         while self.copies and self.copies[0][1].query():  # type: ignore[no-untyped-call]

@@ -42,11 +42,12 @@ class KerasGossip(ContextAdapter, keras.callbacks.Callback):  # type: ignore[mis
     def __init__(
         self, model: Any, *, batch_size: int, samples: int | None = None, settle_s: float = 5.0, **options: Any
     ) -> None:
+        average = bool(options.pop("average", ()))
         super().__init__(samples=samples, settle_s=settle_s, **options)
         keras.callbacks.Callback.__init__(self)
         if keras.backend.backend() not in ("torch", "jax"):
             raise ConfigError(f"Keras runs on {keras.backend.backend()}: choose torch or jax with KERAS_BACKEND.")
-        self.weights = KerasWeights(model, options.get("frozen", False))
+        self.weights = KerasWeights(model, average)
         self.batch_size = batch_size
         self.batch = -1  # The last batch of this epoch that the node has counted; -1: none.
 
@@ -89,11 +90,11 @@ class KerasGossip(ContextAdapter, keras.callbacks.Callback):  # type: ignore[mis
 class KerasWeights(State):
     """A Keras model's floating-point weights, trained ones and others (like BatchNorm's statistics), on any backend.
 
-    Weights of frozen layers are left out of exchanges if others are trained, unless ``frozen``; newcomers get them
+    Weights of frozen layers are left out of exchanges if others are trained, unless ``average``; newcomers get them
     once. Raises LayoutError for a model without weights, and later if a frozen weight is trained.
     """
 
-    def __init__(self, model: Any, frozen: bool = False) -> None:
+    def __init__(self, model: Any, average: bool = False) -> None:
         if not model.built or not model.weights:
             raise LayoutError("This Keras model has no weights yet: give it a keras.Input, or call it on a batch.")
         self.model = model
@@ -104,7 +105,7 @@ class KerasWeights(State):
         for number, variable in enumerate(model.weights):
             if "float" in str(variable.dtype):
                 kind: Kind = "buffer" if id(variable) not in made_trainable else "parameter"
-                if trained and not frozen and kind == "parameter" and id(variable) not in trained:
+                if trained and not average and kind == "parameter" and id(variable) not in trained:
                     kind = "frozen"
                 # Numbers in Keras's own names differ by process; the order of the weights is the same on all nodes.
                 name = f"{number:04d}.{variable.name}"
@@ -134,7 +135,7 @@ class KerasWeights(State):
             if id(variable) in self.frozen:
                 raise LayoutError(
                     f"Weight {self.frozen[id(variable)]!r} was frozen when the Node was made and is trained now, and "
-                    "would never be exchanged: make a new Node, or give this one frozen=True from the beginning."
+                    "would never be exchanged: make a new Node, or give this one average='*' from the beginning."
                 )
         if hasattr(self.model, "jax_state_sync"):
             self.model.jax_state_sync()

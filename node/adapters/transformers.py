@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+from torch.optim.lr_scheduler import ReduceLROnPlateau
 from torch.utils.data import Sampler
 from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from transformers.trainer_callback import DefaultFlowCallback, ExportableState
@@ -23,6 +24,9 @@ class TransformersGossip(ContextAdapter, TrainerCallback, ExportableState):  # t
     node, with the nominal samples of its batches; steps that mixed precision skips do not count. :meth:`on_log` adds
     the node's figures to the trainer's logs, so that they reach every logger. The checkpoints hold the run, and
     ``train(resume_from_checkpoint=...)`` resumes it. The node leaves with the block, however it ends.
+
+    With ``samples`` the trainer's learning rate schedule follows the swarm's progress, so that it ends when the swarm
+    has these samples, and not after ``max_steps`` of this node.
 
     Args:
         trainer: The trainer.
@@ -94,6 +98,11 @@ class TransformersGossip(ContextAdapter, TrainerCallback, ExportableState):  # t
         stored = state.stateful_callbacks.setdefault(type(self).__name__, self.state())
         self.saved = stored["attributes"]["saved"] or self.saved
         self.ready()
+        assert self.node is not None
+        scheduler = self.trainer.lr_scheduler
+        if self.samples is not None and not isinstance(scheduler, ReduceLROnPlateau):
+            # The trainer makes a step of it for each step of its own, and the node adds those of the others.
+            self.node.schedule(scheduler, self.samples, state.max_steps)
         control.should_training_stop = self.over
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:

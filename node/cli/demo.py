@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from gossip.errors import DataError
+from node.child import Child, last_lines
 from node.cli.local import Screen, ending_on_signals
-from node.local import ERROR_LINES, POLL_PERIOD_S, Child, LocalSwarm, last_lines
+from node.local import ERROR_LINES, POLL_PERIOD_S, LocalSwarm
 from node.settings import page_address
 
 __all__ = ["DemoResult", "run_demo"]

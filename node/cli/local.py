@@ -17,13 +17,16 @@ from typing import NoReturn, Self
 
 from gossip.errors import LocalError
 from gossip.timeline import merge
-from node.local import ERROR_LINES, POLL_PERIOD_S, Child, LocalSwarm, last_lines
+from node.child import Child, last_lines
+from node.cli.agreement import describe_agreement
+from node.local import ERROR_LINES, POLL_PERIOD_S, LocalSwarm
 from node.observe.figures import columns_of
 
 __all__ = ["Screen", "ending_on_signals", "free_port", "run_local"]
 
 LINE_PERIOD_S = 10.0  # Seconds between lines where no terminal can rewrite them: 360 an hour per node.
 PORT_TRIES = 3  # Another program may take the free port before our node does: rare once, never three times.
+NODES_PER_SCRIPT = 4  # Ports looked for in a row. A script with more Nodes may meet one that another program has.
 ENDING_SIGNALS = (signal.SIGTERM, signal.SIGHUP)
 
 
@@ -84,7 +87,7 @@ def with_coarse_wait(line: str) -> str:
 
 def run_local(
     script: Path, args: Sequence[str], *, nodes: int, threads: int, config: Path | None, log_dir: Path | None,
-    wait_for: tuple[int, float] | None = None, trace: Path | None = None,
+    wait_for: tuple[int, float] | None = None, trace: Path | None = None, is_module: bool = False,
 ) -> int:  # fmt: skip
     """Run a script in ``nodes`` processes, the first the seed of the others, with the options of `gossip local`.
 
@@ -94,7 +97,8 @@ def run_local(
     with ending_on_signals(), folder_of(log_dir) as folder:
         for _ in range(PORT_TRIES):
             with LocalSwarm(
-                script, args, folder=folder, threads=threads, config=config, trace=trace is not None
+                script, args, folder=folder, threads=threads, config=config, trace=trace is not None,
+                is_module=is_module,
             ) as swarm:  # fmt: skip
                 port = free_port()
                 seed = f"127.0.0.1:{port}"
@@ -144,7 +148,7 @@ def show_prints(swarm: LocalSwarm, screen: Screen) -> bool:
 
 
 def report(swarm: LocalSwarm) -> None:
-    """Print failures and the table of final figures to stderr."""
+    """Print failures, the table of final figures, and how far the models agree to stderr."""
     from rich.console import Console
     from rich.table import Table
 
@@ -156,13 +160,17 @@ def report(swarm: LocalSwarm) -> None:
         return
     table = Table("node", *columns_of({}), "exit code")
     for child in swarm.children:
-        table.add_row(str(child.number), *columns_of(child.figures).values(), str(child.code))
+        for place, node in enumerate(child.nodes):
+            name = f"{child.number}.{place + 1}" if len(child.nodes) > 1 else str(child.number)
+            table.add_row(name, *columns_of(node.figures).values(), str(child.code))
     Console(stderr=True, highlight=False).print(table)
+    for sentence in describe_agreement(swarm.children):
+        print(sentence, file=sys.stderr)
 
 
 def merge_timelines(folder: Path, out: Path) -> None:
     """Merge the timelines that nodes wrote into a folder, and print where the result is."""
-    files = sorted(folder.glob("node-*.trace.json"), key=lambda path: int(path.name.split(".")[0][len("node-") :]))
+    files = sorted(folder.glob("node-*.trace*.json"), key=lambda path: [*map(int, re.findall(r"\d+", path.name))])
     merge(files, out)
     print(f"The timeline is {out}: open it at https://ui.perfetto.dev.", file=sys.stderr)
 
@@ -199,10 +207,13 @@ def folder_of(log_dir: Path | None) -> Iterator[Path]:
 
 
 def free_port() -> int:
-    """Return a loopback port that was free a moment ago."""
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port: int = server.getsockname()[1]
-    return port
+    """Return a loopback port that was free a moment ago, like the next ones, which further Nodes of a script take."""
+    while True:
+        with contextlib.ExitStack() as stack, contextlib.suppress(OSError, OverflowError):
+            port: int = stack.enter_context(socket.create_server(("127.0.0.1", 0))).getsockname()[1]
+            for other in range(port + 1, port + NODES_PER_SCRIPT):
+                stack.enter_context(socket.create_server(("127.0.0.1", other)))
+            return port
 
 
 def was_taken(child: Child, port: int) -> bool:

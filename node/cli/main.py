@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import importlib.util
 import json
 import os
 import runpy
@@ -55,27 +56,28 @@ class RunSettings:
     on_fault: str | None = None  # restart or raise
     log: Path | None = None
     trace: Path | None = None
-    memory_dir: Path | None = None
     quiet: bool = False
 
 
 # The settings that a run passes to Node in variables of their names, like GOSSIP_LISTEN.
 PASSED = (
     "listen", "advertise", "state_dir", "must_join", "wait_for", "wait_s", "config", "page", "on_fault", "log", "trace",
-    "memory_dir",
 )  # fmt: skip
 
 
 # -- gossip run --------------------------------------------------------------------------------------------------------
-def run(script: Path, args: Sequence[str], settings: RunSettings) -> int:
+def run(script: Path, args: Sequence[str], settings: RunSettings, is_module: bool = False) -> int:
     """Run a training script in this process with the settings in its environment; return its exit code.
+
+    With ``is_module``, ``script`` is the name of a module, which is run as ``python -m`` does it.
 
     Raises:
         GossipError: A setting is wrong, or the script let such an error through.
         SystemExit: The script's own, or 143 after SIGTERM.
     """
-    if not script.is_file():
-        raise ConfigError(f"There is no script {script}: name a Python file.")
+    from node.local import check_script  # Imported here, because it imports numpy.
+
+    check_script(script, is_module)
     for name, value in environment_of(settings, os.environ).items():
         if value is None:
             os.environ.pop(name, None)
@@ -84,10 +86,14 @@ def run(script: Path, args: Sequence[str], settings: RunSettings) -> int:
     os.environ[running.MADE] = str(folder_of_this_process() / "made")
     signal.signal(signal.SIGTERM, leave)
     threading.Thread(target=tell_of_missing_node, args=(script, settings.log), daemon=True).start()
-    sys.argv = [str(script), *args]
-    put_first(script.resolve().parent)
+    sys.argv = ["-m" if is_module else str(script), *args]
+    put_first(Path.cwd() if is_module else script.resolve().parent)
     try:
-        runpy.run_path(str(script), run_name="__main__")
+        if is_module:
+            find_module(str(script))
+            runpy.run_module(str(script), run_name="__main__", alter_sys=True)
+        else:
+            runpy.run_path(str(script), run_name="__main__")
     except KeyboardInterrupt:
         signal.signal(signal.SIGINT, signal.SIG_DFL)  # A second ^C silently ends what the interpreter still does.
         return 128 + signal.SIGINT
@@ -97,12 +103,35 @@ def run(script: Path, args: Sequence[str], settings: RunSettings) -> int:
         if end.code:
             raise
     except Exception as error:
-        print_script_error(error, str(script))
+        print_script_error(error)
         return 1
+    if running.is_unstepped():
+        print(f"gossip: {script} has trained without node.step(), so it has mixed with nobody.", file=sys.stderr)
+        return 2
     if running.has_made_node():
         return 0
     print(f"gossip: {script} has ended and made no Node, so it was in no swarm. {WITH_NODE}.", file=sys.stderr)
     return 2
+
+
+def inspect(script: Path, args: Sequence[str], is_module: bool = False) -> int:
+    """Run a training script until it makes a Node, which prints its inventory and ends the script."""
+    os.environ[running.INSPECTS] = "1"
+    return run(script, args, RunSettings(quiet=True), is_module)
+
+
+def find_module(name: str) -> None:
+    """Raise ConfigError if ``python -m name`` would find nothing to run. Imports the packages around the module."""
+    spec = None
+    try:
+        spec = importlib.util.find_spec(name)
+        if spec is not None and spec.submodule_search_locations is not None:
+            spec = importlib.util.find_spec(f"{name}.__main__")
+    except ModuleNotFoundError as error:
+        if not f"{name}.".startswith(f"{error.name}."):  # An import of the script's own has failed.
+            raise
+    if spec is None:
+        raise ConfigError(f"There is no module {name} to run: name it as for python -m, in the folder that holds it.")
 
 
 def put_first(folder: Path) -> None:
@@ -243,18 +272,18 @@ def folder_of_this_process() -> Path:
     return folder
 
 
-def print_script_error(error: BaseException, script: str) -> None:
+def print_script_error(error: BaseException) -> None:
     """Print the script's traceback as if Python had run it, without frames of this command and of runpy."""
     frames = error.__traceback__
-    while frames is not None and frames.tb_frame.f_code.co_filename != script:
+    while frames is not None and frames.tb_frame.f_code.co_filename.startswith((__file__, "<frozen ")):
         frames = frames.tb_next
     traceback.print_exception(type(error), error, frames)
 
 
 # -- gossip local and demo ---------------------------------------------------------------------------------------------
 def local(
-    script: Path, args: Sequence[str], *, nodes: int, threads: int, wait_for: int | None, wait_s: float | None,
-    config: Path | None, log_dir: Path | None, trace: Path | None,
+    script: Path, args: Sequence[str], *, module: bool, nodes: int, threads: int, wait_for: int | None,
+    wait_s: float | None, config: Path | None, log_dir: Path | None, trace: Path | None,
 ) -> int:  # fmt: skip
     """Run a swarm of processes on this machine; return the worst of their exit codes."""
     from node.cli.local import run_local
@@ -265,8 +294,8 @@ def local(
         raise ConfigError(f"--wait-for {wait_for} waits for more members than -n {nodes} starts: lower it or raise -n.")
     wait = (nodes if wait_for is None else wait_for, TOGETHER_S if wait_s is None else wait_s)
     return run_local(
-        script, args, nodes=nodes, threads=threads, wait_for=wait, config=config, log_dir=log_dir,
-        trace=timeline_file(trace),
+        script, args, is_module=module, nodes=nodes, threads=threads, wait_for=wait, config=config,
+        log_dir=log_dir, trace=timeline_file(trace),
     )  # fmt: skip
 
 

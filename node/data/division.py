@@ -17,7 +17,10 @@ import numpy.typing as npt
 
 from gossip.ids import PeerId
 
-__all__ = ["I64", "MAX_BUCKETS", "Part", "Pass", "Sharers", "Sharing", "owned_buckets", "rank_share", "share_size"]
+__all__ = [
+    "I64", "MAX_BUCKETS", "DrawnPass", "Part", "Pass", "Sharers", "Sharing", "owned_buckets", "rank_share",
+    "share_size",
+]  # fmt: skip
 
 U64 = npt.NDArray[np.uint64]
 I64 = npt.NDArray[np.int64]
@@ -28,6 +31,8 @@ MAX_BUCKETS: Final = 65_536
 More buckets would only cost time: among 1,000 members a share is 65 buckets +- 12 %, which is less than the spread of
 their speeds.
 """
+
+SPREAD_BATCHES: Final = 8  # The last batches of a pass, which share its rest: none is smaller by more than an eighth.
 
 _BLOCK: Final = 1 << 20  # Indices hashed at once: 8 MiB per temporary array, whatever the dataset's length.
 
@@ -43,13 +48,14 @@ class Sharers:
     own_samples: Callable[[], int]  # The samples that this loop reports as trained.
     rank: int = 0  # The rank among the processes that form one node and divide its share.
     ranks: int = 1
+    finished: Callable[[], bool] = bool  # Whether the run has finished; by default it never has.
 
     @classmethod
     def of(cls, side: Sharing) -> Self:
         """Return sharers that read their values from this side of a training loop at each call."""
         return cls(
             lambda: side.me, lambda: side.view.owners, lambda: side.view.changes, lambda: side.swarm_samples,
-            lambda: side.trained_on, side.rank, side.size,
+            lambda: side.trained_on, side.rank, side.size, lambda: side.finished,
         )  # fmt: skip
 
 
@@ -80,6 +86,9 @@ class Sharing(Protocol):
 
     @property
     def trained_on(self) -> int: ...
+
+    @property
+    def finished(self) -> bool: ...
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -112,7 +121,8 @@ class Pass:
     """One pass over this node's share of ``length`` samples, without repeating an index.
 
     When the members change, the next batch includes a dead member's part and leaves out what a newcomer owns. The pass
-    ends when nothing owned is left.
+    ends when nothing owned is left. If a change leaves less than half a batch, samples of the share that were given
+    before fill that batch up, because tiny batches ruin the statistics of BatchNorm.
 
     Args:
         length: The number of samples in the dataset.
@@ -134,25 +144,34 @@ class Pass:
         self.rivals: tuple[PeerId, ...] | None = None  # Those of the last division; None before the first.
         # The owned indices that were not given before that change, in the order of giving.
         self.pending: I64 = np.empty(0, dtype=np.int64)
+        self.share = self.pending  # The owned indices, given or not.
         self.position = 0  # The number of pending indices that were given.
+        self.is_ended = False  # The last call of :meth:`take` had nothing to give.
         self.earlier_parts = list(before)
         for part in self.earlier_parts:
             self.was_given[part.indices] = True
 
     def take(self, count: int, whole: bool = False, ranks: int = 1) -> I64:
-        """Return the next ``count`` indices, or the rest of them; with ``whole`` none if fewer are left. (count,)
+        """Return the indices of the next batch, empty at the end of the pass. (count,), or fewer in the last batches.
 
-        The length of a share is arbitrary, and a last batch of one sample would fail in BatchNorm. If it would leave
-        at most one sample to each of the ``ranks``, the batch before it gives it some of its own.
+        Args:
+            count: The indices of a batch, over all ranks.
+            whole: True to leave out a rest that is no whole batch; otherwise the last batches share it.
+            ranks: The number of ranks that divide the batch.
         """
         self.follow_changes()
-        left_after = len(self.pending) - self.position - count
-        if 0 < left_after <= ranks and count > 2 * ranks and not whole:
-            count -= ranks  # One sample of each rank goes to the last batch.
+        left, size = len(self.pending) - self.position, count // ranks
+        per_rank = -(-left // ranks)  # The last index may come twice, so that all ranks get equally many.
+        batches = -(-per_rank // size)
+        if whole:
+            count = count if left >= count else 0
+        elif 0 < batches <= SPREAD_BATCHES:
+            count = ranks * -(-per_rank // batches)
         taken = self.pending[self.position : self.position + count]
-        if whole and len(taken) < count:
-            return taken[:0]
-        self.position += len(taken)
+        self.position, self.is_ended = self.position + len(taken), not len(taken)
+        lacking = -(-size // 2) * ranks - len(taken)
+        if len(taken) and size > 1 and lacking > 0:
+            taken = np.concatenate([taken, self.share[~np.isin(self.share, taken)][:lacking]])
         return taken
 
     @property
@@ -179,8 +198,12 @@ class Pass:
             self.parts.append(part)
             self.was_given[part.indices] = True
         self.rivals, self.position = rivals, 0
-        share = share_of(self.length, self.me, rivals, self.number)
-        self.pending = ordered(share[~self.was_given[share]], self.number, self.me, self.seed)
+        self.share = ordered(self.owned(rivals), self.number, self.me, self.seed)
+        self.pending = self.share[~self.was_given[self.share]]
+
+    def owned(self, rivals: Sequence[PeerId]) -> I64:
+        """Return the indices that this node owns among these rivals, ascending."""
+        return share_of(self.length, self.me, rivals, self.number)
 
     def part(self, count: int) -> Part:
         """Return the first ``count`` of the indices pending since the last change of members."""
@@ -206,6 +229,29 @@ class Pass:
                 parts.append(Part(part.me, part.rivals, part.seed, part.indices[:count]))
             count -= len(part.indices)
         return parts
+
+
+class DrawnPass(Pass):
+    """A pass over what another sampler has drawn, as with weights: a dataset's index may come often or never.
+
+    Places in the draw take the part of indices. A node owns the places whose sample it owns, in the drawn order. So the
+    weights go with the share.
+
+    Args:
+        drawn: The drawn indices of the dataset, in order.
+        samples: The dataset's length.
+        number: As in :class:`Pass`.
+        sharers: As in :class:`Pass`.
+    """
+
+    def __init__(self, drawn: I64, samples: int, number: int, sharers: Sharers) -> None:
+        super().__init__(len(drawn), number, None, sharers)
+        self.drawn, self.samples = drawn, samples
+
+    def owned(self, rivals: Sequence[PeerId]) -> I64:
+        is_ours = np.zeros(self.samples, dtype=np.bool_)
+        is_ours[share_of(self.samples, self.me, rivals, self.number)] = True
+        return np.flatnonzero(is_ours[self.drawn])
 
 
 def rank_share(taken: I64, rank: int, ranks: int) -> I64:
@@ -248,8 +294,12 @@ def owned_buckets(buckets: int, me: PeerId, members: Sequence[PeerId], salt: byt
 
 
 def buckets_of(length: int, me: PeerId, members: Sequence[PeerId], number: int) -> npt.NDArray[np.bool_]:
-    """Return the buckets of ``length`` samples that ``me`` owns in pass ``number``, as (buckets,) bool."""
-    return owned_buckets(min(length, MAX_BUCKETS), me, members, b"share %d %d " % (length, number))
+    """Return the buckets of ``length`` samples that ``me`` owns in pass ``number``, as (buckets,) bool.
+
+    The owner of a sample does not depend on the length: members whose copies of the data lack samples at the end agree
+    on all others.
+    """
+    return owned_buckets(min(length, MAX_BUCKETS), me, members, b"share %d " % number)
 
 
 def share_size(length: int, me: PeerId, members: Sequence[PeerId], number: int) -> int:

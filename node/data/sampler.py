@@ -7,8 +7,9 @@ names the parts that were trained on, so that a resumed pass leaves them out.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any, cast
 
 import numpy as np
@@ -18,10 +19,11 @@ from torch.utils.data import BatchSampler, Sampler
 from gossip.errors import ConfigError, DataError
 from gossip.ids import PeerId, quantity
 from gossip.recent import Recent
-from node.data.division import Part, Pass, Sharers, rank_share, share_size
-from node.data.sharding import Shard, length_of_items
+from node.data.division import I64, DrawnPass, Part, Pass, Sharers, rank_share, share_size
+from node.data.likeness import Likeness, likeness_of
+from node.data.opened import length_of_items
 
-__all__ = ["Samplers", "ShareBatchSampler", "ShareSampler"]
+__all__ = ["DrawSampler", "Samplers", "ShareBatchSampler", "ShareSampler"]
 
 MAX_IDS = 128  # Members named in a state, 4 KB. In a larger swarm a resumed pass starts again: a hundredth of the data.
 MAX_LENGTHS = 16  # Dataset lengths in one loop: more than any needs, and a bound for loops that keep making samplers.
@@ -32,12 +34,20 @@ class ShareSampler(Sampler[int]):
 
     The number of the pass follows the swarm's sample count, so that members agree on the division. ``seed`` affects
     only the order. ``len`` is the share of the next or current pass with the present members: exact up to 65,536
-    samples, the mean of a share beyond. It changes as members come and go.
+    samples, the mean of a share beyond. It changes as members come and go, but not while a pass runs.
+
+    Args:
+        length: The samples of a pass, of all members together.
+        shuffle: True to order the share by ``seed``; otherwise it is ascending.
+        seed: The seed of the order.
+        sharers: The members that share the data.
+        places: The dataset's index of each sample, for a subset; None: the samples themselves.
     """
 
-    def __init__(self, length: int, shuffle: bool, seed: int, sharers: Sharers) -> None:
-        self.length, self.sharers = length, sharers
+    def __init__(self, length: int, shuffle: bool, seed: int, sharers: Sharers, places: I64 | None = None) -> None:
+        self.length, self.sharers, self.places = length, sharers, places
         self.seed = seed if shuffle else None
+        self.on_pass: Callable[[bool], object] = bool  # Called at the begin of each pass, and with True at its end.
         self.next_number = 0  # The number of the next pass.
         self.earlier_parts: list[Part] = []  # Given in that pass in an earlier life; empty once a pass begins in this.
         # The last two passes that began, and the samples that the loop had trained on before each.
@@ -49,7 +59,13 @@ class ShareSampler(Sampler[int]):
     def __iter__(self) -> Iterator[int]:
         current_pass, sharers = self.begin(), self.sharers
         while len(taken := current_pass.take(sharers.ranks)):
-            yield int(rank_share(taken, sharers.rank, sharers.ranks)[0])
+            yield int(self.indices(current_pass, taken)[0])
+        self.on_pass(True)
+
+    def indices(self, current_pass: Pass, taken: I64) -> I64:
+        """Return this rank's part of what a pass gave, as indices of the dataset."""
+        part = rank_share(taken, self.sharers.rank, self.sharers.ranks)
+        return part if self.places is None else self.places[part]
 
     def __len__(self) -> int:
         return -(-self.share // self.sharers.ranks)
@@ -59,7 +75,8 @@ class ShareSampler(Sampler[int]):
         """Return the number of this node's samples, over all its ranks."""
         sharers, number = self.sharers, self.number
         changes = sharers.changes()
-        if self.cached_size[:2] != (number, changes):
+        is_running = bool(self.recent_passes) and not self.recent_passes[-1][0].is_ended
+        if self.cached_size[:2] != (number, changes) and not (is_running and self.cached_size[0] == number):
             self.cached_size = number, changes, share_size(self.length, sharers.me(), sharers.members(), number)
         return self.cached_size[2]
 
@@ -84,6 +101,7 @@ class ShareSampler(Sampler[int]):
             trained_before = max(trained_before, trained_before_last + last_pass.given_count)
         self.next_number, self.earlier_parts = next_pass.number + 1, []
         self.recent_passes = [*self.recent_passes[-1:], (next_pass, trained_before)]
+        self.on_pass(False)
         return next_pass
 
     def set_epoch(self, epoch: int) -> None:
@@ -122,7 +140,7 @@ class ShareSampler(Sampler[int]):
 
 
 class ShareBatchSampler(BatchSampler):
-    """A sampler of batches that follows changes of members. Without ``drop_last`` the last batch may be short."""
+    """A sampler of batches that follows changes of members. Without ``drop_last`` the last ones may be smaller."""
 
     sampler: ShareSampler
 
@@ -130,9 +148,10 @@ class ShareBatchSampler(BatchSampler):
         super().__init__(sampler, batch_size, drop_last)
 
     def __iter__(self) -> Iterator[list[int]]:
-        current_pass, sharers = self.sampler.begin(), self.sampler.sharers
-        while len(batch := current_pass.take(self.batch_size * sharers.ranks, self.drop_last, sharers.ranks)):
-            yield rank_share(batch, sharers.rank, sharers.ranks).tolist()
+        current_pass, ranks = self.sampler.begin(), self.sampler.sharers.ranks
+        while len(batch := current_pass.take(self.batch_size * ranks, self.drop_last, ranks)):
+            yield self.sampler.indices(current_pass, batch).tolist()
+        self.sampler.on_pass(True)
 
     def __len__(self) -> int:
         share, batch = self.sampler.share, self.batch_size * self.sampler.sharers.ranks
@@ -150,6 +169,34 @@ class ShareBatchSampler(BatchSampler):
         self.sampler.load_state_dict(state)
 
 
+class DrawSampler(ShareSampler):
+    """A sampler of the part of another sampler's draw that this node owns (:class:`DrawnPass`).
+
+    Args:
+        draw: Draws the indices of a pass over all data, as the other sampler does in one process.
+        length: The number of indices that it draws.
+        samples: The dataset's length.
+        sharers: The members that share the data.
+    """
+
+    def __init__(self, draw: Callable[[], I64], length: int, samples: int, sharers: Sharers) -> None:
+        super().__init__(length, False, 0, sharers)
+        self.draw, self.samples = draw, samples
+
+    def begin(self) -> Pass:
+        """Begin the next pass, with a new draw."""
+        number = max(self.next_number, self.sharers.swarm_samples() // self.length)
+        self.next_number = number + 1
+        next_pass = DrawnPass(self.draw(), self.samples, number, self.sharers)
+        self.recent_passes = [(next_pass, self.sharers.own_samples())]
+        self.on_pass(False)
+        return next_pass
+
+    def indices(self, current_pass: Pass, taken: I64) -> I64:
+        assert isinstance(current_pass, DrawnPass)
+        return rank_share(current_pass.drawn[taken], self.sharers.rank, self.sharers.ranks)
+
+
 class Samplers:
     """The samplers of one node.
 
@@ -159,9 +206,11 @@ class Samplers:
 
     def __init__(self, sharers: Sharers) -> None:
         self.sharers = sharers
-        self.passes = 0  # Passes over data that are sharded among the members.
         self.last = Recent[int, ShareSampler](MAX_LENGTHS)  # By length.
         self.states: dict[int, Mapping[str, Any]] = {}  # Loaded before their samplers were made.
+        self.on_draw: Callable[[], object] = bool  # Called at each batch that the loop draws.
+        # Called with the likeness of the data of each pass that begins, and with True when one is over.
+        self.on_pass: Callable[[Likeness, bool], object] | None = None
 
     def make(
         self, dataset: Any, batch_size: int | None = None, shuffle: bool = True, drop_last: bool = False, seed: int = 0,
@@ -191,17 +240,16 @@ class Samplers:
         if batch_size is not None and (not isinstance(batch_size, int) or batch_size < 1):
             raise ConfigError(f"batch_size is {batch_size!r}; give a whole number of at least 1, or None for indices.")
         sharers = self.sharers if by_rank else replace(self.sharers, rank=0, ranks=1)
-        indices = ShareSampler(length_of(dataset), shuffle, seed, sharers)
+        length = length_of(dataset)
+        indices = ShareSampler(length, shuffle, seed, sharers)
         self.remember(indices)
+        self.compare(indices, dataset, length)
         return indices if batch_size is None else ShareBatchSampler(indices, batch_size, drop_last)
 
-    def shard(self, dataset: Any, batch_size: int, shuffle: bool, epochs: int) -> Shard:
-        """Return this node's share of a dataset in batches."""
-        shard = Shard(dataset, batch_size, shuffle, epochs, self.sharers)
-        # Begin at the swarm's count of passes, so that members agree on the division, or at our own if it is ahead.
-        shard.next_pass = max(self.passes, self.sharers.swarm_samples() // shard.length)
-        self.passes = shard.next_pass + epochs
-        return shard
+    def compare(self, sampler: ShareSampler, data: Any, length: int) -> None:
+        """Let the passes of this sampler be compared with those of other members."""
+        if self.on_pass is not None:
+            sampler.on_pass = partial(self.on_pass, likeness_of(data, length))
 
     def remember(self, sampler: ShareSampler) -> None:
         length = sampler.length
@@ -209,7 +257,7 @@ class Samplers:
         if state is not None:
             sampler.load_state_dict(state)
         elif previous is not None:
-            sampler.next_number = previous.next_number
+            sampler.next_number, sampler.earlier_parts = previous.next_number, previous.earlier_parts
         self.last[length] = sampler
 
     def state(self) -> list[dict[str, Any]]:

@@ -44,6 +44,7 @@ NAME_BYTES = 16  # The length of a link's name, by which lanes join it.
 MAX_STRANGER_DIALS = 2  # Concurrent dials to strangers, whose addresses may drop packets.
 MAX_SILENT_DIALS = 8  # Concurrent dials to addresses whose last dial timed out.
 MAX_QUEUED_STRANGERS = 64  # Dials to strangers that may queue; further ones fail at once.
+NO_GREETING = "accepted the connection, but sent no greeting"
 SILENT_S = 1.0  # A dial that fails after a longer time was dropped by the network, and not refused.
 MAX_SILENT_ADDRESSES = 4_096  # Silent addresses that are remembered.
 MAX_NOTICES = 64  # Distinct notices, so that strangers cannot fill the log.
@@ -74,6 +75,7 @@ class DialOutcome:
     seconds: float = 0.0  # The duration of the dial, without waits for limiters.
     greeted: tuple[Link, Hello] | None = None  # The link and the other side's Hello; None if the dial failed.
     failure: str = ""  # A clause that says why there is no link; empty if nothing answered in time.
+    is_busy: bool = False  # The other side accepted the connection and closed it, as a node without room does.
     refusal: RefusedError | None = None  # The refusal, if either side has refused the other.
 
 
@@ -239,15 +241,15 @@ class Connector:
                     return outcome
                 with trio.move_on_after(self.config.hello_timeout_s):
                     stream = await self.connect(address)
-                    if address in self.seeds.addresses:
-                        self.peer.on_seed_answered(address)
-                    outcome.failure = "accepted the connection, but sent no greeting"
+                    outcome.failure = NO_GREETING
                     outcome.greeted = await self.handshake(stream, False, expect)
         except RefusedError as error:
             self.on_refusal(error, address, expect)
-            outcome.refusal = error
+            outcome.refusal, outcome.is_busy = error, error.code == "closed"
         except (OSError, RemoteError) as error:
-            outcome.failure = outcome.failure or describe_failure(error)
+            is_closed = outcome.failure == NO_GREETING and isinstance(error, BrokenLinkError)
+            outcome.is_busy = is_closed and not getattr(stream, "has_received", True)
+            outcome.failure = NO_GREETING if is_closed else describe_failure(error)
         outcome.seconds = trio.current_time() - began
         return outcome
 
@@ -259,6 +261,8 @@ class Connector:
         if outcome.greeted is None and outcome.seconds > SILENT_S:  # Later dials to it wait their turn.
             self.silent_addresses[address] = None
         if address in self.seeds.addresses:
+            if outcome.is_busy:
+                self.peer.on_seed_busy(address)
             failure = outcome.failure or "did not answer"
             self.seeds.on_dialled(address, outcome.greeted is not None, failure, outcome.refusal)
 
@@ -410,5 +414,5 @@ def describe_failure(error: OSError | RemoteError) -> str:
     if isinstance(error, ConnectionRefusedError):
         return "refused the connection: no node listens there"
     if isinstance(error, RemoteError):
-        return "did not answer" if error.code == "broken" else f"did not greet: {error}"
+        return "did not answer" if error.code == "broken" else f"did not greet: {str(error).removesuffix('.')}"
     return f"cannot be reached: {(error.strerror or str(error)).lower()}"

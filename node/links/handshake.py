@@ -74,6 +74,8 @@ class Greeter:
         try:
             reply = await reader.read_message()
         except BrokenLinkError:  # A node that expects TLS resets a plain connection.
+            if reader.bytes_received:
+                raise
             reply = None
         if reply is None:
             raise RefusedError(

@@ -15,7 +15,6 @@ from typing import Any, Protocol
 
 from gossip.errors import CheckpointError, LocalError
 from gossip.ids import quantity
-from gossip.wire.records import clamp_field
 from node.data.sampler import Samplers
 from node.loop.live import LiveModel
 from node.loop.network_side import NetworkSide
@@ -23,7 +22,7 @@ from node.model import checkpoint
 from node.model.state import State
 from node.observe.members import SwarmView
 from node.storage.fetching import fetched_copy
-from node.storage.older import checked_keep
+from node.storage.older import checked_keep, companion
 from node.storage.uploads import CheckpointUploads
 from node.storage.urls import beside, is_url, public_url
 
@@ -104,7 +103,7 @@ class HeldRun:
         return {
             "fingerprint": self.live.state.layout.contents_fingerprint, "run_id": peer.view.run_id.hex(),
             "version": peer.local.version, "steps": self.steps, "samples": self.samples + uncounted,
-            "swarm_samples": swarm_samples, "passes": self.samplers.passes, "samplers": self.samplers.state(),
+            "swarm_samples": swarm_samples, "samplers": self.samplers.state(),
             "finished": peer.view.finished,
             "node": self.network.service.identity.id.hex(), "members": len(self.view.owners),
         }  # fmt: skip
@@ -123,10 +122,7 @@ class HeldRun:
                 self.save(file, state)
             self.url = str(path)
             return
-        meta = dict(self.state_dict() if state is None else state)
-        with self.live.average.in_checkpoint() as training_weights:
-            figures = {"averaged_mixes": self.live.average.mixes} if training_weights else {}
-            self.live.archive.save(path, meta | figures, training_weights, keep)
+        self.live.archive.save(path, self.state_dict() if state is None else state, keep)
 
     def load(self, path: str | os.PathLike[str]) -> dict[str, Any]:
         """Continue the run of the checkpoint at a path or URL, and return the checkpoint's metadata."""
@@ -144,7 +140,9 @@ class HeldRun:
 
         def load_weights() -> None:
             self.live.archive.restore(saved, origin)
-            self.live.average.restore(saved.averaged, clamp_field("steps", meta.get("averaged_mixes", 0)))
+            if saved.lack and self.live.optimizers.all:
+                text = f"{origin} is loaded without the optimizer's state, since {saved.lack}: this node's own stays."
+                self.network.notify("load", text)
 
         self.continue_run(meta, origin, load_weights)
         return meta
@@ -168,7 +166,6 @@ class HeldRun:
         """
         peer = self.network.peer
         saved_run, samples, version = checkpoint.run_progress(meta, origin)
-        self.samplers.passes = max(self.samplers.passes, clamp_field("steps", meta.get("passes", 0)))
         if saved_run is None:  # Weights of no run are taken only if nothing is trained yet.
             run_id, is_present_ahead = peer.view.run_id, self.swarm_samples > 0
         else:
@@ -180,7 +177,6 @@ class HeldRun:
             )
             self.network.notify("load", text)
             return
-        self.live.average.forget()
         load_weights()
         self.ranks.on_replaced()
         self.live.boundary.mass = 1.0  # The push-sum mass of weights of which nothing was pushed away.
@@ -235,7 +231,11 @@ class HeldRun:
         url = beside(self.url, "before-merge")
         try:
             with self.uploads.spool(url, 1, self.folder()) as file:
-                os.link(self.before_merge_path, file)  # A later save replaces the first name and leaves this one.
+                # A later save replaces the first names and leaves these.
+                os.link(self.before_merge_path, file)
+                optimizer_file = self.before_merge_path.with_name(companion(self.before_merge_path.name))
+                if optimizer_file.exists():
+                    os.link(optimizer_file, file.with_name(companion(file.name)))
         except (OSError, CheckpointError):
             return ""
         return f", and go to {public_url(url)}"

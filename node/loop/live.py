@@ -1,4 +1,4 @@
-"""The live model of a node: its tensors and optimizers, the step boundary, the outer step and the average.
+"""The live model of a node: its tensors and optimizers, the step boundary and the outer step.
 
 The training thread owns it. At the *step boundary*, between two steps, it fulfils the requests of the network thread.
 Jobs of that thread also move the outer step, the momentum of mixes (:class:`gossip.arithmetic.mixing.OuterStep`), under
@@ -8,11 +8,10 @@ Jobs of that thread also move the outer step, the momentum of mixes (:class:`gos
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from torch import nn
 
@@ -20,17 +19,20 @@ from gossip.arithmetic.correction import Correction, fresh_zeros
 from gossip.arithmetic.mixing import OuterStep
 from gossip.averaging.boundary import Boundary
 from gossip.config import Config
-from node.loop.average import Average, Part
+from gossip.errors import LayoutError
 from node.model.backup import KeptWeights
 from node.model.checkpoint import Archive
+from node.model.inventory.items import Choices
 from node.model.optimizers import Optimizers
 from node.model.pool import VectorPool
 from node.model.snapshot import ModelState
 from node.model.state import Floats, State
 from node.network.hints import WakeEvent
-from node.storage.vectors import FileVectors
 
-__all__ = ["LiveModel", "Trained"]
+__all__ = ["LiveModel", "OptimizerReport", "Trained"]
+
+OptimizerReport: TypeAlias = tuple[tuple[str, ...], tuple[tuple[str, float], ...]]
+"""The keys of an optimizer's state, and its scalars by name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,31 +42,29 @@ class Trained:
     Attributes:
         model: A torch module, a mapping of names to tensors or arrays, or a state.
         optimizers: The optimizers of the model.
-        frozen: True to exchange also the parameters that require no gradient while others do.
-        keep_average: True to keep the average over the last mixes.
+        choices: The treatments of tensors that the user chose.
         given_state: The state of the model if it exists already, as for a sharded model.
     """
 
     model: nn.Module | Mapping[str, Any] | State
     optimizers: Optimizers
-    frozen: bool = False
-    keep_average: bool = False
+    choices: Choices = field(default_factory=Choices)
     given_state: State | None = None
 
     def make_state(self) -> State:
         """Return the state that reads and writes the model as a flat vector."""
         if self.given_state is not None:
             return self.given_state
-        return self.model if isinstance(self.model, State) else ModelState(self.model, self.optimizers, self.frozen)
+        return self.model if isinstance(self.model, State) else ModelState(self.model, self.optimizers, self.choices)
 
 
-def correction_vector(state: State, files: FileVectors | None, elements: int) -> Floats:
+def correction_vector(state: State, elements: int) -> Floats:
     """Return zeros for a correction: page-locked if the model's vectors are, because each addition is an upload."""
-    if state.locks:
-        vector = state.buffer(elements)
-        vector.fill(0.0)
-        return vector
-    return fresh_zeros(elements) if files is None else files.zeros(elements)
+    if not state.locks:
+        return fresh_zeros(elements)
+    vector = state.buffer(elements)
+    vector.fill(0.0)
+    return vector
 
 
 class LiveModel:
@@ -77,7 +77,6 @@ class LiveModel:
         is_single_rank: True if no other process (rank) trains this model. Only then does the node learn a correction
             for the bias of its data (:class:`~gossip.arithmetic.correction.Correction`), and upload updates to a device
             ahead of the boundary that adds them.
-        folder: The folder for files that hold the host vectors; None to hold them in memory.
     """
 
     def __init__(
@@ -86,14 +85,11 @@ class LiveModel:
         config: Config,
         make_boundary: Callable[..., Boundary] = Boundary,
         is_single_rank: bool = True,
-        folder: Path | None = None,
     ) -> None:
         self.model, self.optimizers = trained.model, trained.optimizers
         self.state = trained.make_state()
         self.state.check()
-        self.average = Average(self.state, trained.keep_average)
-        files = None if folder is None else FileVectors(folder, self.lasting_elements(config))
-        self.pool = VectorPool(self.state, files)
+        self.pool = VectorPool(self.state)
         self.wake = WakeEvent()  # Wakes a training loop that only waits (joining, settling).
         self.backup = KeptWeights(self.state, self.optimizers)
         self.boundary = make_boundary(
@@ -107,20 +103,10 @@ class LiveModel:
             self.outer.correction = Correction(
                 self.state.layout.exchanged, self.state.layout.parameters, config.kappa, interval_steps
             )
-        if files is not None:
-            self.outer.zeros = self.backup.zeros = files.zeros
-        if self.outer.correction is not None:
-            self.outer.correction.zeros = partial(correction_vector, self.state, files)
+            self.outer.correction.zeros = partial(correction_vector, self.state)
         self.outer_lock = threading.Lock()  # The training thread resets the outer step that the network's threads move.
         self.archive = Archive(self.state, self.optimizers)
         self.has_weights = False  # True once mixing has started from weights, the node's own or others'.
-
-    def lasting_elements(self, config: Config) -> int:
-        """Return the number of elements in the vectors that a node holds all the time (docs/operating.md)."""
-        vectors = 2  # Of an exchange: a snapshot and a difference.
-        vectors += 0 if config.plain else 2  # Of the outer step: weights and momentum.
-        vectors += 1 if config.kappa else 0  # Of the correction.
-        return vectors * self.state.layout.exchanged
 
     def begin_mixing(self) -> None:
         """Start mixing from the current weights."""
@@ -136,17 +122,23 @@ class LiveModel:
             self.outer.reset(vector.array)
         self.pool.give(vector)
 
-    def on_mixed(self, parts: Sequence[Part]) -> None:
-        """Handle exchanges that have changed these parts of the model at one boundary."""
-        self.optimizers.on_mixed()
-        self.average.on_mixed(parts)
+    def optimizer_report(self) -> OptimizerReport | None:
+        """Return the keys and scalars of the optimizer state that newcomers get.
+
+        Both are empty if the optimizer has more tensors than may be exchanged. The result is None while the scalars are
+        on their way from a device.
+        """
+        try:
+            scalars = self.state.recent_optimizer_scalars()
+            return None if scalars is None else (self.state.optimizer_keys, tuple(scalars.items()))
+        except LayoutError:
+            return (), ()
 
     def on_replaced(self, vector: Any) -> None:
         """Reset everything that depends on the old weights, after ``vector`` has replaced them."""
         # The vector may end with an optimizer's state, which was taken if it fits. Only then does the momentum stay.
         if self.optimizers.quasi_global:
             self.optimizers.on_replaced(keep=self.state.holds(vector))
-        self.average.forget()
         self.has_weights = True
         with self.outer_lock:
             if self.outer.has_weights:

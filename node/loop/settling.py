@@ -89,7 +89,6 @@ class Settling:
             The largest difference of a tensor from the last partners', relative to its norm: 0 if all nodes have the
             same weights. None if it is unknown.
         """
-        mixes_before = self.live.average.mixes
         self.settled_at = self.run.steps
         self.announce(AGREED, None)  # That of an earlier time.
         has_all = self.wait_for_settlers(wait_s)
@@ -104,7 +103,6 @@ class Settling:
         self.finish_exchanges(min(1.0, seconds))
         self.network.call(self.network.service.on_settled)
         self.network.sync()
-        self.live.average.on_settled(mixes_before)
         if not self.live.outer.is_plain:
             self.live.reset_outer()
         return self.report_end(standing, time.monotonic() - began_at)
@@ -172,7 +170,7 @@ class Settling:
     def round_wide_weights(self) -> None:
         """Round weights of float64 to the float32 values on which the nodes have agreed."""
         layout = self.live.state.layout
-        if any(segment.dtype == "float64" and segment.kind != "frozen" for segment in layout.segments):
+        if any(segment.dtype == "float64" and segment.kind in ("parameter", "buffer") for segment in layout.segments):
             vector = np.zeros(layout.size, np.float32)
             self.live.state.read(vector[: layout.exchanged])
             if layout.exchanged < layout.size:

@@ -2,32 +2,65 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
+from typing import NamedTuple
 
-from gossip.errors import FaultError, LocalError, RefusedError
-from gossip.ids import quantity
+from gossip.effects import MemberState
+from gossip.errors import FaultError, LocalError
+from gossip.ids import Address, quantity
+from node import running
 from node.faults import report_to
 from node.loop.held_run import HeldRun
 from node.loop.live import LiveModel
 from node.loop.network_side import NetworkSide
-from node.settings import Settings
+from node.observe.reduced import STARTED, mark_in
+from node.settings import Settings, beside
 
 __all__ = ["Startup"]
 
-# A seed may close connections at once because it is busy, or is a forwarder whose node is down. This refusal ("closed")
-# may therefore be retried until this multiple of join_timeout_s has passed.
-CLOSED_TIMEOUTS = 3.0
 VISIT_PERIOD_S = 0.02  # Seconds between two visits of the boundary while the loop waits.
+MEET_S = 5.0  # Seconds to meet all members once another one has counted them: a link takes about one.
+GONE = MemberState.LEFT, MemberState.DEAD
+COUNT_PERIOD_S = 0.1  # Seconds between two counts of members, each of which walks over all of them.
+
+
+class Count(NamedTuple):
+    """A count of the members that hold this run. Only those that this node has contacted are believed."""
+
+    here: int  # ALIVE and contacted, this node included.
+    gone: int  # LEFT or DEAD.
+    told: int  # The largest number that a contacted member says it has counted; 0 if none does.
 
 
 class Startup:
-    """The waits of a training loop before its first step. Each of them visits the boundary meanwhile."""
+    """The waits of a training loop before its first step. Each of them visits the boundary meanwhile.
+
+    ``announce`` puts a mark into this node's record.
+    """
 
     def __init__(
-        self, settings: Settings, live: LiveModel, network: NetworkSide, run: HeldRun, visit: Callable[[], None]
-    ) -> None:
+        self, settings: Settings, live: LiveModel, network: NetworkSide, run: HeldRun, visit: Callable[[], None],
+        announce: Callable[[str, tuple[float, int]], None],
+    ) -> None:  # fmt: skip
         self.settings, self.live, self.network, self.run, self.visit = settings, live, network, run, visit
+        self.announce = announce
+
+    def enter(self, owner: running.Side) -> int:
+        """Register this node in its process, and give it an address of its own there.
+
+        Returns:
+            The number of other nodes over the same model, which are closed.
+        """
+        settings = self.settings
+        if settings.shares_address:
+            running.claim_address()
+        replaced_nodes = running.enter(owner)
+        if settings.follows_first and settings.listen is not None:
+            port = running.ports.get(0, 0)  # 0 if the first Node has not started yet.
+            self.network.service.bound = beside(Address(settings.listen.host, port), settings.place)
+        return replaced_nodes
 
     def join(self) -> None:
         """Wait until this node holds weights to train, from the swarm or its own.
@@ -37,6 +70,7 @@ class Startup:
             LocalError: A seed refused this node, or ``settings.join_or_fail_s`` has passed.
         """
         service, began = self.network.service, time.monotonic()
+        running.ports[self.settings.place] = 0 if service.bound is None else service.bound.port
         service.read_progress = self.network.runtime.read_progress = lambda: (self.run.steps, self.run.samples)
         is_ready = False
         while not is_ready:
@@ -59,16 +93,12 @@ class Startup:
         connector, limit_s = self.network.runtime.connector, self.settings.join_or_fail_s
         refusal = connector.seeds.refusal
         may_connect = bool(connector.dialling) or len(self.network.runtime.links) > 0
-        if refusal is not None and not may_connect and self.is_final(refusal, waited_s, is_ready):
+        # A seed that closes connections at once may be busy, or a forwarder whose node is down. That is final only when
+        # the peer has given up waiting for it: it would train alone, although its seed exists.
+        if refusal is not None and not may_connect and is_ready == (refusal.code == "closed"):
             raise LocalError(f"Could not join: {refusal}") from refusal
         if limit_s is not None and waited_s > limit_s and not is_ready:
             raise LocalError(f"Could not join within {limit_s:g} s: {connector.seeds.why_alone()}.")
-
-    def is_final(self, refusal: RefusedError, waited_s: float, is_ready: bool) -> bool:
-        """Return True if a refusal by a seed must end this node, after it has waited for ``waited_s`` seconds."""
-        if refusal.code == "closed":  # A node that is ready to train would do so alone, although its seed exists.
-            return is_ready or waited_s >= CLOSED_TIMEOUTS * self.settings.config.join_timeout_s
-        return not is_ready
 
     def begin_with_own_weights(self) -> None:
         """Start mixing from the node's own weights, unless it has adopted others, and allocate memory for exchanges."""
@@ -79,25 +109,62 @@ class Startup:
     def wait_for_others(self, began: float) -> None:
         """Wait until ``settings.wait_for`` members hold this run, up to ``settings.wait_s`` seconds after ``began``.
 
-        Only members that this node has contacted count, because a peer may claim any others.
+        The wait ends on all nodes or on none. A node that has counted enough members says so in its record, also in the
+        last one before it leaves. A node that reads it waits only for members that have not left meanwhile.
         """
-        count, wait_s = self.settings.wait_for, self.settings.wait_s
-        while (run_size := self.network.peer.membership.run_size) < count and not self.network.peer.view.finished:
-            if time.monotonic() - began >= wait_s:
-                if self.settings.others is not None and self.network.peer.view.alive_count < 2:
-                    address = self.network.peer.membership.me.address or "none"
-                    raise LocalError(
-                        f"Waited {wait_s:g} s for {count} members that were launched together, and none of the others "
-                        f"came to this node at {address} ({self.network.runtime.connector.seeds.why_alone()}): it does "
-                        "not train alone. Look whether the others run and can reach this address."
-                    )
-                present = f"{run_size} is" if run_size == 1 else f"{run_size} are"
-                text = (
-                    f"Waited {wait_s:g} s for {quantity(count, 'member')}, of whom {present} here with the weights, "
-                    "this one included: this node goes on, and mixes with the others when they come."
-                )
-                self.network.notify("waited", text)
+        wanted, wait_s = self.settings.wait_for, self.settings.wait_s
+        told_at = math.inf  # The time at which this node first read that another one has counted enough members.
+        while (count := self.count_members()).here < wanted and not self.network.peer.view.finished:
+            now = time.monotonic()
+            if count.told >= wanted:
+                told_at = min(told_at, now)
+                if count.here + count.gone >= wanted or now - told_at >= MEET_S:
+                    break
+            if now - began >= wait_s:
+                self.give_up_waiting(count.here)
                 return
-            self.live.wake.wait(VISIT_PERIOD_S)
-            self.network.check()
-            self.visit()
+            until = now + COUNT_PERIOD_S
+            while time.monotonic() < until:
+                self.live.wake.wait(VISIT_PERIOD_S)
+                self.visit()
+        if wanted > 1:
+            self.announce(STARTED, (float(max(count.here, count.told)), 0))
+            self.network.sync()
+
+    def count_members(self) -> Count:
+        """Count the members that hold this run. Samplers divide the data among those that are here from now on."""
+        here, told, gone = 1, 0, 0
+
+        def count() -> None:
+            nonlocal here, told, gone
+            self.network.service.refresh_view()
+            peer = self.network.peer
+            here = peer.membership.run_size
+            for record, state in peer.membership.members():
+                if record.run_id == peer.view.run_id:
+                    gone += state in GONE
+                    mark = mark_in(record, STARTED)
+                    if mark is not None and peer.membership.was_contacted(record.id):
+                        told = max(told, int(mark[0]))
+
+        self.network.call(count)
+        self.network.sync()
+        self.network.check()
+        return Count(here, gone, told)
+
+    def give_up_waiting(self, members: int) -> None:
+        """Tell the user that only so many members came, or raise LocalError if a launcher started others."""
+        count, wait_s = self.settings.wait_for, self.settings.wait_s
+        if self.settings.others is not None and self.network.peer.view.alive_count < 2:
+            address = self.network.peer.membership.me.address or "none"
+            raise LocalError(
+                f"Waited {wait_s:g} s for {count} members that were launched together, and none of the others "
+                f"came to this node at {address} ({self.network.runtime.connector.seeds.why_alone()}): it does "
+                "not train alone. Look whether the others run and can reach this address."
+            )
+        present = f"{members} is" if members == 1 else f"{members} are"
+        text = (
+            f"Waited {wait_s:g} s for {quantity(count, 'member')}, of whom {present} here with the weights, "
+            "this one included: this node goes on, and mixes with the others when they come."
+        )
+        self.network.notify("waited", text)

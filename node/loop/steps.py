@@ -8,11 +8,10 @@ At the *step boundary*, between two steps, the loop fulfils the network thread's
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from typing import Any, Protocol
 
 from gossip.averaging.boundary import Boundary
-from gossip.averaging.visit import Update, Visit
+from gossip.averaging.visit import Visit
 from gossip.config import Config
 from node.network.hints import LoopHints
 
@@ -27,7 +26,7 @@ class LoopOwner(Protocol):
     def on_replaced(self, weights: Any) -> None:
         """Handle the replacement of the model's weights by these."""
 
-    def on_mixed(self, updates: Sequence[Update]) -> None:
+    def on_mixed(self) -> None:
         """Handle updates of exchanges that the boundary has added to the model."""
 
     def is_copy_due(self) -> bool:
@@ -89,7 +88,7 @@ class StepLoop:
         copies_for_newcomers = report and not serves_newcomers and owner.is_copy_due()
         visit = boundary.visit(owner.on_replaced, copies_for_mix, copies_for_newcomers)
         if visit.updates and not visit.adopted:
-            owner.on_mixed(visit.updates)
+            owner.on_mixed()
         if visit.has_only_updates and not report:
             owner.report_updates(visit)
         else:

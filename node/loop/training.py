@@ -13,23 +13,27 @@ import signal
 import threading
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from types import FrameType
-from typing import Any, TypeAlias
+from typing import Any
 
 from gossip.arithmetic.correction import Correction, steps_between_parts
-from gossip.averaging.visit import Update, Visit
-from gossip.errors import LayoutError, LocalError
+from gossip.averaging.visit import Visit
+from gossip.errors import LocalError
 from gossip.ids import MemberRecord, PeerId, from_hex
 from node import running
 from node.data.division import Sharers, Sharing
 from node.data.sampler import Samplers
+from node.loop.comparison import DataComparison
 from node.loop.held_run import LOADED_STATE, HeldRun, NoRanks, OtherRanks
-from node.loop.live import LiveModel
+from node.loop.live import LiveModel, OptimizerReport
 from node.loop.network_side import NetworkSide
 from node.loop.settling import Settling
 from node.loop.startup import Startup
+from node.loop.step_watch import StepWatch
 from node.loop.steps import StepLoop
+from node.model.inventory.items import Inventory
+from node.model.inventory.watch import ModelWatch
 from node.model.loss import LastLoss
 from node.network.runtime import Runtime
 from node.network.service import LEAVE_S, REPORT_S, Service
@@ -42,9 +46,6 @@ from node.observe.timeline import LoopTimeline
 from node.settings import Settings
 
 __all__ = ["TrainingSide"]
-
-OptimizerReport: TypeAlias = tuple[tuple[str, ...], tuple[tuple[str, float], ...]]
-"""The keys of an optimizer's state, and its scalars by name."""
 
 # Newcomers get the newest snapshot while this node's loop is idle. Another is taken for them once it is so old:
 LONE_COPY_S = 1.0  # For a node without other members.
@@ -73,14 +74,20 @@ class TrainingSide:
     ) -> None:
         self.live, self.settings, self.config = live, settings, settings.config
         self.ranks = NoRanks() if ranks is None else ranks
-        self.average = live.average
         self.loop = StepLoop(self.config, live.boundary, self, REPORT_S)
         self.service = Service(settings, live, self.loop.hints, self.source)
         self.samplers = Samplers(Sharers.of(sharing or self))
         self.network = NetworkSide(self.service)
         self.run = HeldRun(live, self.network, self.samplers, self.ranks)
-        self.startup = Startup(settings, live, self.network, self.run, self.visit)
         self.settling = Settling(live, self.network, self.run, self.visit, self.on_replaced)
+        self.startup = Startup(settings, live, self.network, self.run, self.visit, self.settling.announce)
+        self.model_watch = ModelWatch(
+            live.state, self.network.notify,
+            lambda: self.network.report_to_peer(lambda peer, now: peer.on_frozen_changed(now)),
+        )  # fmt: skip
+        self.comparison = DataComparison(self.network, self.settling.announce)
+        self.step_watch = StepWatch(live, self.run, self.network.notify)
+        self.samplers.on_pass, self.samplers.on_draw = self.comparison.on_pass, self.step_watch.on_draw
         self.loss = LastLoss()
         self.was_loss_finite = True  # At the last report.
         self.learning_rate = math.nan  # As the loop passes it to `step`; used if no optimizer has one.
@@ -112,7 +119,7 @@ class TrainingSide:
         if running.is_stop_requested():
             raise SystemExit(128 + signal.SIGTERM)
         self.owner = owner or self
-        replaced_nodes = running.enter(self.owner)
+        replaced_nodes = self.startup.enter(self.owner)
         if not self.settings.joins:
             self.live.begin_mixing()
         self.handle_sigterm()
@@ -123,6 +130,7 @@ class TrainingSide:
                 self.network.notify("replaced", REPLACED_NOTICE)
             if self.timeline is not None:
                 self.timeline.start(self.me.hex())
+            self.model_watch.begin()
             self.startup.join()
             if self.finished and not self.live.boundary.replacements:
                 self.run.load_final()
@@ -130,6 +138,7 @@ class TrainingSide:
             if self.run.early_state is not None and not self.live.boundary.replacements:
                 self.run.continue_run(self.run.early_state, LOADED_STATE, lambda: None)
             self.startup.wait_for_others(began)
+            self.step_watch.begin()
             if self.timeline is not None:
                 self.timeline.record_time("join", time.monotonic() - began)
         except BaseException:
@@ -144,6 +153,8 @@ class TrainingSide:
         """
         if self.network.forked:
             return
+        self.step_watch.close()
+        self.network.call(self.comparison.compare)  # A short program may not have reached a report.
         self.service.state_dir.is_closing = True
         if self.service.leaving is not None:
             self.network.call(self.service.leave)
@@ -222,6 +233,9 @@ class TrainingSide:
         self.network.check()
         return reduce(own.values, records)
 
+    def inventory(self) -> Inventory:
+        return self.live.state.inventory()
+
     def metrics(self) -> Metrics:
         return Metrics.of(self.source())
 
@@ -231,7 +245,7 @@ class TrainingSide:
         return Source(
             runtime.peer, runtime.links, self.run.steps, self.run.samples, self.run.swarm_samples,
             runtime.streams.durations, self.overheads_s, self.service.listeners.dropped, runtime.exchange_log.mixes(),
-            self.service.faults.count, self.service.faults.restarts,
+            self.service.faults.count, self.service.faults.restarts, self.run.shown_samples[0].run,
         )  # fmt: skip
 
     # -- steps -----------------------------------------------------------------------------------------------------
@@ -242,6 +256,7 @@ class TrainingSide:
         self.run.samples += samples
         if loss is not None:
             self.loss.set(loss)
+        self.model_watch.on_step()
         if self.live.outer.correction is not None:
             self.apply_correction(self.live.outer.correction)
         self.loop.step(self.run.steps, start + self.service.clock_s)
@@ -294,14 +309,15 @@ class TrainingSide:
         self.loop.visit(self.network.now)
 
     # -- calls of the step loop ------------------------------------------------------------------------------------
-    def on_mixed(self, updates: Sequence[Update]) -> None:
+    def on_mixed(self) -> None:
         """Handle updates of exchanges that the boundary has added to the model."""
-        self.live.on_mixed([update.positions for update in updates])
+        self.live.optimizers.on_mixed()
         self.ranks.on_mixed()
 
     def on_replaced(self, weights: Any) -> None:
         """Handle the replacement of the model's weights by these."""
         self.live.on_replaced(weights)
+        self.model_watch.on_adopted()
         self.ranks.on_replaced()
 
     def report_updates(self, visit: Visit) -> None:
@@ -339,12 +355,14 @@ class TrainingSide:
             self.startup.begin_with_own_weights()  # The outer step of this snapshot's mix needs weights to start from.
         optimizer, is_unreported = None, self.live.optimizers.all and not runtime.peer.local.optimizer_keys
         if now - self.optimizer_reported_at > OPTIMIZER_S or is_unreported:
-            optimizer = self.optimizer_report()
+            optimizer = self.live.optimizer_report()
+            self.model_watch.look()
             self.optimizer_reported_at = -math.inf if optimizer is None else now
         if now - self.view_refreshed_at > REPORT_S:
             self.view_refreshed_at = now
             self.network.call(self.service.refresh_view)
         self.settling.on_step()
+        self.comparison.compare_if_due(self.loss.first_two)
         loss = self.loss.read()
         self.network.must_call(self.pass_report, self.run.steps, self.run.samples, loss, visit, optimizer)
         self.check_soundness(runtime)
@@ -375,37 +393,26 @@ class TrainingSide:
         self.was_loss_finite = not self.loss.is_not_finite
         if not runtime.peer.view.sound:
             if not self.live.boundary.has_requests and self.live.state.sound():
-                self.average.forget()  # The average may include values that are not finite.
                 self.network.report_to_peer(lambda peer, now: peer.on_mended(now))
         elif self.loss.is_not_finite and not self.live.state.sound():
-            self.network.report_to_peer(lambda peer, now: peer.on_spoiled(None, now))
+            tensor = self.live.state.spoiled_tensor()
+            self.network.report_to_peer(lambda peer, now: peer.on_spoiled(None, now, tensor))
         elif has_diverged:
             sentence = f"The loss is not finite (step {self.run.steps}); the weights still are, and are mixed."
             self.network.notify("loss", sentence)
 
-    def optimizer_report(self) -> OptimizerReport | None:
-        """Return the keys and scalars of the optimizer state that newcomers get.
-
-        Both are empty if the optimizer has more tensors than may be exchanged. The result is None while the scalars are
-        on their way from a device.
-        """
-        state = self.live.state
-        try:
-            scalars = state.recent_optimizer_scalars()
-            return None if scalars is None else (state.optimizer_keys, tuple(scalars.items()))
-        except LayoutError:
-            return (), ()
-
     # -- ending --------------------------------------------------------------------------------------------------
     def settle(self, seconds: float, wait_s: float = 0.0) -> float | None:
         began = time.monotonic()
-        distance = self.settling.settle(seconds, wait_s)
+        with self.step_watch.paused():
+            distance = self.settling.settle(seconds, wait_s)
         if self.timeline is not None:
             self.timeline.record_time("settle", time.monotonic() - began)
         return distance
 
     def finish(self, seconds: float) -> None:
-        self.settling.finish(seconds)
+        with self.step_watch.paused():
+            self.settling.finish(seconds)
 
     def merge(self, run: str) -> None:
         """Ask the peer to take the weights of the run with this name."""
@@ -421,8 +428,12 @@ class TrainingSide:
     def save(self, path: str | os.PathLike[str], keep: int = 1) -> None:
         self.run.save(path, keep=keep)
 
+    def export(self, path: str | os.PathLike[str]) -> None:
+        self.live.archive.export(path)
+
     def load(self, path: str | os.PathLike[str]) -> dict[str, Any]:
-        return self.run.load(path)
+        with self.step_watch.paused():
+            return self.run.load(path)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self.run.load_state_dict(state)

@@ -33,7 +33,6 @@ class KeptWeights:
         save: Writes the checkpoint. If that fails, no backup is made, and the weights may not be replaced.
 
     Attributes:
-        zeros: Allocates the backup's vector: returns that many float32 zeros.
         weights: The weights in the backup, float32; None if there is no backup.
         optimizers: The ``state_dict()`` of each optimizer in the backup.
         why_not: The reason why the last backup failed; empty if none has.
@@ -43,7 +42,6 @@ class KeptWeights:
         self, state: State, optimizers: Optimizers | None = None, save: Callable[[], None] = lambda: None
     ) -> None:
         self.state, self.live_optimizers, self.save = state, optimizers or Optimizers(), save
-        self.zeros: Callable[[int], Floats] = fresh_zeros
         self.weights: Floats | None = None
         self.optimizers: list[dict[str, Any]] = []
         self.why_not = ""
@@ -60,7 +58,7 @@ class KeptWeights:
         except CheckpointError as error:
             self.why_not = str(error)
             return False
-        self.weights = self.zeros(self.state.layout.size)
+        self.weights = fresh_zeros(self.state.layout.size)
         self.state.read(self.weights)
         self.optimizers = copy_to_host(self.live_optimizers.split_state(self.live_optimizers.state_dict()))
         return True

@@ -1,12 +1,10 @@
-"""Checkpoints: one safetensors file that holds everything, and a small JSON file that describes it.
+"""Checkpoints: a safetensors file of weights that any tool reads, another of the optimizer's state, and a description.
 
-Weights keep their own names, so that any tool that reads safetensors can read them. A node may keep a running average
-of its weights, which is then the model to evaluate and has the plain names. The weights that training continues from
-are then stored under ``training/``.
-
-Optimizer tensors are stored under ``optimizer/``. The optimizer's structure and the metadata are JSON in the file's
-header: a rename replaces one file, so all that `load` needs is in one file. Nothing is ever pickled or unpickled. The
-JSON file next to it, its *description*, is for readers alone.
+The weights keep the model's own names and are alone in their file, so that
+``model.load_state_dict(safetensors.torch.load_file(path))`` works. The run's metadata are JSON in the file's header.
+The optimizer's state lies beside it: its tensors, and its structure as JSON in the header. Both headers name the save
+that wrote them. A kill between the two renames therefore never pairs weights with the state of another step. Nothing
+is ever pickled or unpickled. The JSON file next to them, the *description*, is for readers alone.
 """
 
 from __future__ import annotations
@@ -18,57 +16,52 @@ import glob
 import json
 import math
 import os
-import re
+import secrets
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
-import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 
 from gossip.errors import CheckpointError
 from gossip.ids import from_hex
 from gossip.wire.records import clamp_field
-from node.model.device import file
 from node.model.optimizers import Optimizers
 from node.model.state import State
-from node.storage.older import keep_older
-from node.storage.urls import is_url
+from node.storage import tensor_file
+from node.storage.older import DESCRIPTION, OPTIMIZER, companion, keep_older
+from node.storage.urls import SUFFIX, is_url
 
-__all__ = ["Archive", "Checkpoint", "load", "run_progress", "save"]
+__all__ = ["Archive", "Checkpoint", "export", "load", "run_progress", "save"]
 
-_SUFFIX: Final = ".safetensors"
-_VERSION: Final = 1
-_WITH_TRAINING: Final = 2  # The version of a file that holds both an average and the training weights.
+_VERSION: Final = 3
 _KEY: Final = "gossip"  # The entry of the header's __metadata__ that holds our JSON document.
-_OPTIMIZER: Final = "optimizer/"
-_TRAINING: Final = "training/"
 # The document of a file without one, which another tool has written.
-_EMPTY_DOCUMENT: Final = '{"version": 1, "optimizer": null, "tied": {}, "meta": {}}'
+_EMPTY_DOCUMENT: Final = f'{{"version": {_VERSION}, "save": null, "meta": {{}}}}'
 _NO_ROOM: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # Errors of a disk, a quota or a file that is full.
 
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """The contents of a checkpoint. Tensors are on the CPU; tied tensors are one object under several names.
+    """The contents of a checkpoint. Tensors are on the CPU, and none shares memory with the file.
 
     Attributes:
-        tensors: The weights that training continues from.
-        averaged: The model to evaluate, where the file has one apart from ``tensors``; otherwise empty.
+        tensors: The weights by name.
         optimizer_state: What `optimizer.load_state_dict` takes, or None.
         meta: The metadata that was given to :func:`save`.
+        lack: Why the optimizer's state that was saved is not here, as a clause; otherwise empty.
     """
 
     tensors: dict[str, Tensor]
-    averaged: dict[str, Tensor]
     optimizer_state: dict[str, Any] | None
     meta: dict[str, Any]
+    lack: str = ""
 
 
 def run_progress(meta: Mapping[str, Any], path: str | os.PathLike[str]) -> tuple[bytes | None, int, float]:
@@ -95,105 +88,108 @@ def save(
     tensors: Mapping[str, Tensor],
     optimizer_state: Mapping[str, Any] | None,
     meta: Mapping[str, Any],
-    training: Mapping[str, Tensor] | None = None,
     keep: int = 1,
 ) -> None:
-    """Write ``path`` and a ``.json`` file next to it that describes it.
+    """Write ``path``, an ``.optimizer`` file next to it, and a ``.json`` file that describes it.
 
-    Both files are written to a temporary directory, synced and renamed. A process that is killed, or that runs out of
-    disk space, leaves the previous checkpoint readable. Several processes may save to one path at once; the last one
-    wins.
+    All are written to a temporary directory, synced and renamed, the weights last. A process that is killed, or that
+    runs out of disk space, leaves the previous weights readable. Several processes may save to one path at once; the
+    last one wins.
 
     Args:
         path: A name without a suffix gets ``.safetensors``. Missing directories are created.
         tensors: The model's tensors by name, on any device.
         optimizer_state: An optimizer's ``state_dict()``.
         meta: Names mapped to numbers, strings, None, and lists, tuples and mappings of them.
-        training: The weights behind an average, by their names in ``tensors``, where ``tensors`` are an average.
         keep: The number of checkpoints to keep under this name; older ones become run.1.safetensors and so on.
 
     Raises:
         CheckpointError: The file could not be written. The message says whether the previous checkpoint is intact.
     """
     target = _with_suffix(path)
-    # Keep any other suffix in the name: otherwise "run.1" and "run.2" would share one description.
-    description = target.with_suffix(".json") if target.suffix == _SUFFIX else target.with_name(target.name + ".json")
-    stored, document = _plan(tensors, optimizer_state, meta, training or {})
-    elements = sum(tensor.numel() for name, tensor in stored.items() if name in tensors)
-    described = {
-        "checkpoint": target.name, "version": document["version"], "elements": elements, "meta": document["meta"],
-    }  # fmt: skip
-    try:
-        for path_to_replace in (target, description):
-            if path_to_replace.exists() and not path_to_replace.is_file():
-                raise CheckpointError(
-                    f"Could not save to {path_to_replace}: it is no regular file; choose another path."
-                )
-        target.parent.mkdir(parents=True, exist_ok=True)
-        with _folder_beside(target) as folder:
-            text, weights = folder / "text", folder / "weights"
-            text.write_text(json.dumps(described, indent=2, allow_nan=False) + "\n")
-            write = save_file if all(tensor.device.type == "cpu" for tensor in stored.values()) else file.write
-            write(stored, weights, {"format": "pt", _KEY: json.dumps(document, allow_nan=False)})
-            # Apply the umask's permissions: the library makes the file readable by its owner alone.
-            shutil.copymode(text, weights)
-            for written in (text, weights):
-                with written.open("rb") as opened:
-                    os.fsync(opened.fileno())
-            keep_older((target, description), keep, folder)
-            os.replace(text, description)
-            os.replace(weights, target)  # Comes last: until here the previous checkpoint stays valid.
-    except KeyError as error:  # safetensors raises it for a dtype that it does not have.
-        refused_names = [name for name, tensor in stored.items() if tensor.dtype in error.args]
-        raise _cannot_hold(refused_names[0], stored[refused_names[0]]) from error
-    except (OSError, SafetensorError) as error:
-        outcome = "the previous checkpoint is intact" if os.path.exists(target) else "nothing was written"
-        number, reason = _reason(error)
-        advice = "free room or choose another path" if number in _NO_ROOM else "choose another path"
-        raise CheckpointError(f"Could not save to {target}: {reason}; {outcome}; {advice}.") from error
+    save_id = None if optimizer_state is None else secrets.token_hex(16)
+    document = {"version": _VERSION, "save": save_id, "meta": _encode(meta, "meta", "", None)}
+    elements = sum(tensor.numel() for tensor in tensors.values())
+    described = json.dumps({"checkpoint": target.name, "elements": elements, **document}, indent=2, allow_nan=False)
+    writers: dict[Path, Callable[[Path], object]] = {}
+    if optimizer_state is not None:
+        held: dict[str, Tensor] = {}
+        structure = _encode(optimizer_state, "the optimizer's state", "", held)
+        half = {"version": _VERSION, "save": save_id, "optimizer": structure}
+        writers[target.with_name(companion(target.name))] = partial(_write, held, half)
+    writers[target.with_name(companion(target.name, DESCRIPTION))] = lambda file: file.write_text(described + "\n")
+    writers[target] = partial(_write, tensors, document)
+    _replace(target, writers, keep)
+
+
+def export(path: str | os.PathLike[str], tensors: Mapping[str, Tensor]) -> None:
+    """Write weights alone to ``path``, as :func:`save` does; raise as it does."""
+    target = _with_suffix(path)
+    _replace(target, {target: partial(tensor_file.write, tensors, metadata={"format": "pt"})})
 
 
 def load(path: str | os.PathLike[str]) -> Checkpoint:
     """Read a checkpoint, or any safetensors file of weights (without optimizer state and metadata).
 
-    The file's structure is checked; flipped bits within a tensor are not detected.
+    The structure of both files is checked; flipped bits within a tensor are not detected. Where the optimizer's file is
+    gone, damaged or of another save, the weights are returned without it.
 
     Raises:
-        CheckpointError: The file is missing, truncated, corrupt, a pickle, or of a newer format.
+        CheckpointError: The file is missing, truncated, corrupt, a pickle, or of another format.
     """
     place = _with_suffix(path)
     if not os.path.exists(place) and os.path.exists(path):
         place = Path(path)  # A file without a suffix comes from elsewhere, and is read or refused as it is.
+    tensors, fields = _read(place, save=str | None, meta=dict)
+    state, lack, beside = None, "", place.with_name(companion(place.name))
+    if fields["save"] is not None and not beside.exists():
+        lack = f"{beside.name} is not beside it"
+    elif fields["save"] is not None:
+        try:
+            _, held = _read(beside, save=str, optimizer=dict)
+            if held["save"] == fields["save"]:
+                state = held["optimizer"]
+            else:
+                lack = f"{beside.name} is of another save"
+        except CheckpointError:
+            lack = f"{beside.name} cannot be read"
+    return Checkpoint(tensors, state, fields["meta"], lack)
+
+
+def _read(place: Path, **kinds: Any) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Return the tensors of a file, and those fields of its document that ``kinds`` names, checked by their types.
+
+    The tensors are copied. Those of the library map the file, and would change with it, or end the process once it is
+    cut off.
+
+    Raises:
+        CheckpointError: The file cannot be read, or a field is missing or of another type.
+    """
     try:
         if place.exists() and not place.is_file():
             raise CheckpointError(f"Could not read {place}: it is no regular file; give a checkpoint's path.")
         with safe_open(place, framework="pt", device="cpu") as opened:
-            stored = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118 (it is no mapping)
+            tensors = {name: opened.get_tensor(name).clone() for name in opened.keys()}  # noqa: SIM118 (no mapping)
             document = json.loads((opened.metadata() or {}).get(_KEY, _EMPTY_DOCUMENT))
-        if document["version"] not in (_VERSION, _WITH_TRAINING):
-            version = document["version"]
-            raise CheckpointError(f"{place} has format {version}, this version reads {_WITH_TRAINING}; upgrade it.")
-        for key, kind in (("optimizer", dict | None), ("tied", dict), ("meta", dict)):
-            if not isinstance(document[key], kind):
+        if document["version"] != _VERSION:
+            raise CheckpointError(
+                f"{place} has format {document['version']}, this version reads {_VERSION}: load it with the version "
+                "that wrote it."
+            )
+        if "meta" in kinds and "optimizer" in document:
+            raise CheckpointError(f"{place} is an optimizer's state alone: give the checkpoint beside it.")
+        fields = {key: _decode(document[key], tensors if key == "optimizer" else {}) for key in kinds}
+        for key, kind in kinds.items():
+            if not isinstance(fields[key], kind):
                 raise TypeError(key)
-        for alias, stored_name in document["tied"].items():
-            stored[alias] = stored[stored_name]
-        training_names: dict[str, str] = document.get("training", {})  # Names in the file, by those in the model.
-        training = {name: stored[stored_name] for name, stored_name in training_names.items()}
-        apart = {name for name in stored if name.startswith(_OPTIMIZER)} | set(training_names.values())
-        weights = {name: tensor for name, tensor in stored.items() if name not in apart}
-        averaged = weights if training else {}
-        if training:  # It has only one name of each group of tied tensors. The other names get the same tensor here.
-            by_averaged = {id(stored[name]): tensor for name, tensor in training.items()}
-            weights = {name: by_averaged.get(id(tensor), tensor) for name, tensor in weights.items()}
-        return Checkpoint(weights, averaged, _decode(document["optimizer"], stored), _decode(document["meta"], {}))
+        return tensors, fields
     except FileNotFoundError as error:
         raise CheckpointError(f"There is no checkpoint at {place}; check the path.") from error
     except OSError as error:
         raise CheckpointError(
-            f"Could not read {place}: {_reason(error)[1]}; check the path and its permissions."
+            f"Could not read {place}: {_reason(error)}; check the path and its permissions."
         ) from error
-    except (SafetensorError, KeyError, ValueError, TypeError, AttributeError, RecursionError) as error:
+    except (SafetensorError, LookupError, ValueError, TypeError, AttributeError, RuntimeError) as error:
         sentence = "is cut off, corrupt, or no checkpoint; use another one."
         if _looks_like_a_pickle(place):
             sentence = (
@@ -205,48 +201,6 @@ def load(path: str | os.PathLike[str]) -> Checkpoint:
 # Contents -------------------------------------------------------------------------------------------------------------
 
 
-def _plan(
-    tensors: Mapping[str, Tensor],
-    optimizer_state: Mapping[str, Any] | None,
-    meta: Mapping[str, Any],
-    training: Mapping[str, Tensor],
-) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Return all tensors to store, each once, and the JSON document that describes them.
-
-    Tensors of a device stay there until they are written.
-    """
-    for name in tensors:
-        if name == "__metadata__" or name.startswith(_OPTIMIZER):
-            raise CheckpointError(f"Could not save: a tensor may not be called {name!r} in a checkpoint; rename it.")
-    by_name = dict(tensors)
-    optimizer = _encode(optimizer_state, "the optimizer's state", "", by_name)
-    training_names = {name: _add_tensor(_TRAINING + name, tensor, by_name) for name, tensor in training.items()}
-    stored: dict[str, Tensor] = {}
-    tied: dict[str, str] = {}  # For each name whose tensor is stored under another name: that name.
-    first_names: dict[tuple[Any, ...], str] = {}  # The first name of each view of a memory.
-    storages: set[int] = set()  # Addresses of the memory of stored tensors.
-    for name, tensor in by_name.items():
-        if tensor.layout != torch.strided or tensor.is_meta:
-            raise _cannot_hold(name, tensor)
-        view = (tensor.device, tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride(), tensor.is_conj())
-        if tensor.numel() and first_names.setdefault(view, name) != name:
-            tied[name] = first_names[view]
-            continue
-        if tensor.device.type != "cpu":
-            stored[name] = tensor.detach()
-            continue
-        host = tensor.detach().resolve_conj().resolve_neg().contiguous()
-        if host.untyped_storage().data_ptr() in storages:  # Copy overlapping views, so that each is written separately.
-            host = host.clone()
-        storages.add(host.untyped_storage().data_ptr())
-        stored[name] = host
-    encoded_meta = _encode(meta, "meta", "", None)
-    document = {"version": _VERSION, "optimizer": optimizer, "tied": tied, "meta": encoded_meta}
-    if training_names:
-        document |= {"version": _WITH_TRAINING, "training": training_names}
-    return stored, document
-
-
 def _add_tensor(name: str, tensor: Tensor, tensors: dict[str, Tensor]) -> str:
     """Add a tensor under this name, or under a similar free one, and return that name."""
     while name in tensors:  # A state may have both keys 0 and "0".
@@ -256,7 +210,7 @@ def _add_tensor(name: str, tensor: Tensor, tensors: dict[str, Tensor]) -> str:
 
 
 def _encode(value: Any, whole: str, path: str, tensors: dict[str, Tensor] | None) -> Any:
-    """Convert ``value`` to strict JSON. Tensors go into ``tensors`` as ``optimizer/<path>``; None allows no tensors.
+    """Convert ``value`` to strict JSON. Tensors go into ``tensors`` by their paths; None allows no tensors.
 
     ``path`` is the value's place in the ``whole``, keys and indices with dots between; empty for the whole itself. A
     value that JSON lacks becomes an object with one key: ``$tensor``, ``$tuple``, ``$float`` (nan, inf) or ``$map``.
@@ -268,7 +222,7 @@ def _encode(value: Any, whole: str, path: str, tensors: dict[str, Tensor] | None
     if value is None or isinstance(value, bool | int | float | str):
         return value
     if isinstance(value, Tensor) and tensors is not None:
-        return {"$tensor": _add_tensor(_OPTIMIZER + path, value, tensors)}
+        return {"$tensor": _add_tensor(path, value, tensors)}
     if isinstance(value, tuple | list):
         items = [_encode(item, whole, f"{path}.{index}".lstrip("."), tensors) for index, item in enumerate(value)]
         return {"$tuple": items} if isinstance(value, tuple) else items
@@ -299,11 +253,6 @@ def _decode(value: Any, tensors: Mapping[str, Tensor]) -> Any:
     return {key: _decode(item, tensors) for key, item in value.items()}
 
 
-def _cannot_hold(name: str, tensor: Tensor) -> CheckpointError:
-    kind = f"{tensor.dtype} on {tensor.device} with layout {tensor.layout}"
-    return CheckpointError(f"Could not save: {name} is {kind}, which safetensors cannot hold; convert it first.")
-
-
 # Files ----------------------------------------------------------------------------------------------------------------
 
 
@@ -314,7 +263,40 @@ def _with_suffix(path: str | os.PathLike[str]) -> Path:
     # os.path.isdir returns False where Path.is_dir raises PermissionError.
     if os.path.isdir(place) or not place.name:
         raise CheckpointError(f"{place} is a directory; give a file name, as in {place / 'run.safetensors'}.")
-    return place if place.suffix else place.with_name(place.name + _SUFFIX)
+    return place if place.suffix else place.with_name(place.name + SUFFIX)
+
+
+def _write(tensors: Mapping[str, Tensor], document: Mapping[str, Any], file: Path) -> None:
+    tensor_file.write(tensors, file, {"format": "pt", _KEY: json.dumps(document, allow_nan=False)})
+
+
+def _replace(target: Path, writers: Mapping[Path, Callable[[Path], object]], keep: int = 1) -> None:
+    """Write files of one directory, then replace all in their order; raise as :func:`save` does.
+
+    Args:
+        target: The last of them: until it is replaced the previous checkpoint stays valid.
+        writers: What writes each file to a path.
+        keep: As in :func:`save`.
+    """
+    try:
+        if target.suffix == OPTIMIZER:
+            raise CheckpointError(f"Could not save to {target}: an optimizer's file is called so; choose another name.")
+        for path in writers:
+            if path.exists() and not path.is_file():
+                raise CheckpointError(f"Could not save to {path}: it is no regular file; choose another path.")
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with _folder_beside(target) as folder:
+            for path, write in writers.items():
+                write(folder / path.name)
+                with (folder / path.name).open("rb") as written:
+                    os.fsync(written.fileno())
+            keep_older(target, keep, folder)
+            for path in writers:
+                os.replace(folder / path.name, path)
+    except OSError as error:
+        outcome = "the previous checkpoint is intact" if os.path.exists(target) else "nothing was written"
+        advice = "free room or choose another path" if error.errno in _NO_ROOM else "choose another path"
+        raise CheckpointError(f"Could not save to {target}: {_reason(error)}; {outcome}; {advice}.") from error
 
 
 @contextlib.contextmanager
@@ -344,24 +326,20 @@ def _folder_beside(target: Path) -> Iterator[Path]:
 def _looks_like_a_pickle(place: Path) -> bool:
     """Return True if a refused file is probably a pickle.
 
-    torch's archives are zip files, and plain pickles start with 0x80.
+    torch's archives are zip files, and plain pickles start with 0x80. So may the length before a header, "{...".
     """
     try:
         with place.open("rb") as opened:
-            return opened.read(4).startswith((b"PK\x03\x04", b"\x80"))
+            start = opened.read(9)
+            return start.startswith(b"PK\x03\x04") or (start.startswith(b"\x80") and not start.endswith(b"{"))
     except OSError:
         return False
 
 
-def _reason(error: OSError | SafetensorError) -> tuple[int | None, str]:
-    """Return the system's error number and its text, lower-case.
-
-    safetensors hides the number in its message: ``(os error 28)``, in older versions ``Os { code: 28, ...``.
-    """
-    in_message = re.search(r"(?:\(os error |Os \{ code: )(\d+)", str(error))
-    number = error.errno if isinstance(error, OSError) else int(in_message[1]) if in_message else None
-    text = os.strerror(number) if number is not None else str(error)
-    return number, text[:1].lower() + text[1:]
+def _reason(error: OSError) -> str:
+    """Return the system's text of an error, lower-case."""
+    text = error.strerror or str(error)
+    return text[:1].lower() + text[1:]
 
 
 class Archive:
@@ -370,26 +348,23 @@ class Archive:
     def __init__(self, state: State, optimizers: Optimizers) -> None:
         self.state, self.optimizers = state, optimizers
 
-    def save(
-        self,
-        path: str | os.PathLike[str],
-        meta: Mapping[str, Any],
-        training: Mapping[str, Tensor] | None = None,
-        keep: int = 1,
-    ) -> None:
+    def save(self, path: str | os.PathLike[str], meta: Mapping[str, Any], keep: int = 1) -> None:
         """Write the model, the optimizers and this metadata to ``path``.
 
         Args:
             path: As in :func:`save`.
             meta: The metadata.
-            training: The training weights, where the model holds an average.
             keep: As in :func:`save`.
 
         Raises:
             CheckpointError: As in :func:`save`.
         """
-        meta = {"format": 1, "fingerprint": self.state.layout.contents_fingerprint, **meta}
-        save(path, self.state.tensors(), self.optimizers.state_dict(), meta, training, keep)
+        meta = {"fingerprint": self.state.layout.contents_fingerprint, **meta}
+        save(path, self.state.tensors(), self.optimizers.state_dict(), meta, keep)
+
+    def export(self, path: str | os.PathLike[str]) -> None:
+        """Write the model's tensors alone. Raises CheckpointError, as :func:`save`."""
+        export(path, self.state.tensors())
 
     def load(self, path: str | os.PathLike[str]) -> Checkpoint:
         """Return the contents of a file. Raise CheckpointError, also if its fingerprint names another model."""

@@ -1,19 +1,29 @@
-"""The per-parameter state of optimizers: read, written, and created where it is missing."""
+"""The per-parameter state of optimizers: what of it travels, and how it is read, written and moved."""
 
 from __future__ import annotations
 
-import copy
 import math
-from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from itertools import islice
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from gossip.errors import LayoutError
-from node.model.optimizers import Optimizers
+from node.model.inventory.examples import (
+    DeviceScalars,
+    Example,
+    ScalarCopy,
+    can_be_told,
+    is_scalar,
+    is_state_of,
+    listed,
+    probe_state,
+)
+from node.model.inventory.items import Choices, Item, foreign_sentence
+from node.model.optimizers import Optimizers, with_inner
 from node.model.sharded.shards import local_part
 from node.model.tensors import LiveTensors
 
@@ -22,50 +32,86 @@ __all__ = ["MAX_OPTIMIZER_KEYS", "OptimizerState"]
 MAX_OPTIMIZER_KEYS = 4
 """The most tensors of a parameter's shape in an optimizer's state: amsgrad Adam and centred RMSprop keep 3."""
 
+# State of torch's optimizers, and of others with the same names, that follows gradients and not weights. On a loss as
+# |w|^2 / 2 the gradient equals the weight, so that values could not tell.
+OF_GRADIENTS = frozenset({
+    "acc_delta", "exp_avg", "exp_avg_diff", "exp_avg_sq", "exp_grad_norm", "exp_inf", "grad_avg", "max_exp_avg_sq",
+    "moment1", "moment2", "momentum_buffer", "prev", "previous_grad", "quasi_global", "square_avg", "step_size", "sum",
+})  # fmt: skip
+# State in the coordinates of the weights: ASGD, schedule-free, Lookahead, masters of half-precision weights, averages.
+OF_WEIGHTS = frozenset({
+    "ax", "cached_params", "ema", "fp32_param", "lookahead_slow_buff", "master", "master_param", "master_weight",
+    "old_p", "p0", "param_ema", "slow_buffer", "slow_param", "slow_params", "slow_weights", "x", "z",
+})  # fmt: skip
+# The square of the relative distance up to which state is a copy of the weights by its values. Momentum of any other
+# scale than the weights' is at a distance of 1 or more.
+NEAR_SQ = 0.1
+Key = tuple[str, str]  # The name of an optimizer's class, and a key of its state.
+
 
 class OptimizerState:
     """The state of the ``optimizers`` for a model's ``tensors``; empty without optimizers.
 
-    A *trained* parameter requires a gradient and is in an optimizer. If several optimizers hold it, the first counts.
+    A *trained* parameter requires a gradient and is in an optimizer. Several optimizers may hold state of it, as one
+    that wraps another.
 
     Raises:
-        LayoutError: An optimizer holds none of the model's tensors.
+        LayoutError: An optimizer holds parameters that the model lacks, and that the user has not named as local.
     """
 
-    def __init__(self, tensors: LiveTensors, optimizers: Optimizers) -> None:
-        self._tensors, self._optimizers = tensors, optimizers.all
+    def __init__(self, tensors: LiveTensors, optimizers: Optimizers, choices: Choices | None = None) -> None:
+        self._tensors, self._optimizers = tensors, optimizers.holders
+        self._local_ids = {key for key, chosen in (choices or Choices()).chosen_ids.items() if chosen == "local"}
         self._copy: ScalarCopy | None = None  # The copy that is on its way from the device.
         self._arrived: dict[str, float] | None = None  # The scalars of the last copy that has arrived.
-        ours = {id(tensor) for tensor in tensors.current()}
-        is_single = len(self._optimizers) == 1
+        self._follows: dict[Key, bool] = {}  # For each key of state: it is in the coordinates of the weights.
+        # Without wrappers whose state cannot be told in advance, as SAM, which steps with a closure alone.
+        self._givers = tuple(
+            optimizer for optimizer in self._optimizers if len(with_inner(optimizer)) == 1 or can_be_told(optimizer)
+        )
+        self.check_foreign()
+
+    def check_foreign(self) -> None:
+        """Raise LayoutError if an optimizer trains parameters that are neither in the model nor local."""
+        known = self._tensors.known_ids | self._local_ids
         for optimizer in self._optimizers:
-            if not any(id(parameter) in ours for group in optimizer.param_groups for parameter in group["params"]):
+            held = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+            foreign = [parameter for parameter in held if id(parameter) not in known]
+            if foreign and len(foreign) == len(held):
+                is_single = len(self._optimizers) == 1
                 subject = "The optimizer" if is_single else f"One of the optimizers ({type(optimizer).__name__})"
                 raise LayoutError(
                     f"{subject} holds none of this model's tensors: build it from the parameters of the model given."
                 )
+            if foreign:
+                raise LayoutError(foreign_sentence(optimizer, foreign))
 
+    # -- what there is -------------------------------------------------------------------------------------------------
     @property
     def keys(self) -> tuple[str, ...]:
-        """Return the sorted names of the state tensors that EVERY trained parameter has in its own shape.
+        """Return the sorted names of the state tensors that trained parameters have in their own shape.
 
-        Empty if parameters differ in their names: a joiner cannot use half of an optimizer's state.
+        A parameter may lack some of them, as one that had no gradient yet, or one of another optimizer.
         """
-        keys: set[str] | None = None  # Those of the parameters so far; None before the first.
-        owners = self.owners()
-        for parameter in self.trained():
-            state = owners[id(parameter)].state.get(parameter, {})
-            # "step" is always a scalar, but its shape does not show that if the parameter is a scalar too.
-            own_keys = {key for key, value in state.items() if key != "step" and _is_state_of(value, parameter)}
-            if not own_keys or own_keys != (keys or own_keys):
-                return ()
-            keys = own_keys
-        if len(keys or ()) > MAX_OPTIMIZER_KEYS:
+        # "step" is always a scalar, but its shape does not show that if the parameter is a scalar too.
+        keys = {
+            key for parameter, states in self.rows() for state in states for key, value in state.items()
+            if key != "step" and is_state_of(value, parameter)
+        }  # fmt: skip
+        if len(keys) > MAX_OPTIMIZER_KEYS:
             raise LayoutError(
-                f"An optimizer keeps {len(keys or ())} tensors for each parameter and at most {MAX_OPTIMIZER_KEYS} are "
+                f"The optimizers keep {len(keys)} tensors for each parameter and at most {MAX_OPTIMIZER_KEYS} are "
                 "given to newcomers: they begin with the weights alone."
             )
-        return tuple(sorted(keys or ()))
+        return tuple(sorted(keys))
+
+    @property
+    def left_out(self) -> tuple[str, ...]:
+        """Return the sorted names of state that newcomers cannot take: tensors of other shapes, and lists of them."""
+        return tuple(sorted({
+            str(key) for parameter, states in self.rows() for state in states for key, value in state.items()
+            if not (key == "step" or is_state_of(value, parameter) or is_scalar(value) or value is None)
+        }))  # fmt: skip
 
     def scalars(self) -> dict[str, float]:
         """Return the state's scalars, each as the largest value over the trained parameters. Waits for a device."""
@@ -93,9 +139,9 @@ class OptimizerState:
         keys = self.keys
         on_host: dict[str, float] = {}
         on_device: dict[str, list[Tensor]] = {}
-        for state in self.states() if keys else ():
-            for key, value in state.items():
-                if key in keys or not _is_scalar(value):
+        for _, states in self.rows() if keys else ():
+            for key, value in (item for state in states for item in state.items()):
+                if key in keys or not is_scalar(value):
                     continue
                 if isinstance(value, Tensor) and value.device.type != "cpu":
                     on_device.setdefault(key, []).append(value)
@@ -103,44 +149,136 @@ class OptimizerState:
                     on_host[key] = max(float(value), on_host.get(key, -math.inf))
         return on_host, DeviceScalars.of(on_device) if on_device else None
 
-    def owners(self) -> dict[int, torch.optim.Optimizer]:
-        """Return the optimizer of each parameter, by the parameter's id. A program may add groups at any time."""
-        groups = reversed(self.groups())  # The first optimizer with a parameter is entered last, and stays.
-        return {id(parameter): optimizer for optimizer, group in groups for parameter in group["params"]}
-
-    def groups(self) -> list[tuple[torch.optim.Optimizer, dict[str, Any]]]:
-        """Return the parameter groups of all optimizers, each with its optimizer."""
-        return [(optimizer, group) for optimizer in self._optimizers for group in optimizer.param_groups]
+    def holders(self) -> dict[int, list[tuple[torch.optim.Optimizer, dict[str, Any]]]]:
+        """Return the optimizers of each parameter with its group, by its id. A program may add groups at any time."""
+        held: dict[int, list[tuple[torch.optim.Optimizer, dict[str, Any]]]] = {}
+        for optimizer in self._optimizers:
+            for group in optimizer.param_groups:
+                for parameter in group["params"]:
+                    held.setdefault(id(parameter), []).append((optimizer, group))
+        return held
 
     def trained(self) -> list[Tensor]:
         """Return the trained parameters in the layout's order."""
         if not self._optimizers:
             return []
-        owners = self.owners()
-        return [tensor for tensor in self._tensors.current() if id(tensor) in owners and tensor.requires_grad]
+        holders = self.holders()
+        return [tensor for tensor in self._tensors.current() if id(tensor) in holders and tensor.requires_grad]
 
-    def states(self) -> list[dict[str, Any]]:
-        """Return the state of each trained parameter, created empty if it is missing."""
-        owners = self.owners()
-        return [owners[id(parameter)].state[parameter] for parameter in self.trained()]
+    def rows(self) -> Iterator[tuple[Tensor, list[Mapping[str, Any]]]]:
+        """Yield each trained parameter with its states, one of each optimizer that has any."""
+        holders = self.holders()
+        for parameter in self.trained():
+            states = (optimizer.state.get(parameter) for optimizer, _ in holders[id(parameter)]
+                      if optimizer in self._givers)  # fmt: skip
+            yield parameter, [state for state in states if state]
 
     def tensors(self, keys: Sequence[str]) -> list[Tensor]:
-        """Return the state tensors of all trained parameters, key by key, in the vector's order."""
-        states = self.states() if keys else []
-        return [state[key] for key in keys for state in states]
+        """Return the state tensors of all trained parameters, key by key, in the vector's order.
 
-    def examples(self, keys: Sequence[str], scalars: Mapping[str, float]) -> dict[int, dict[str, Any]]:
-        """Return an example of the optimizer's state for each trained parameter, by the parameter's id.
+        Where a parameter has none, the result has zeros, which take no memory of their own.
+        """
+        rows = list(self.rows()) if keys else []
+        return [_state_tensor(parameter, states, key) for key in keys for parameter, states in rows]
+
+    def items(self) -> list[Item]:
+        """Return the state by optimizer and key, each with its treatment and the reason."""
+        found: dict[Key, Item] = {}
+        for optimizer in self._optimizers:
+            kind, keys = type(optimizer).__name__, [str(key) for key in self.examples_of(optimizer)]
+            for key in keys:
+                name = f"{kind}.{key}"
+                if self._follows.get((kind, key), key in OF_WEIGHTS):
+                    found[kind, key] = Item(name, (), "state", "follow", "moves as its weight does")
+                else:
+                    found[kind, key] = Item(name, (), "state", "give", "of gradients, steps or scales")
+        return list(found.values())
+
+    def examples_of(self, optimizer: torch.optim.Optimizer) -> list[str]:
+        """Return the keys of an optimizer's state, of a probe's if it has none yet; empty if none can be told."""
+        for state in optimizer.state.values():
+            if isinstance(state, Mapping) and state:
+                return list(state)
+        try:
+            return list(probe_state(optimizer, optimizer.param_groups[0])[1])
+        except Exception:  # A user's optimizer may raise anything.
+            return []
+
+    # -- what follows the weights ----------------------------------------------------------------------------------
+    def has_followers(self) -> bool:
+        """Return True if any state follows the weights, by the first state of each optimizer: every mix asks."""
+        return any(
+            self.follows(optimizer, key)
+            for optimizer in self._optimizers
+            for state in islice(optimizer.state.values(), 1) if isinstance(state, Mapping)
+            for key, value in state.items() if isinstance(value, Tensor) and value.dim()
+        )  # fmt: skip
+
+    def followers(self) -> list[tuple[Tensor, Tensor]]:
+        """Return the state in the coordinates of the weights: each parameter with its state tensor."""
+        pairs: list[tuple[Tensor, Tensor]] = []
+        holders = self.holders()
+        for parameter in self.trained():
+            for optimizer, _ in holders[id(parameter)]:
+                state = optimizer.state.get(parameter) or {}
+                for key, value in state.items():
+                    # After SAM's second step a parameter is its own state: the weight has moved already.
+                    if (
+                        self.follows(optimizer, key)
+                        and is_state_of(value, parameter)
+                        and not _is_same(value, parameter)
+                    ):
+                        pairs.append((parameter, value))
+        return pairs
+
+    def follows(self, optimizer: torch.optim.Optimizer, key: object) -> bool:
+        """Return True if this key of an optimizer's state is in the coordinates of the weights; decided once.
+
+        Known names decide, else the values over all parameters: state that nearly equals the weights follows them.
+        """
+        name = (type(optimizer).__name__, str(key))
+        if name not in self._follows:
+            if key in OF_GRADIENTS or key in OF_WEIGHTS:
+                self._follows[name] = key in OF_WEIGHTS
+            else:
+                self._follows[name] = self.is_near_weights(optimizer, key)
+        return self._follows[name]
+
+    @torch.no_grad()
+    def is_near_weights(self, optimizer: torch.optim.Optimizer, key: object) -> bool:
+        """Return True if the state under this key is near the weights, over all parameters."""
+        apart_sq = own_sq = 0.0
+        for parameter, state in optimizer.state.items():
+            value = state.get(key) if isinstance(state, Mapping) else None
+            if isinstance(parameter, Tensor) and isinstance(value, Tensor) and is_state_of(value, parameter):
+                weights, values = local_part(parameter).float(), local_part(value).float()
+                apart_sq += float((values - weights).square().sum())
+                own_sq += float(weights.square().sum())
+        return own_sq > 0.0 and apart_sq <= NEAR_SQ * own_sq
+
+    @contextmanager
+    def moving(self) -> Iterator[None]:
+        """Move the state that follows the weights by as much as the weights move inside the block."""
+        pairs = self.followers() if self.has_followers() else []
+        with torch.no_grad():
+            before = [parameter.detach().clone() for parameter, _ in pairs]
+            yield
+            for (parameter, state), old in zip(pairs, before, strict=True):
+                state.add_(parameter.to(state.dtype) - old.to(state.dtype))
+
+    # -- what newcomers take -----------------------------------------------------------------------------------------
+    def examples(self, keys: Sequence[str], scalars: Mapping[str, float]) -> dict[int, list[Example]]:
+        """Return examples of the optimizers' state for each trained parameter, by the parameter's id.
 
         A fresh optimizer has no state yet. So a copy of it takes one step on a small parameter, with the options of
         each group.
 
         Args:
-            keys: The names of the tensors that the example should have.
-            scalars: The scalars that it should have, by name.
+            keys: The names of the tensors that the examples together should have.
+            scalars: The scalars that they should have, by name.
 
         Raises:
-            LayoutError: The example has other names, or a name or scalar is invalid.
+            LayoutError: The examples have other names, or a name or scalar is invalid.
         """
         if len(keys) > MAX_OPTIMIZER_KEYS or len(scalars) > MAX_OPTIMIZER_KEYS or len(set(keys)) < len(keys):
             raise LayoutError(f"Optimizer state is at most {MAX_OPTIMIZER_KEYS} different keys, and as many scalars.")
@@ -152,55 +290,73 @@ class OptimizerState:
             return {}
         if not self._optimizers:
             raise LayoutError("There is no optimizer to write state into: give Node the optimizer, or weights alone.")
-        owners = self.owners()
         trained = {id(parameter) for parameter in self.trained()}
-        examples: dict[int, dict[str, Any]] = {}
-        for optimizer, group in self.groups():
-            ids = set(map(id, group["params"]))
-            trained_here = {each for each in ids if each in trained and owners[each] is optimizer}
-            if not trained_here:
-                continue
-            name = type(optimizer).__name__
-            try:
-                parameter, state = _probe(optimizer, group)
-            except Exception as error:  # A user's optimizer may raise anything.
-                raise LayoutError(f"What {name} keeps cannot be told ({error}): take the weights alone.") from error
-            own_keys = {key for key, value in state.items() if key != "step" and _is_state_of(value, parameter)}
-            own_scalars = {key for key, value in state.items() if key not in own_keys and _is_scalar(value)}
-            has_others = len(state) > len(own_keys | own_scalars)
-            if (own_keys, own_scalars) != (set(keys), set(scalars)) or has_others:
-                raise LayoutError(
-                    f"{name} keeps {_listed(state)} for each parameter and was given {_listed([*keys, *scalars])}: "
-                    "use the swarm's optimizer, or take the weights alone."
-                )
-            examples.update(dict.fromkeys(trained_here, state))
+        examples: dict[int, list[Example]] = {}
+        kept_keys: set[str] = set()
+        kept_scalars: set[str] = set()
+        for optimizer in self._givers:
+            for group in optimizer.param_groups:
+                ids = trained.intersection(map(id, group["params"]))
+                if not ids:
+                    continue
+                example = Example.of(optimizer, group)
+                kept_keys |= example.keys
+                kept_scalars |= example.scalars
+                for each in ids:
+                    examples.setdefault(each, []).append(example)
+        if (kept_keys, kept_scalars) != (set(keys), set(scalars)):
+            names = " and ".join(dict.fromkeys(type(optimizer).__name__ for optimizer in self._optimizers))
+            raise LayoutError(
+                f"{names} keeps {listed([*kept_keys, *kept_scalars])} for each parameter and was given "
+                f"{listed([*keys, *scalars])}: use the swarm's optimizer, or take the weights alone."
+            )
         return examples
 
-    def create(self, keys: Sequence[str], examples: Mapping[int, Mapping[str, Any]]) -> list[Tensor]:
-        """Return the same as :meth:`tensors`, after creating missing tensors as zeros."""
-        trained, states = (self.trained(), self.states()) if keys else ([], [])
-        tensors = list[Tensor]()
+    def create(self, keys: Sequence[str], examples: Mapping[int, Sequence[Example]]) -> list[Tensor | None]:
+        """Return the same as :meth:`tensors`, after creating missing tensors as zeros.
+
+        The result has None where the optimizers of a parameter keep no such state.
+        """
+        tensors: list[Tensor | None] = []
         for key in keys:
-            for parameter, state in zip(trained, states, strict=True):
-                if not _is_state_of(state.get(key), parameter):
-                    state[key] = torch.zeros_like(parameter, dtype=examples[id(parameter)][key].dtype)
+            for parameter in self.trained():
+                example = next((each for each in examples[id(parameter)] if key in each.keys), None)
+                if example is None:
+                    tensors.append(None)
+                    continue
+                state = example.optimizer.state.setdefault(parameter, {})
+                if not is_state_of(state.get(key), parameter):
+                    state[key] = torch.zeros_like(parameter, dtype=example.state[key].dtype)
                 tensors.append(state[key])
         return tensors
 
-    def set_scalars(self, scalars: Mapping[str, float], examples: Mapping[int, Mapping[str, Any]]) -> None:
-        """Set these scalars for every trained parameter."""
-        trained, states = (self.trained(), self.states()) if scalars else ([], [])
-        for key, scalar in scalars.items():
-            for parameter, state in zip(trained, states, strict=True):
-                example = examples[id(parameter)][key]
-                if isinstance(state.get(key), Tensor):
-                    state[key].fill_(scalar)
-                elif isinstance(example, Tensor):
-                    # The scalars of a fused or captured optimizer are on the parameter's device, others on the host.
-                    device = parameter.device if example.is_cuda else example.device
-                    state[key] = torch.full_like(example, scalar, device=device)
-                else:
-                    state[key] = type(example)(scalar)
+    def set_scalars(self, scalars: Mapping[str, float], examples: Mapping[int, Sequence[Example]]) -> None:
+        """Set these scalars for every trained parameter whose optimizers keep them."""
+        for parameter in self.trained() if scalars else ():
+            for example in examples[id(parameter)]:
+                state = example.optimizer.state.setdefault(parameter, {})
+                for key in example.scalars.intersection(scalars):
+                    scalar, shown = scalars[key], example.state[key]
+                    if isinstance(state.get(key), Tensor):
+                        state[key].fill_(scalar)
+                    elif isinstance(shown, Tensor):
+                        # Scalars of a fused or captured optimizer are on the parameter's device, others on the host.
+                        device = parameter.device if shown.is_cuda else shown.device
+                        state[key] = torch.full_like(shown, scalar, device=device)
+                    else:
+                        state[key] = type(shown)(scalar)
+
+    @torch.no_grad()
+    def drop_unused(self, keys: Sequence[str]) -> None:
+        """Drop the state of parameters whose tensors are all zero: they had no gradient yet at the donor.
+
+        With the step count of the others, an optimizer would correct their first moments as if they had many steps.
+        """
+        for parameter, states in list(self.rows()):
+            values = [value for state in states for key, value in state.items() if key in keys]
+            if values and not any(bool(value.any()) for value in values if is_state_of(value, parameter)):
+                for optimizer in self._optimizers:
+                    optimizer.state.pop(parameter, None)
 
     @torch.no_grad()
     def clear_non_finite(self) -> None:
@@ -208,71 +364,22 @@ class OptimizerState:
 
         An optimizer only recreates a state that is missing altogether.
         """
-        for state in self.states():
-            tensors = [value for value in state.values() if isinstance(value, Tensor) and value.is_floating_point()]
-            if not all(bool(torch.isfinite(local_part(tensor)).all()) for tensor in tensors):
-                state.clear()
+        for _, states in self.rows():
+            for state in states:
+                tensors = [value for value in state.values() if isinstance(value, Tensor) and value.is_floating_point()]
+                if not all(bool(torch.isfinite(local_part(tensor)).all()) for tensor in tensors):
+                    state.clear()  # type: ignore[attr-defined]
 
 
-@dataclass(frozen=True, slots=True)
-class DeviceScalars:
-    """The largest values of some scalars, on the first device that has any."""
-
-    names: tuple[str, ...]
-    values: Tensor
-
-    @classmethod
-    def of(cls, tensors: Mapping[str, Sequence[Tensor]]) -> DeviceScalars:
-        """Return the largest of the tensors of each name."""
-        device = next(iter(tensors.values()))[0].device
-        largest = [
-            torch.stack([scalar.to(device, torch.float32) for scalar in scalars]).amax() for scalars in tensors.values()
-        ]
-        return cls(tuple(tensors), torch.stack(largest))
+def _state_tensor(parameter: Tensor, states: Sequence[Mapping[str, Any]], key: str) -> Tensor:
+    """Return a parameter's state under this key; zeros of its shape if there is none."""
+    for state in states:
+        if is_state_of(state.get(key), parameter):
+            tensor: Tensor = state[key]
+            return tensor
+    return torch.zeros((), dtype=parameter.dtype, device=parameter.device).expand(parameter.shape)
 
 
-class ScalarCopy:
-    """A copy of scalars that is on its way from a device."""
-
-    def __init__(self, scalars: DeviceScalars) -> None:
-        self.names = scalars.names
-        self.event: torch.cuda.Event | None = None
-        if scalars.values.is_cuda:
-            self.host = torch.empty(len(scalars.names), pin_memory=True)
-            self.host.copy_(scalars.values, non_blocking=True)
-            self.event = torch.cuda.current_stream(scalars.values.device).record_event()
-        else:
-            self.host = scalars.values.cpu()
-
-    def done(self) -> bool:
-        return self.event is None or self.event.query()  # type: ignore[no-untyped-call]
-
-    def scalars(self) -> dict[str, float]:
-        return dict(zip(self.names, self.host.tolist(), strict=True))
-
-
-def _probe(optimizer: torch.optim.Optimizer, group: dict[str, Any]) -> tuple[Tensor, dict[str, Any]]:
-    """Return a small parameter like the group's, and the state that the optimizer keeps for it after one step."""
-    model_parameter = group["params"][0]
-    parameter = nn.Parameter(torch.zeros(2, 2, dtype=model_parameter.dtype, device=model_parameter.device))
-    parameter.grad = torch.zeros_like(parameter)
-    probe = copy.copy(optimizer)  # torch leaves the user's hooks out of a copy.
-    probe.state = defaultdict(dict)
-    probe.param_groups = [{**group, "params": [parameter]}]
-    type(optimizer).step(probe)  # The class's method, because a scheduler wraps the instance's.
-    return parameter, {key: value for key, value in probe.state[parameter].items() if value is not None}
-
-
-def _listed(names: Iterable[str]) -> str:
-    return ", ".join(sorted(names)) or "nothing"
-
-
-def _is_state_of(value: object, parameter: Tensor) -> bool:
-    return isinstance(value, Tensor) and value.is_floating_point() and value.shape == parameter.shape
-
-
-def _is_scalar(value: object) -> bool:
-    """Return True for a number and for a tensor without dimensions."""
-    if isinstance(value, Tensor):
-        return value.dim() == 0
-    return isinstance(value, int | float) and not isinstance(value, bool)
+def _is_same(value: Tensor, parameter: Tensor) -> bool:
+    """Return True if a state tensor is the parameter's own memory."""
+    return local_part(value).data_ptr() == local_part(parameter).data_ptr()

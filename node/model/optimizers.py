@@ -12,7 +12,7 @@ from gossip.errors import CheckpointError, ConfigError
 from gossip.ids import quantity
 from node.model.quasi_global import QuasiGlobal
 
-__all__ = ["SEVERAL", "Optimizers"]
+__all__ = ["SEVERAL", "Optimizers", "with_inner"]
 
 MAX_WRAPPERS = 4  # Wrappers around one optimizer; nested frameworks add up to two.
 SEVERAL = "optimizers"  # The key of a checkpoint for the states of several optimizers.
@@ -31,6 +31,8 @@ class Optimizers:
     def __init__(self, optimizers: object = None) -> None:
         as_list = optimizers if isinstance(optimizers, list | tuple) else [] if optimizers is None else [optimizers]
         self.all = tuple(dict.fromkeys(unwrapped(optimizer) for optimizer in as_list))  # Each once.
+        # Those that hold state: one that wraps another, as Lookahead and SAM, holds a part of it.
+        self.holders = tuple(dict.fromkeys(holder for optimizer in self.all for holder in with_inner(optimizer)))
         self.quasi_global = tuple(optimizer for optimizer in self.all if isinstance(optimizer, QuasiGlobal))
 
     @property
@@ -60,34 +62,74 @@ class Optimizers:
 
     def state_dict(self) -> dict[str, Any] | None:
         """Return a single optimizer's plain ``state_dict()``, or those of several in order; None without optimizers."""
-        states = [optimizer.state_dict() for optimizer in self.all]
+        states = [optimizer.state_dict() for optimizer in self.holders]
         return {SEVERAL: states} if len(states) > 1 else states[0] if states else None
 
     def split_state(self, saved: Mapping[str, Any] | None) -> list[dict[str, Any]]:
         """Return a saved :meth:`state_dict` as one state for each optimizer; empty if either side has none.
 
         Raises:
-            CheckpointError: The file has another number of optimizers.
+            CheckpointError: The file has another number of optimizers, or they have other groups of parameters.
         """
         if saved is None or not self.all:
             return []
-        states = list(saved[SEVERAL]) if SEVERAL in saved else [dict(saved)]
-        if len(states) != len(self.all):
+        several = saved.get(SEVERAL)
+        states = list(several) if isinstance(several, list | tuple) else [dict(saved)]
+        if len(states) != len(self.holders):
             raise CheckpointError(
                 f"it holds the state of {quantity(len(states), 'optimizer')} and the node has "
-                f"{len(self.all)}: give Node the same ones, in the same order."
+                f"{len(self.holders)}: give Node the same ones, in the same order."
             )
+        for optimizer, state in zip(self.holders, states, strict=True):
+            check_groups(optimizer, state)
         return states
 
     def load(self, states: list[dict[str, Any]]) -> None:
         """Load the states that :meth:`split_state` returned."""
-        for optimizer, state in zip(self.all, states, strict=False):
+        for optimizer, state in zip(self.holders, states, strict=False):
             optimizer.load_state_dict(state)
+
+
+def check_groups(optimizer: torch.optim.Optimizer, state: Any) -> None:
+    """Raise CheckpointError unless torch would load this state. Torch itself says so once the weights have changed.
+
+    An optimizer with a ``load_state_dict`` of its own may have another form of state.
+    """
+    has_own_form = type(optimizer).load_state_dict is not torch.optim.Optimizer.load_state_dict
+    if has_own_form and "param_groups" not in state:
+        return
+    counts = [len(group["params"]) for group in optimizer.param_groups]
+    try:
+        has_state = isinstance(state["state"], Mapping)
+        fits = has_state and counts == [len(group["params"]) for group in state["param_groups"]]
+    except (LookupError, TypeError):
+        fits = False
+    if not fits:
+        raise CheckpointError(
+            f"its {type(optimizer).__name__} has other groups of parameters than this node's: build it in the same way."
+        )
 
 
 def is_on_host(rate: object) -> bool:
     """Return True if a learning rate is a tensor that can be read without waiting for a device."""
     return isinstance(rate, torch.Tensor) and rate.device.type == "cpu"
+
+
+def with_inner(optimizer: torch.optim.Optimizer) -> list[torch.optim.Optimizer]:
+    """Return an optimizer and those that it wraps, which have state of their own."""
+    holders = [optimizer]
+    for _ in range(MAX_WRAPPERS):
+        inner = inner_of(holders[-1])
+        if not isinstance(inner, torch.optim.Optimizer) or any(inner.state is holder.state for holder in holders):
+            break
+        holders.append(inner)
+    return holders
+
+
+def inner_of(optimizer: object) -> object:
+    """Return the optimizer inside a wrapper, under one of the names that wrappers use; None if there is none."""
+    names = ("optimizer", "_optimizer", "base_optimizer", "base")
+    return next((inner for name in names if (inner := getattr(optimizer, name, None)) is not None), None)
 
 
 def unwrapped(optimizer: object) -> torch.optim.Optimizer:
@@ -96,7 +138,7 @@ def unwrapped(optimizer: object) -> torch.optim.Optimizer:
     Others that wrap an optimizer (Lookahead, SAM) have their own state and are optimizers themselves.
     """
     for _ in range(MAX_WRAPPERS):
-        inner = getattr(optimizer, "optimizer", getattr(optimizer, "_optimizer", None))
+        inner = inner_of(optimizer)
         if not isinstance(inner, torch.optim.Optimizer) or getattr(optimizer, "state", None) is not inner.state:
             break
         optimizer = inner

@@ -9,7 +9,6 @@ import time
 
 from gossip.averaging.vectors import Cut, Floats, Lease, Vector
 from node.model.state import State
-from node.storage.vectors import FileVectors
 
 __all__ = ["VectorPool"]
 
@@ -25,12 +24,9 @@ class VectorPool:
     SMALL_ELEMENTS = 1 << 20  # The page faults of a smaller vector delay a step boundary by milliseconds only.
     # The smallest vector with pages of its own, 256 KiB. They return to the system; an allocator may keep smaller ones.
     MAPPED_ELEMENTS = 65_536
-    # The largest vector in a file, in multiples of the weights, of which Adam's state is two. A donor may claim that it
-    # has more, and must not fill the disk.
-    MAPPED_WEIGHTS = 4
 
-    def __init__(self, state: State, files: FileVectors | None = None) -> None:
-        self.state, self.files = state, files
+    def __init__(self, state: State) -> None:
+        self.state = state
         self.lock = threading.Lock()
         self.free_arrays: dict[int, list[Floats]] = {}  # By size; the array that was returned last is the last one.
         self.free_elements = 0  # The sum over all free arrays.
@@ -54,15 +50,7 @@ class VectorPool:
                 self.free_elements -= size
                 if array is newest_array:
                     self.newest = None
-        return Vector(self.allocate(size) if array is None else array)
-
-    def allocate(self, elements: int) -> Floats:
-        """Return a new array, in a file if the node has a folder for files and its model needs no special memory."""
-        if self.files is not None and elements >= self.MAPPED_ELEMENTS and not self.state.locks:
-            array = self.files.zeros(elements)
-            if self.state.takes(array):
-                return array
-        return self.state.buffer(elements)
+        return Vector(self.state.buffer(size) if array is None else array)
 
     def has_free(self, elements: int, cut: Cut | None = None) -> bool:
         """Return True if :meth:`take` needs no fresh pages, which cost four times as much as a copy into them.
@@ -89,7 +77,7 @@ class VectorPool:
         if cut is not None:
             self.state.prepare_positions(cut.positions)
         for size in self.missing_sizes(elements, cut):
-            fresh = self.allocate(size)
+            fresh = self.state.buffer(size)
             fresh.fill(0.0)
             with self.lock:
                 self.keep_free(fresh)
@@ -109,9 +97,7 @@ class VectorPool:
 
     def take_mapped(self, elements: int) -> Vector:
         """Return zeros in which a newcomer collects weights. Their memory returns to the system with the last user."""
-        if self.files is None or elements > self.MAPPED_WEIGHTS * self.state.layout.size:
-            return Vector.mapped(elements)
-        return self.files.vector(elements)
+        return Vector.mapped(elements)
 
     def lease(self, vector: Vector) -> Lease:
         """Add a user to the vector, which is not reused until all leases have ended."""

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from gossip.averaging.vectors import Vector
+from gossip.averaging.vectors import Statistics, Vector
 from gossip.errors import LayoutError
 from node.model.device.copies import Copies, combined
 from node.model.device.downloads import Downloads
@@ -38,11 +38,15 @@ from node.model.flat import (
     pieces_in_range,
     views_like,
 )
+from node.model.inventory.items import Choices, Inventory
+from node.model.inventory.probe import MixProbe
+from node.model.inventory.statistics import StatisticsMixer
+from node.model.inventory.words import read_words, write_words
 from node.model.optimizer_state import OptimizerState
 from node.model.optimizers import Optimizers
 from node.model.sparse import SparseCopies
 from node.model.state import Floats, Positions, State
-from node.model.tensors import LiveTensors, plain_name, refuse_other_tensors
+from node.model.tensors import LiveTensors
 
 __all__ = ["Copies", "ModelState", "device_of"]
 
@@ -53,19 +57,18 @@ MAPPED_ELEMENTS = 1 << 16
 class ModelState(State):
     """A model's floating-point tensors, and its optimizers', as flat float32 vectors.
 
-    A module contributes its parameters (tied ones once), then its persistent floating-point buffers. Frozen parameters
-    come last and are not exchanged, unless all are frozen or ``frozen`` is set. A mapping may name tensors, writable
-    numpy arrays, or writable objects with ``__dlpack__``. All of these are parameters, shared and never copied. Integer
-    and boolean tensors are ignored in both.
+    A module contributes its parameters (tied ones once), then its persistent floating-point buffers, frozen parameters,
+    and the bits of all other tensors (:mod:`node.model.inventory.items`). A mapping may name tensors, writable numpy
+    arrays, or writable objects with ``__dlpack__``. All of these are parameters, shared and never copied.
 
     A vector of the weights follows the layout. It may end before the frozen tensors. The vector that newcomers take has
-    all weights, followed by the optimizers' state. That is, for each of :attr:`optimizer_keys`, the tensors of all
+    the whole layout, followed by the optimizers' state. That is, for each of :attr:`optimizer_keys`, the tensors of all
     trained parameters in the layout's order. A trained parameter requires a gradient and is in an optimizer.
 
     Args:
         model: A module, or a mapping of names to tensors and arrays.
         optimizers: As for :class:`Optimizers`.
-        frozen: True to exchange frozen parameters like all others.
+        choices: The treatments that the user chose.
 
     Raises:
         LayoutError: Here, if a tensor cannot be exchanged. In any later call, if a tensor was replaced by another
@@ -73,17 +76,21 @@ class ModelState(State):
     """
 
     def __init__(
-        self, model: nn.Module | Mapping[str, Any], optimizers: object = None, frozen: bool = False
+        self, model: nn.Module | Mapping[str, Any], optimizers: object = None, choices: Choices | None = None
     ) -> None:  # fmt: skip
-        self._model, self._tensors = model, LiveTensors(model, frozen)
-        optimizers = optimizers if isinstance(optimizers, Optimizers) else Optimizers(optimizers)
-        self._state = OptimizerState(self._tensors, optimizers)
+        self._model, self._tensors = model, LiveTensors(model, choices)
+        self.optimizers = optimizers = optimizers if isinstance(optimizers, Optimizers) else Optimizers(optimizers)
+        self.optimizer_state = OptimizerState(self._tensors, optimizers, choices)
+        self.probe = MixProbe(self.exchanged_tensors)
+        self.state_refusal = ""  # Why the last newcomer's weights came without the optimizer's state.
         self._streams, self._guard = CopyStreams(), StepGuard(optimizers.all)
         self._downloads, self._uploads = Downloads(self._streams, self._guard), Uploads(self._streams)
         self._scaled = ScaledAddition(self._streams)
         self._sparse = SparseCopies(self._tensors, self._streams, self._guard, self._downloads, self._uploads)
         self.layout = self._tensors.layout
-        self._exchanged_count = sum(segment.kind != "frozen" for segment in self.layout.segments)
+        self._mixer = StatisticsMixer()
+        self._mixer.begin(self._buffers())
+        self._exchanged_count = sum(segment.kind in ("parameter", "buffer") for segment in self.layout.segments)
         self.locks = self.device is not None
         if self.locks:  # Now rather than at the first copy, so that by then the guard has seen the optimizers step.
             self._guard.arm()
@@ -95,7 +102,7 @@ class ModelState(State):
 
         Empty before the first optimizer step, for optimizers without state, and if parameters differ in their state.
         """
-        return self._state.keys
+        return self.optimizer_state.keys
 
     def optimizer_scalars(self) -> dict[str, float]:
         """Return the scalars of the optimizer's state (``step``), for a node that takes this state over.
@@ -103,16 +110,16 @@ class ModelState(State):
         Each is the largest over the parameters, which a parameter with a gradient in every step has. For the others the
         bias correction is then too small, which only makes their next steps smaller.
         """
-        return self._state.scalars()
+        return self.optimizer_state.scalars()
 
     def recent_optimizer_scalars(self) -> dict[str, float] | None:
         """Return the scalars as of the last call, or None if they have not arrived from the device yet."""
-        return self._state.recent_scalars()
+        return self.optimizer_state.recent_scalars()
 
     @property
     def trained_elements(self) -> int:
         """Return the number of trained elements: so many has each of :attr:`optimizer_keys` in the vector."""
-        return sum(parameter.numel() for parameter in self._state.trained())
+        return sum(parameter.numel() for parameter in self.optimizer_state.trained())
 
     def exchanged_tensors(self) -> list[Tensor]:
         """Return the live tensors that exchanges carry, in the layout's order."""
@@ -124,7 +131,7 @@ class ModelState(State):
 
     def forget_spoiled(self) -> None:
         """Drop optimizer state that is not finite: it would spoil sound weights in the next step."""
-        self._state.clear_non_finite()
+        self.optimizer_state.clear_non_finite()
 
     def enter_thread(self) -> None:
         """Use the model's device in this thread, where another call would open a context on the first device."""
@@ -147,7 +154,7 @@ class ModelState(State):
         pinned = self.device is not None
         if elements >= MAPPED_ELEMENTS and not pinned:  # The first thread that writes there takes the page faults.
             return Vector.mapped(elements).array
-        host: Floats = torch.zeros(elements, dtype=torch.float32, pin_memory=pinned).numpy()
+        host: Floats = torch.zeros(elements, dtype=torch.float32, pin_memory=pinned, device="cpu").numpy()
         return host
 
     def takes(self, vector: Floats) -> bool:
@@ -165,6 +172,9 @@ class ModelState(State):
     def _read_weights(self, out: Floats, constant: bool = False) -> Copies:
         """Begin to read the weights; ``constant`` is as for :meth:`Downloads.begin`."""
         began = time.perf_counter()
+        if out.size == self.layout.size:
+            read_words(self.layout, self._tensors.bits(), out[self.layout.frozen_stop :], self.layout.frozen_stop)
+            out = out[: self.layout.frozen_stop]
         live = self._weights(out.size)
         if is_kernel_faster(live, out.size):
             copies, self.finite = Copies(), add_and_read(live, host_tensor(out, count_elements(live)))
@@ -184,7 +194,7 @@ class ModelState(State):
         assert state_range.start <= start <= start + out.size <= state_range.stop, "the state is no longer so long"
         first = start - state_range.start
         return self._begin_read(
-            list(pieces_in_range(self._state.tensors(self.optimizer_keys), first, first + out.size)), out
+            list(pieces_in_range(self.optimizer_state.tensors(self.optimizer_keys), first, first + out.size)), out
         )
 
     @torch.no_grad()
@@ -196,10 +206,6 @@ class ModelState(State):
             else:
                 torch._foreach_copy_(views_like(host, live), live)
         return combined(copies)
-
-    def positions_by_tensor(self, positions: Positions) -> Iterator[tuple[int, Tensor]]:
-        """Yield the number of each tensor that has some of these ascending positions, and those, on its device."""
-        return self._sparse.by_tensor(positions)
 
     def has_positions(self, positions: Positions) -> bool:
         return self.device is None or self._sparse.cache.has(positions)
@@ -214,13 +220,38 @@ class ModelState(State):
 
     @torch.no_grad()
     def read_frozen(self, out: Floats, start: int) -> None:
-        """Read the frozen weights from ``start`` on. Any thread may do so, since nothing changes them."""
+        """Read frozen weights, or bits, from ``start`` on. Any thread may do so, since no mix changes them."""
+        if start >= self.layout.frozen_stop:
+            read_words(self.layout, self._tensors.bits(), out, start)
+            return
         live = list(pieces_in_range(self._tensors.current(), start, start + out.size))
         torch._foreach_copy_(views_like(torch.from_numpy(out), live), live)
 
+    def frozen_tensors(self) -> list[tuple[str, Tensor]]:
+        """Return the frozen weights by name, which no mix changes."""
+        named = zip(self.layout.segments, self._tensors.current(), strict=False)  # Bits have no values.
+        return [(segment.name, tensor) for segment, tensor in named if segment.kind == "frozen"]
+
+    def spoiled_tensor(self) -> str:
+        return next(
+            (segment.name for segment, tensor in zip(self.layout.segments, self._tensors.current(), strict=False)
+             if not bool(torch.isfinite(tensor).all())), ""
+        )  # fmt: skip
+
+    @contextlib.contextmanager
+    def _moving(self) -> Iterator[None]:
+        """Move what follows the weights along with them, and note the displacement, while a mix changes them."""
+        with self.optimizer_state.moving(), self.probe.mixing():
+            yield
+
+    def inventory(self) -> Inventory:
+        """Return all tensors of the model and of its optimizers, each with its treatment."""
+        return Inventory([*self._tensors.items, *self.optimizer_state.items()])
+
     def add_at(self, shift: Floats, positions: Positions) -> Copies:
         """Add ``shift`` at these ascending positions, which must not change; it has as many elements."""
-        return self._sparse.add(shift, positions)
+        with self._moving():
+            return self._sparse.add(shift, positions)
 
     def add(self, shift: Floats) -> Copies:
         """Add ``shift`` to the weights, each in its own dtype, rounded once; later work of the device sees the sum.
@@ -229,10 +260,31 @@ class ModelState(State):
         """
         return self._apply(shift, change_of(None))
 
+    def mix_statistics(self, statistics: Statistics) -> Copies:
+        """Begin to move the live statistics towards a partner's; on CUDA later steps see the result, and none waits."""
+        self._guard.order_after_copies()
+        buffers = self._buffers()
+        if not buffers[0].is_cuda:
+            self._mixer.mix(buffers, statistics)
+            return Copies()
+
+        def change(_: list[Tensor], values: Tensor) -> None:
+            self._mixer.mix(buffers, statistics, values)
+
+        return Copies(tuple(self._uploads.prepare_at(buffers[0].device, torch.from_numpy(statistics.values), change)()))
+
+    def statistics_shift(self, statistics: Statistics) -> Floats:
+        return self._mixer.shift(self._buffers(), statistics).cpu().numpy()
+
+    def _buffers(self) -> list[Tensor]:
+        kinds = zip(self.layout.segments, self._tensors.current(), strict=False)  # Bits have no values.
+        return [tensor for segment, tensor in kinds if segment.kind == "buffer"]
+
     def add_weighted(self, shift: Floats, weight: float) -> Copies:
         live = self._weights(shift.size)
         if is_kernel_faster(live, shift.size):
-            add_and_read(live, host_tensor(shift, count_elements(live)), weight, copy_back=False)
+            with self._moving():
+                add_and_read(live, host_tensor(shift, count_elements(live)), weight, copy_back=False)
             return Copies()
         return self._apply(shift, partial(add, weight=weight))
 
@@ -245,14 +297,16 @@ class ModelState(State):
         live = self._weights(shift.size)
         if not are_float32_on_cpu(live):
             return False
-        self.finite = add_and_read(live, host_tensor(shift, count_elements(live)), weight)
+        with self._moving():
+            self.finite = add_and_read(live, host_tensor(shift, count_elements(live)), weight)
         return True
 
     @torch.no_grad()
     def add_scaled(self, values: Floats, factor: float, version: int) -> bool:
         """Add ``factor * values``; on CUDA the values are page-locked, and each boundary adds a part."""
         self._guard.order_after_copies()
-        return self._scaled.add(list(device_runs(self._weights(values.size), values)), factor, version)
+        with self.optimizer_state.moving():
+            return self._scaled.add(list(device_runs(self._weights(values.size), values)), factor, version)
 
     def merge(self, vector: Floats, weight: float) -> Copies:
         """Add ``weight * (vector - weights)``, as :meth:`add`."""
@@ -316,10 +370,11 @@ class ModelState(State):
             for (device, live, host), uploading in zip(runs, ahead or [None] * len(runs), strict=True)
             if device.type == "cuda"
         ]
-        for device, live, host in runs:
-            if device.type != "cuda":
-                change(live, host.to(device))
-        return Copies(tuple(event for queue_change in prepared for event in queue_change()))
+        with self._moving():
+            for device, live, host in runs:
+                if device.type != "cuda":
+                    change(live, host.to(device))
+            return Copies(tuple(event for queue_change in prepared for event in queue_change()))
 
     @torch.no_grad()
     def write(
@@ -343,20 +398,27 @@ class ModelState(State):
     def _write(
         self, vector: Floats, weights: list[Tensor], keys: tuple[str, ...], scalars: Mapping[str, float]
     ) -> None:
-        """Overwrite these first tensors of the layout, and the optimizer's state."""
-        examples = self._state.examples(keys, scalars)
+        """Overwrite these first tensors of the layout, the bits, and the optimizer's state."""
+        examples = self.optimizer_state.examples(keys, scalars)
         host = host_tensor(vector, self.layout.size + len(keys) * self.trained_elements)
-        state = self._state.create(keys, examples)
+        state = self.optimizer_state.create(keys, examples)
         self._guard.order_after_copies()
-        for live, values in ((weights, host), (state, host[self.layout.size :])):
-            if live:
-                torch._foreach_copy_(live, views_like(values[: count_elements(live)], live))
-        self._state.set_scalars(scalars, examples)
+        with self.optimizer_state.moving() if not keys else contextlib.nullcontext():
+            torch._foreach_copy_(weights, views_like(host[: count_elements(weights)], weights))
+        self._mixer.begin(self._buffers())
+        write_words(self.layout, self._tensors.bits(), vector)
+        position = self.layout.size
+        for parameter, target in zip(self.optimizer_state.trained() * len(keys), state, strict=True):
+            if target is not None:
+                target.copy_(host[position : position + parameter.numel()].view(parameter.shape))
+            position += parameter.numel()
+        self.optimizer_state.set_scalars(scalars, examples)
+        self.optimizer_state.drop_unused(keys)
 
     def adopt(self, vector: Floats, optimizer_keys: tuple[str, ...], scalars: dict[str, float]) -> None:
         """Overwrite the weights, and the optimizer's state if it is that of such an optimizer.
 
-        Otherwise this optimizer keeps its state, except where that is not finite.
+        Otherwise this optimizer keeps its state, except where that is not finite. :attr:`state_refusal` says why.
         """
         self._adopt(vector, self._tensors.current(), optimizer_keys, scalars)
 
@@ -367,10 +429,13 @@ class ModelState(State):
     def _adopt(
         self, vector: Floats, weights: list[Tensor], optimizer_keys: tuple[str, ...], scalars: dict[str, float]
     ) -> None:
+        self.state_refusal = ""
         if optimizer_keys:
-            with contextlib.suppress(LayoutError):
+            try:
                 self._write(vector, weights, optimizer_keys, scalars)
                 return
+            except LayoutError as error:
+                self.state_refusal = str(error)
         self._write(vector[: self.layout.size], weights, (), {})
         self.forget_spoiled()
 
@@ -388,31 +453,20 @@ class ModelState(State):
         return np.array_equal(weights, vector[:exchanged]) and np.array_equal(state, vector[state_range.start :])
 
     def tensors(self) -> dict[str, Tensor]:
-        """Return a module's ``state_dict()``, integers included, or all of a mapping."""
-        named = (
-            self._model.state_dict() if isinstance(self._model, nn.Module) else {**self._model, **self._tensors.shared}
-        )
-        return {plain_name(name): torch.as_tensor(value) for name, value in named.items()}
+        """Return a module's ``state_dict()``, integers included, or all of a mapping, by plain names."""
+        return self._tensors.saved(self._model)
 
     @torch.no_grad()
     def load(self, tensors: Mapping[str, Tensor]) -> None:
         """Load what :meth:`tensors` returned. Raise :class:`CheckpointError` before anything changes."""
-        # A compiled module has prefixed names for the same model.
-        tensors = {plain_name(name): value for name, value in tensors.items()}
-        ours = self.tensors()
-        refuse_other_tensors(ours, tensors, exact=isinstance(self._model, nn.Module))
         self._guard.order_after_copies()
-        if isinstance(self._model, nn.Module):
-            full_names = {plain_name(name): name for name in self._model.state_dict()}
-            self._model.load_state_dict({full_names[name]: value for name, value in tensors.items()})
-            return
-        for name, target in ours.items():
-            target.copy_(tensors[name])
+        self._tensors.load(self._model, tensors)
+        self._mixer.begin(self._buffers())
 
     def _weights(self, elements: int) -> list[Tensor]:
-        """Return the tensors that a vector of this length covers: all of them, or those that are exchanged."""
+        """Return the tensors that a vector of this length covers: all values, or those that are exchanged."""
         tensors = self._tensors.current()
-        return tensors if elements == self.layout.size else tensors[: self._exchanged_count]
+        return tensors if elements == self.layout.frozen_stop else tensors[: self._exchanged_count]
 
 
 def device_of(state: State) -> torch.device | None:

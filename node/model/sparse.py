@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
 from functools import partial
 from itertools import groupby
 
@@ -42,13 +41,6 @@ class SparseCopies:
         """Copy the positions to the model's devices, ahead of the boundary that needs them there."""
         with contextlib.suppress(torch.OutOfMemoryError, LayoutError):  # The boundary meets the same error again.
             self.cache.of(positions, self.tensors.current())
-
-    def by_tensor(self, positions: Positions) -> Iterator[tuple[int, Tensor]]:
-        """Yield the number of each tensor that has some of these positions, and those, on its device."""
-        live = self.tensors.current()
-        for run in self.cache.of(positions, live):
-            for (number, _, _), piece in zip(run.tensors, run.pieces(live), strict=True):
-                yield number, piece.positions
 
     @torch.no_grad()
     def begin_read(self, out: Floats, positions: Positions) -> Copies:

@@ -13,9 +13,14 @@ from torch import Tensor
 from gossip.arithmetic.layout import Layout, Segment
 from gossip.arithmetic.mixing import is_finite
 from gossip.averaging.model import Pending, Upload
+from gossip.averaging.vectors import Statistics
 from gossip.errors import CheckpointError, LayoutError
+from node.model.inventory.items import Inventory, Item
+from node.model.inventory.statistics import StatisticsMixer
 
 __all__ = ["State"]
+
+EXCHANGED = ("parameter", "buffer")  # The kinds that exchanges carry.
 
 Floats = NDArray[np.float32]
 Positions = NDArray[np.int64]
@@ -116,6 +121,19 @@ class VectorState(ABC):
                 "them buffers, which are exchanged."
             )
 
+    def mix_statistics(self, statistics: Statistics) -> Pending | None:
+        """Begin to move the live statistics, the "buffer" segments, towards a partner's."""
+        shift = np.zeros(self.layout.exchanged, np.float32)
+        shift[statistics.start :] = self.statistics_shift(statistics)
+        return self.add(shift)
+
+    def statistics_shift(self, statistics: Statistics) -> Floats:
+        """Return by how much :meth:`mix_statistics` moves all statistics, and count it as made."""
+        mixer: StatisticsMixer = self.__dict__.setdefault("_mixer", StatisticsMixer())
+        now = torch.from_numpy(self._read(self.layout.exchanged)[statistics.start :])
+        sizes = [segment.size for segment in self.layout.segments if segment.kind == "buffer"]
+        return mixer.shift(torch.split(now, sizes), statistics).numpy()
+
     def add_weighted(self, shift: Floats, weight: float) -> Pending | None:
         """Add ``weight * shift`` to the weights, as :meth:`add`; ``shift`` may be overwritten."""
         shift *= np.float32(weight)
@@ -165,6 +183,11 @@ class VectorState(ABC):
     def sound(self) -> bool:
         """Return True if every weight is finite."""
         return is_finite(self._read(self.layout.size))
+
+    def spoiled_tensor(self) -> str:
+        """Return the name of the first tensor with a value that is not finite; empty if all are finite."""
+        finite = np.isfinite(self._read(self.layout.exchanged))
+        return "" if finite.all() else self.layout.name_at(int(np.argmin(finite)))
 
     def enter_thread(self) -> None:  # noqa: B027 (most models need nothing)
         """Prepare the network's thread, which asks whether copies are done: torch.cuda.set_device, for example."""
@@ -218,12 +241,26 @@ class VectorState(ABC):
 
     def adopt_exchanged(self, vector: Floats, optimizer_keys: tuple[str, ...], scalars: dict[str, float]) -> None:
         """Overwrite as :meth:`adopt`, but leave the frozen weights, whose place in ``vector`` may hold anything."""
-        self.read_frozen(vector[self.layout.exchanged : self.layout.size], self.layout.exchanged)
+        self.read_frozen(vector[self.layout.exchanged : self.layout.frozen_stop], self.layout.exchanged)
         self.adopt(vector, optimizer_keys, scalars)
 
     def holds(self, vector: Floats) -> bool:
         """Return True if ``vector`` includes the weights and this optimizer's state, and equals both at present."""
         return False
+
+    def inventory(self) -> Inventory:
+        """Return all tensors with their treatments."""
+        return Inventory(
+            Item(
+                segment.name, segment.shape, segment.dtype, "average" if segment.kind in EXCHANGED else "copy",
+                segment.kind,
+            )
+            for segment in self.layout.segments
+        )  # fmt: skip
+
+    def tensor_at(self, position: int) -> str:
+        """Return the name of the tensor of a position in the vector."""
+        return self.layout.name_at(position)
 
     # -- checkpoints -------------------------------------------------------------------------------------------------
     def tensors(self) -> dict[str, Tensor]:

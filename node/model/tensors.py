@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 import torch
@@ -13,9 +13,11 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from torch.utils.dlpack import from_dlpack
 
-from gossip.arithmetic.layout import Kind, Layout, Segment
+from gossip.arithmetic.layout import FLOATS, Kind, Layout, Segment
 from gossip.errors import CheckpointError, LayoutError
-from node.model.sharded.shards import is_sharded
+from node.model.inventory.aliases import find_aliases
+from node.model.inventory.items import Choices, Item, Treatment, treatment_of
+from node.model.sharded.shards import is_sharded, local_part
 
 __all__ = ["LiveTensors", "plain_name", "refuse_other_tensors"]
 
@@ -31,7 +33,9 @@ PARTITIONED = (
     "has no elements on this rank: DeepSpeed's ZeRO-3 keeps another part of each parameter on each rank, and a Node "
     "takes models that are whole in each process (ZeRO-1 or 2)."
 )
-Owner = Mapping[str, Any]  # The dict that holds a tensor: a module's parameters or buffers, or the user's mapping.
+Role: TypeAlias = Literal["parameter", "buffer", "rebuilt"]  # "rebuilt": a buffer that is not persistent.
+Owner: TypeAlias = Mapping[str, Any]  # The dict with a tensor: a module's parameters or buffers, or the user's mapping.
+Place: TypeAlias = tuple[str, Owner, str, Role]  # A tensor's name, its owner, its key there, and its role.
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,55 +48,104 @@ class Slot:
     source: object  # The object that must still be there; None for a buffer, which may be replaced.
     shape: torch.Size
     dtype: torch.dtype
-    frozen: bool
+    kind: Kind
+    must_stay_frozen: bool  # It is a frozen parameter that the user has not named in copy=.
 
 
 class LiveTensors:
-    """A module's floating-point parameters and persistent buffers, or a mapping's floating-point tensors.
+    """A module's parameters and persistent buffers, or a mapping's tensors, each with its treatment.
 
-    If a module trains only some parameters, the others are frozen, unless ``frozen`` exchanges all. See
-    :class:`node.model.snapshot.ModelState`. DTensors are refused, unless the model is ``sharded``.
+    Tensors that are averaged, and frozen ones, are *values* of a vector of floats. All others are *bits*. DTensors are
+    refused, unless the model is ``sharded``.
+
+    Args:
+        model: A module, or a mapping of names to tensors and arrays.
+        choices: The treatments that the user chose.
+        sharded: True if a group of processes trains the model.
+
+    Attributes:
+        layout: The layout of the vector.
+        items: All tensors of the model, with their treatments.
+        known_ids: The ids of all tensor objects of the model, whatever their treatment.
 
     Raises:
-        LayoutError: A tensor cannot be exchanged.
+        LayoutError: A tensor cannot travel as it should.
+        ConfigError: A choice names no tensor.
     """
 
-    def __init__(self, model: nn.Module | Mapping[str, Any], frozen: bool = False, sharded: bool = False) -> None:
-        trains_some = isinstance(model, nn.Module) and any(parameter.requires_grad for parameter in model.parameters())
-        self._has_frozen = trains_some and not frozen  # True: parameters that require no gradient are frozen.
+    def __init__(
+        self, model: nn.Module | Mapping[str, Any], choices: Choices | None = None, sharded: bool = False
+    ) -> None:
+        choices = choices or Choices()
         self._modules: tuple[tuple[nn.Module, str, nn.Module], ...] = ()  # (parent, name, child)
         # Each module with the numbers of its parameters and children, by which new ones are noticed.
         self._counts: tuple[tuple[nn.Module, int, int], ...] = ()
+        self._owners: dict[int, nn.Module] = {}  # The module of each dictionary of buffers, by the dictionary's id.
         self.shared: dict[str, Tensor] = {}  # Tensors over memory of other libraries, by name.
-        segments: list[Segment] = []
-        slots: list[Slot] = []
-        views: set[object] = set()  # Address, shape and strides of each tensor so far.
-        for name, owner, key, kind in self._named_tensors(model):
-            tensor: Tensor = self.shared[name] if name in self.shared else owner[key]
+        places = list(self._named_tensors(model))
+        tensors: dict[str, Tensor] = {
+            name: self.shared[name] if name in self.shared else owner[key] for name, owner, key, _ in places
+        }
+        self.known_ids = set(map(id, tensors.values()))
+        for name, tensor in tensors.items():
             if is_sharded(tensor) and not sharded:
                 raise LayoutError(f"Tensor {name!r} {SHARDED}")
+        trains_some = isinstance(model, nn.Module) and any(parameter.requires_grad for parameter in model.parameters())
+        items, kinds = self._classify(places, tensors, choices, trains_some)
+        choices.check_used(items)
+        aliases = aliases_of({name: tensors[name] for name in kinds})
+        for name, first in aliases.items():
+            items[name] = item_of(name, tensors[name], items[first].treatment, f"the same memory as {first}")
+        self.items = tuple(items.values())
+        segments: list[Segment] = []
+        contents: list[Segment] = []
+        slots: dict[str, Slot] = {}
+        for name, owner, key, role in places:
+            tensor = tensors[name]
+            if role == "rebuilt" or name in aliases:
+                continue
+            value = segment_of(name, tensor, "parameter" if role == "parameter" else "buffer")
+            contents += [value] if value.dtype in FLOATS else []
+            if name not in kinds:
+                continue
+            kind = kinds[name]
+            segments.append(segment_of(name, tensor, kind))
+            source = owner[key] if role == "parameter" else None
+            must_stay_frozen = kind == "frozen" and choices.of(name, tensor) != "copy"
+            slots[name] = Slot(name, owner, key, source, tensor.shape, tensor.dtype, kind, must_stay_frozen)
+        self.layout = Layout(segments, contents)
+        in_order = [slots[segment.name] for segment in self.layout.segments]
+        self._slots = tuple(slot for slot in in_order if slot.kind != "bits")
+        self._bit_slots = tuple(slot for slot in in_order if slot.kind == "bits")
+
+    def _classify(
+        self, places: Iterable[Place], tensors: Mapping[str, Tensor], choices: Choices, trains_some: bool
+    ) -> tuple[dict[str, Item], dict[str, Kind]]:
+        """Return each tensor's item, and the kinds of those that travel, by name."""
+        items: dict[str, Item] = {}
+        kinds: dict[str, Kind] = {}
+        for name, owner, _, role in places:
+            tensor = tensors[name]
             if is_lazy(tensor):
                 raise LayoutError(f"Tensor {name!r} has no shape yet: run one batch through the model first.")
             if not tensor.numel() and hasattr(tensor, "ds_shape"):  # DeepSpeed's attribute for the whole shape.
                 raise LayoutError(f"Parameter {name!r} {PARTITIONED}")
-            if not tensor.is_floating_point() and not tensor.is_complex():
+            if role == "rebuilt":
+                items[name] = item_of(name, tensor, "local", "not persistent: each model makes it anew")
                 continue
-            _check_averageable(name, tensor)
-            # A tensor under two names (tied weights in a state_dict) is listed once, as in a module.
-            address = id(tensor) if is_sharded(tensor) else tensor.data_ptr()  # A DTensor has no address.
-            view = (address, tensor.shape, tensor.stride())
-            if not isinstance(model, nn.Module) and tensor.numel() and view in views:
-                continue
-            views.add(view)
-            segments.append(Segment(name, tuple(tensor.shape), str(tensor.dtype).removeprefix("torch."), kind))
-            source = None if kind == "buffer" else owner[key]
-            slots.append(Slot(name, owner, key, source, tensor.shape, tensor.dtype, kind == "frozen"))
-        self.layout = Layout(segments)
-        by_name = {slot.name: slot for slot in slots}
-        self._slots = tuple(by_name[segment.name] for segment in self.layout.segments)
+            if choices.of(name, tensor) != "local":
+                _check_memory(name, tensor)
+            treatment, reason = treatment_of(
+                name, local_part(tensor), tensor, is_parameter=role == "parameter", trains_some=trains_some,
+                choices=choices, owner=self._owners.get(id(owner)),
+            )  # fmt: skip
+            items[name] = item_of(name, tensor, treatment, reason)
+            if treatment != "local":
+                kinds[name] = kind_of(tensor, treatment, role)
+        return items, kinds
 
     def current(self) -> list[Tensor]:
-        """Return the live tensors in the layout's order. Takes 0.2 us for each, once an exchange.
+        """Return the live tensors of values in the layout's order. Takes 0.2 us for each, once an exchange.
 
         Raises:
             LayoutError: A tensor no longer matches the layout.
@@ -103,8 +156,45 @@ class LiveTensors:
         for module, parameters, children in self._counts:
             if len(module._parameters) > parameters or len(module._modules) > children:
                 self._refuse_new_parameters(module)
+        return self._look_up(self._slots)
+
+    def bits(self) -> list[Tensor]:
+        """Return the live tensors of bits in the layout's order, as :meth:`current`."""
+        return self._look_up(self._bit_slots)
+
+    def saved(self, model: nn.Module | Mapping[str, Any]) -> dict[str, Tensor]:
+        """Return the tensors of a checkpoint of the model, by plain names.
+
+        Raises:
+            CheckpointError: A module has an extra state that is no tensor.
+        """
+        if not isinstance(model, nn.Module):
+            return {name: torch.as_tensor(value) for name, value in {**model, **self.shared}.items()}
+        named = {plain_name(name): value for name, value in model.state_dict().items()}
+        for name, value in named.items():
+            if not isinstance(value, Tensor):
+                raise CheckpointError(
+                    f"{name!r} of the model is a {type(value).__name__}, and safetensors hold tensors alone: let its "
+                    "get_extra_state return a tensor."
+                )
+        return named
+
+    def load(self, model: nn.Module | Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
+        """Overwrite the model with a checkpoint's tensors. Raise CheckpointError before anything changes."""
+        tensors = {plain_name(name): value for name, value in tensors.items()}
+        ours = self.saved(model)
+        refuse_other_tensors(ours, tensors, exact=isinstance(model, nn.Module))
+        if isinstance(model, nn.Module):
+            # A compiled module has prefixed names for the same model.
+            full_names = {plain_name(name): name for name in model.state_dict()}
+            model.load_state_dict({full_names[name]: value for name, value in tensors.items()})
+            return
+        for name, target in ours.items():
+            target.copy_(tensors[name])
+
+    def _look_up(self, slots: Iterable[Slot]) -> list[Tensor]:
         tensors: list[Tensor] = []
-        for slot in self._slots:
+        for slot in slots:
             source: Any = slot.owner.get(slot.key)
             if source is None or (slot.source is not None and source is not slot.source):
                 raise LayoutError(
@@ -117,51 +207,47 @@ class LiveTensors:
                     f"Tensor {slot.name!r} was {slot.dtype} {tuple(slot.shape)} and is now {tensor.dtype} "
                     f"{tuple(tensor.shape)}: make a new Node after changing a model."
                 )
-            if slot.frozen and tensor.requires_grad:
+            if slot.must_stay_frozen and tensor.requires_grad:
                 raise LayoutError(
                     f"Parameter {slot.name!r} was frozen when the Node was made and is trained now, and would never be "
-                    "exchanged: make a new Node, or give this one frozen=True from the beginning."
+                    f"exchanged: make a new Node, or give this one average=[{slot.name!r}] from the beginning."
                 )
             tensors.append(tensor)
         return tensors
 
     def _refuse_new_parameters(self, module: nn.Module) -> None:
         """Raise LayoutError if a module has new parameters, which would be trained and never exchanged."""
-        known = {id(slot.source) for slot in self._slots}
         for name, parameter in module.named_parameters():
-            if parameter.is_floating_point() and id(parameter) not in known:
+            if parameter.is_floating_point() and id(parameter) not in self.known_ids:
                 raise LayoutError(
                     f"Parameter {name!r} was added to a {type(module).__name__} while the node was running and would "
                     "never be exchanged: make a new Node after changing a model."
                 )
 
-    def _named_tensors(self, model: nn.Module | Mapping[str, Any]) -> Iterator[tuple[str, Owner, str, Kind]]:
-        """Yield every tensor's name, the dictionary that holds it, its key there, and its kind."""
+    def _named_tensors(self, model: nn.Module | Mapping[str, Any]) -> Iterator[Place]:
+        """Yield every tensor's name, the dictionary that holds it, its key there, and its role in the model."""
         if isinstance(model, nn.Module):
             flattened = getattr(sys.modules.get("torch.distributed.fsdp"), "FullyShardedDataParallel", None)
             for path, module in model.named_modules():
                 if flattened is not None and isinstance(module, flattened):
                     raise LayoutError(f"Module {path or type(model).__name__!r} {FLATTENED}")
+                self._owners[id(module._buffers)] = module
             self._modules = tuple(
                 (parent, name, child) for parent in model.modules() for name, child in parent.named_children()
             )
             self._counts = tuple((module, len(module._parameters), len(module._modules)) for module in model.modules())
             saved = set(map(plain_name, model.state_dict(keep_vars=True)))  # Persistent buffers are in it, others not.
-            for name, parameter in model.named_parameters():
+            for name, _ in model.named_parameters():
                 path, _, key = name.rpartition(".")
-                frozen = self._has_frozen and not parameter.requires_grad
-                kind: Kind = "frozen" if frozen else "parameter"
-                yield plain_name(name), model.get_submodule(path)._parameters, key, kind
+                yield plain_name(name), model.get_submodule(path)._parameters, key, "parameter"
             for name, _ in model.named_buffers():
                 path, _, key = name.rpartition(".")
-                if plain_name(name) in saved:
-                    yield plain_name(name), model.get_submodule(path)._buffers, key, "buffer"
+                role: Role = "buffer" if plain_name(name) in saved else "rebuilt"
+                yield plain_name(name), model.get_submodule(path)._buffers, key, role
         elif isinstance(model, Mapping):
             for name, value in model.items():
                 if not isinstance(name, str):
                     raise LayoutError(f"A tensor's name is {name!r}: names in the mapping must be text.")
-                if isinstance(value, np.ndarray) and value.dtype.kind in "iub":
-                    continue
                 if not isinstance(value, Tensor):
                     self.shared[name] = _share(name, value)
                 yield name, model, name, "parameter"
@@ -185,24 +271,53 @@ def refuse_other_tensors(ours: Mapping[str, Tensor], loaded: Mapping[str, Tensor
         f"{name!r} has shape {tuple(ours[name].shape)} here and {tuple(tensor.shape)} in the file"
         for name, tensor in loaded.items() if name in ours and tensor.shape != ours[name].shape
     ]  # fmt: skip
-    for difference in (*missing, *unknown, *reshaped):
+    other_kinds = [
+        f"{name!r} is {tensor.dtype} in the file and {ours[name].dtype} here"
+        for name, tensor in loaded.items()
+        if name in ours and tensor.is_floating_point() != ours[name].is_floating_point()
+    ]
+    for difference in (*missing, *unknown, *reshaped, *other_kinds):
         raise CheckpointError(f"it holds another model than this node's (tensor {difference}).")
 
 
-def _check_averageable(name: str, tensor: Tensor) -> None:
-    """Raise LayoutError unless a tensor is dense, has memory and holds real numbers."""
+def item_of(name: str, tensor: Tensor, treatment: Treatment, reason: str) -> Item:
+    return Item(name, tuple(tensor.shape), str(tensor.dtype).removeprefix("torch."), treatment, reason)
+
+
+def segment_of(name: str, tensor: Tensor, kind: Kind) -> Segment:
+    return Segment(name, tuple(tensor.shape), str(tensor.dtype).removeprefix("torch."), kind)
+
+
+def aliases_of(tensors: Mapping[str, Tensor]) -> dict[str, str]:
+    """Return the tensors that are another one under a second name; DTensors, which have no address, by object."""
+    firsts: dict[int, str] = {}
+    aliases = {
+        name: firsts[id(tensor)] for name, tensor in tensors.items() if firsts.setdefault(id(tensor), name) != name
+    }
+    return aliases | find_aliases(
+        [(name, tensor) for name, tensor in tensors.items() if name not in aliases and not is_sharded(tensor)]
+    )
+
+
+def kind_of(tensor: Tensor, treatment: Treatment, role: Role) -> Kind:
+    """Return the kind of a tensor in the layout. Frozen weights are values, which a newcomer may have already."""
+    if treatment == "average":
+        return "parameter" if role == "parameter" else "buffer"
+    is_value = tensor.is_floating_point() and tensor.element_size() >= 2 and role == "parameter"
+    return "frozen" if is_value and bool(torch.isfinite(local_part(tensor).detach()).all()) else "bits"
+
+
+def _check_memory(name: str, tensor: Tensor) -> None:
+    """Raise LayoutError unless a tensor is dense and has memory."""
     if tensor.layout != torch.strided:
-        raise LayoutError(f"Tensor {name!r} is sparse, and only dense ones can be averaged: keep it as to_dense().")
+        raise LayoutError(
+            f"Tensor {name!r} is sparse, and only dense ones can be averaged: keep it as to_dense(), or name it in "
+            "local=."
+        )
     if tensor.is_meta:
         raise LayoutError(
             f"Tensor {name!r} has no memory, being on the device meta: give the model some, and values, as "
             "to_empty(device=...) and its initialisation do."
-        )
-    if tensor.is_complex():
-        type_name = str(tensor.dtype).removeprefix("torch.")
-        raise LayoutError(
-            f"Tensor {name!r} is {type_name}, and only real numbers are averaged: "
-            "keep it as torch.view_as_real gives it, and make it complex where it is used."
         )
 
 

@@ -320,10 +320,9 @@ class Service:
         graph = Graph.from_file(config.graph) if config.graph else None
         rng = random.Random(secrets.randbits(64))
         model = LocalModel(
-            layout.fingerprint, layout.exchanged, self.live.state.trained_elements, layout.size - layout.exchanged,
-            dataclasses.replace(
-                measure_codecs(kernel.implementation()), has_buffers=layout.exchanged > layout.parameters
-            ),
+            layout.fingerprint, layout.exchanged, self.live.state.trained_elements,
+            layout.frozen_stop - layout.exchanged, layout.size - layout.frozen_stop,
+            measure_codecs(kernel.implementation()),
         )  # fmt: skip
         bootstrap = Bootstrap(
             lookup.fixed,

@@ -16,7 +16,8 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from gossip import kernel
-from gossip.ids import quantity
+from gossip.codecs import AUTO
+from gossip.ids import every, quantity
 
 if TYPE_CHECKING:  # A command that shows rows of a log starts without these modules.
     from gossip.peer import Peer
@@ -68,6 +69,7 @@ class Source:
     mixes: Iterable[tuple[str, str, float]] = ()  # Recent mixes: partner, codec, age in seconds.
     faults: int = 0
     restarts: int = 0
+    run: bytes = b""  # The id of the run that ``swarm_samples`` counts; empty if it is not known.
 
 
 def count_text(value: int | None) -> str:
@@ -76,8 +78,9 @@ def count_text(value: int | None) -> str:
 
 def interval_text(row: Reading) -> str:
     """Return the mixing interval and codec as the end of a sentence; empty text if mixes are timed by the clock."""
-    steps = row.get("interval_steps")
-    return "" if steps is None else f", every {quantity(steps, 'step')} in {row.get('codec')}"
+    steps, codec = row.get("interval_steps"), row.get("codec")
+    codec_text = "each link's codec" if codec == AUTO else codec  # Before the first exchange.
+    return "" if steps is None else f", {every(steps)} in {codec_text}"
 
 
 def megabytes_text(value: int | None) -> str:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from queue import SimpleQueue
 
-from gossip.errors import ConfigError
+from gossip.errors import ConfigError, did_you_mean
 from node.observe import notices
 from node.observe.events import NodeEvent
 from node.observe.notices import LEVELS
@@ -63,7 +63,9 @@ class Listeners:
         """
         kinds = {"*", *LEVELS, *(name.partition(".")[0] for name in LEVELS)}
         if kind not in kinds:
-            raise ConfigError(f"There is no event {kind!r}; there are {', '.join(sorted(kinds))}.")
+            raise ConfigError(
+                f"There is no event {kind!r}{did_you_mean(kind, kinds)}; there are {', '.join(sorted(kinds))}."
+            )
         if not callable(callback):
             raise ConfigError(f"The callback for {kind!r} is {callback!r}, which cannot be called.")
         listener = Listener(kind, callback)

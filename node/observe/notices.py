@@ -13,15 +13,18 @@ LOGGER = logging.getLogger("gossip")
 # shown nowhere else. The notice that a warning no longer holds has the level of the warning, so that a user who sees
 # only warnings gets it.
 LEVELS = {
+    "inventory": logging.INFO, "optimizer": logging.WARNING, "teacher": logging.WARNING, "undone": logging.WARNING,
     "alone": logging.WARNING, "apart": logging.WARNING, "together": logging.WARNING, "stalled": logging.WARNING,
     "moving": logging.WARNING,
     "asleep": logging.WARNING, "device": logging.WARNING, "lossy": logging.WARNING,
-    "callback": logging.WARNING, "divided": logging.WARNING, "fault": logging.WARNING, "kept": logging.WARNING,
+    "callback": logging.WARNING, "data": logging.WARNING,
+    "divided": logging.WARNING, "fault": logging.WARNING, "kept": logging.WARNING,
     "load": logging.WARNING, "log": logging.WARNING, "loss": logging.WARNING, "mended": logging.WARNING,
     "merged": logging.WARNING, "put back": logging.WARNING, "refused": logging.WARNING, "replaced": logging.WARNING,
     "restarted": logging.WARNING,
     "seed": logging.WARNING, "spoiled": logging.WARNING, "state": logging.WARNING, "suspicious": logging.WARNING,
-    "twin": logging.WARNING, "unreachable": logging.WARNING, "untaken": logging.WARNING, "waited": logging.WARNING,
+    "twin": logging.WARNING, "unreachable": logging.WARNING, "unstepped": logging.WARNING,
+    "untaken": logging.WARNING, "waited": logging.WARNING,
     "storage": logging.WARNING, "stored": logging.WARNING, "timeline": logging.WARNING, "waiting": logging.WARNING,
     "finished": logging.INFO, "joined": logging.INFO, "listening": logging.INFO, "member": logging.INFO,
     "merging": logging.INFO, "page": logging.INFO, "settled": logging.INFO, "started": logging.INFO,

@@ -14,11 +14,17 @@ from gossip.errors import ConfigError
 from gossip.ids import MemberRecord
 from gossip.wire.records import MAX_EXTRA_BYTES, clamp_field, is_keepable
 
-__all__ = ["AGREED", "SETTLING", "Figures", "Reduced", "is_settling", "mark_in", "reduce", "values_in"]
+__all__ = [
+    "AGREED", "DATA", "FIRST_LOSSES", "SETTLING", "STARTED", "Figures", "Reduced", "is_settling", "mark_in", "reduce",
+    "values_in",
+]  # fmt: skip
 
 MARK = "\0"  # The first character of a mark's name, which no figure may have.
 SETTLING = MARK + "s"  # The mark that this loop waits in ``node.settle``.
 AGREED = MARK + "a"  # The mark of weights that a settling loop shares with a partner: samples, and part of a digest.
+STARTED = MARK + "b"  # The mark that this loop has waited for the others to start: the number that it counted.
+DATA = MARK + "d"  # The mark of the data that this loop divides: a checksum and their length.
+FIRST_LOSSES = MARK + "l"  # The mark of its first two losses: the second, and a hash of the first.
 MAX_MARKS = 5  # Marks that a record has room for besides figures.
 MARK_BYTES = 22  # The largest mark: a name of two characters, a float and a count.
 

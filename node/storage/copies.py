@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from gossip.errors import CheckpointError
+from node.storage.older import companion
 from node.storage.urls import public_url
 
 __all__ = ["CHECK_PERIOD_S", "FOLDER_PREFIX", "PERMANENT", "LocalCopy", "folder_in", "open_store", "retry"]
@@ -30,7 +31,7 @@ PERMANENT: Final = (
 
 @dataclass(slots=True, eq=False)
 class LocalCopy:
-    """A checkpoint of a store in a local file, on its way to the store or from there.
+    """A checkpoint of a store in local files, on its way to the store or from there.
 
     Attributes:
         url: Its URL, with an ending.
@@ -48,8 +49,13 @@ class LocalCopy:
 
     @property
     def file(self) -> Path:
-        """Return the checkpoint; the other file in the folder describes it."""
+        """Return the weights."""
         return self.folder / self.url.partition("?")[0].rpartition("/")[2]
+
+    @property
+    def optimizer_file(self) -> Path:
+        """Return the optimizer's state, which a checkpoint may lack."""
+        return self.file.with_name(companion(self.file.name))
 
     @property
     def store_name(self) -> str:

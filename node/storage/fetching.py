@@ -82,7 +82,7 @@ def fetch(url: str, copy: LocalCopy, beat: Callable[[], None]) -> None:
 
 
 def download(url: str, copy: LocalCopy) -> None:
-    """Copy a checkpoint to its local file: the one at ``copy.url``, else the one at ``url`` as the user gave it."""
+    """Copy a checkpoint to its local files: the one at ``copy.url``, else the one at ``url`` as the user gave it."""
     from fsspec.callbacks import Callback
 
     copy.on_moved()
@@ -90,6 +90,10 @@ def download(url: str, copy: LocalCopy) -> None:
     store, path = open_store(copy.url)
     try:
         store.get_file(path, str(copy.file), callback=callback)
+        if path.endswith(copy.file.name):  # A signed URL names one file.
+            with contextlib.suppress(*PERMANENT):  # The weights name their save, so that a missing one is noticed.
+                folder = path.removesuffix(copy.file.name)
+                store.get_file(folder + copy.optimizer_file.name, str(copy.optimizer_file), callback=callback)
     except FileNotFoundError:
         if copy.url == url:
             raise

@@ -1,18 +1,41 @@
-"""Older checkpoints, which a save may keep under numbered names."""
+"""The names of a checkpoint's files, and older checkpoints, which a save may keep under numbered names."""
 
 from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
 from gossip.errors import CheckpointError
+from node.storage.urls import SUFFIX
 
-__all__ = ["checked_keep", "keep_older", "keep_older_in_store", "numbered_name"]
+__all__ = [
+    "DESCRIPTION",
+    "OPTIMIZER",
+    "checked_keep",
+    "companion",
+    "keep_older",
+    "keep_older_in_store",
+    "numbered_name",
+]
 
 MAX_KEPT: Final = 100  # Each save renames all older ones.
+OPTIMIZER: Final = ".optimizer"
+DESCRIPTION: Final = ".json"
+
+
+def companion(name: str, ending: str = OPTIMIZER) -> str:
+    """Return the name of a file next to a checkpoint: run.optimizer for run.safetensors, run.bin.optimizer for run.bin.
+
+    Without any other suffix in it, "run.a" and "run.b" would share one file.
+    """
+    return name.removesuffix(SUFFIX) + ending
+
+
+def files_of(name: str) -> tuple[str, str, str]:
+    """Return the names of a checkpoint's files in the order in which they are replaced: the weights come last."""
+    return companion(name), companion(name, DESCRIPTION), name
 
 
 def numbered_name(name: str, older: int) -> str:
@@ -28,11 +51,11 @@ def checked_keep(keep: object) -> int:
     return keep
 
 
-def keep_older(files: Sequence[Path], keep: int, folder: Path) -> None:
-    """Give local files that are about to be replaced the names of older ones. The files themselves stay.
+def keep_older(target: Path, keep: int, folder: Path) -> None:
+    """Give the files of a checkpoint that is about to be replaced the names of an older one. The files stay.
 
     Args:
-        files: The checkpoint and its description.
+        target: The checkpoint.
         keep: The number of checkpoints to keep, the coming one included.
         folder: A folder for temporary files, on the same disk.
 
@@ -40,8 +63,8 @@ def keep_older(files: Sequence[Path], keep: int, folder: Path) -> None:
         OSError: A file could not be renamed.
     """
     for older in range(keep - 1, 0, -1):
-        for file in files:
-            newer = file.with_name(numbered_name(file.name, older - 1))
+        for newer_name, older_name in renames(target.name, older):
+            newer = target.with_name(newer_name)
             if not newer.exists():
                 continue
             if older == 1:  # A second name: a kill from here on leaves the newest checkpoint in its place.
@@ -51,14 +74,18 @@ def keep_older(files: Sequence[Path], keep: int, folder: Path) -> None:
                 except OSError:  # Some file systems have no links.
                     shutil.copyfile(newer, link)
                 newer = link
-            os.replace(newer, file.with_name(numbered_name(file.name, older)))
+            os.replace(newer, target.with_name(older_name))
 
 
-def keep_older_in_store(store: Any, paths: Sequence[str], keep: int) -> None:
-    """Do as :func:`keep_older` in a store, which copies its own files."""
+def keep_older_in_store(store: Any, path: str, keep: int) -> None:
+    """Do as :func:`keep_older` for a checkpoint's path in a store, which copies its own files."""
+    folder, slash, name = path.rpartition("/")
     for older in range(keep - 1, 0, -1):
-        for path in paths:
-            folder, slash, name = path.rpartition("/")
-            newer = folder + slash + numbered_name(name, older - 1)
-            if store.exists(newer):
-                store.cp_file(newer, folder + slash + numbered_name(name, older))
+        for newer_name, older_name in renames(name, older):
+            if store.exists(folder + slash + newer_name):
+                store.cp_file(folder + slash + newer_name, folder + slash + older_name)
+
+
+def renames(name: str, older: int) -> list[tuple[str, str]]:
+    """Return the present and the next name of each file of the checkpoint ``older - 1`` saves before the newest."""
+    return list(zip(files_of(numbered_name(name, older - 1)), files_of(numbered_name(name, older)), strict=True))

@@ -15,7 +15,7 @@ from typing import Final
 
 from gossip.errors import CheckpointError
 from node.storage.copies import CHECK_PERIOD_S, FOLDER_PREFIX, PERMANENT, LocalCopy, folder_in, open_store, retry
-from node.storage.older import keep_older_in_store
+from node.storage.older import companion, keep_older_in_store
 from node.storage.urls import BUCKETS, check_url, error_text, public_url, with_ending
 
 __all__ = ["CheckpointUploads"]
@@ -112,7 +112,7 @@ class CheckpointUploads:
                 self.on_sent(upload)
 
     def send(self, upload: LocalCopy) -> None:
-        """Send the files of one checkpoint, and replace each as a whole. The description comes first."""
+        """Send the files of one checkpoint, and replace each as a whole, the weights last."""
         from fsspec.callbacks import Callback
 
         upload.on_moved()
@@ -122,30 +122,32 @@ class CheckpointUploads:
         # An object store has no folders, and may take one for a bucket to make.
         if not is_atomic and folder.strip("/"):
             store.makedirs(folder.rstrip("/"), exist_ok=True)
-        files = sorted(upload.folder.iterdir(), key=lambda file: file == upload.file)  # The checkpoint is the last.
+        files = sorted(upload.folder.iterdir(), key=lambda file: file == upload.file)
         if upload.keep > 1 and upload.url not in self.shifted_urls:
-            keep_older_in_store(store, [folder + file.name for file in files], upload.keep)
+            keep_older_in_store(store, path, upload.keep)
             self.shifted_urls.add(upload.url)  # A later attempt would push the older ones out.
-        for file in files:
-            target, callback = folder + file.name, Callback(hooks={"moved": upload.on_moved})
-            if is_atomic:
-                store.put_file(str(file), target, callback=callback)
-                continue
-            temporary = f"{folder}.{file.name}.{self.token}.tmp"
-            try:
-                store.put_file(str(file), temporary, callback=callback)
-                store.mv(temporary, target)
-            except BaseException:
+        targets = [folder + file.name for file in files]
+        places = targets if is_atomic else [f"{folder}.{file.name}.{self.token}.tmp" for file in files]
+        callback = Callback(hooks={"moved": upload.on_moved})
+        try:
+            for file, place in zip(files, places, strict=True):
+                store.put_file(str(file), place, callback=callback)
+            for place, target in zip(places, targets, strict=True):
+                if place != target:
+                    store.mv(place, target)
+        except BaseException:
+            for place in places if not is_atomic else ():
                 with contextlib.suppress(Exception):
-                    store.rm_file(temporary)
-                raise
+                    store.rm_file(place)
+            raise
         self.shifted_urls.discard(upload.url)
 
     def on_sent(self, upload: LocalCopy) -> None:
         shutil.rmtree(upload.folder, ignore_errors=True)
         if upload.store_name in self.failing_stores:
             self.failing_stores.discard(upload.store_name)
-            (upload.home / UNSENT).unlink(missing_ok=True)
+            for name in (UNSENT, companion(UNSENT)):
+                (upload.home / name).unlink(missing_ok=True)
             self.notice(
                 "stored", f"Checkpoints are stored at {upload.store_name} again, the last as {upload.shown_url}."
             )
@@ -154,6 +156,8 @@ class CheckpointUploads:
         """Keep the checkpoint here, in place of the last one that could not be sent, and tell the first time."""
         kept_file = upload.home / UNSENT
         with contextlib.suppress(OSError):
+            if upload.optimizer_file.exists():
+                os.replace(upload.optimizer_file, upload.home / companion(UNSENT))
             os.replace(upload.file, kept_file)
         shutil.rmtree(upload.folder, ignore_errors=True)
         shown_url, reason = upload.shown_url, error_text(error, upload.url)

@@ -154,8 +154,6 @@ class Dials:
         if dial.asker is not None:
             self.perform(dialler, dialler.peer.on_dial_tried(dial.asker, True, self.events.now))
             return
-        if dial.expected is None:
-            dialler.peer.on_seed_answered(acceptor.address)
         if self.transport is not None and self.transport.tls and line is not None:
             latency = self.carrier.latency(dialler.index, acceptor.index)
             line.free_at = max(line.free_at, self.events.now + 3 * latency)  # Two for TLS, and one for the Hello.

@@ -11,7 +11,7 @@ from collections.abc import Callable
 import numpy as np
 
 from gossip.arithmetic.mixing import subtract
-from gossip.averaging.vectors import Cut, Floats, Positions, Vector
+from gossip.averaging.vectors import REACH, Cut, Floats, Positions, Statistics, Vector
 
 __all__ = ["Floats", "HostVectors", "KeptVector", "VectorModel"]
 
@@ -28,6 +28,9 @@ class VectorModel:
 
     def size(self) -> int:
         return self.vector.size
+
+    def tensor_at(self, position: int) -> str:
+        return ""
 
     def optimizer_range(self) -> range:
         return range(self.vector.size, self.vector.size)
@@ -48,6 +51,16 @@ class VectorModel:
 
     def add(self, values: Floats) -> None:
         self.vector += values
+
+    def mix_statistics(self, statistics: Statistics) -> None:
+        """Mix as real nodes do, but with one reach for all statistics, since their tensors are unknown here."""
+        live = self.vector[statistics.start :]
+        peak = np.abs(live).max()
+        reach = np.float32(REACH) * peak if peak else np.float32(1.0)
+        near = np.clip(statistics.values, live - reach, live + reach)
+        weight = np.float32(statistics.weight)
+        mixed = (np.float32(1.0) - weight) * live + weight * near
+        live[:] = np.where(np.isnan(near), live, mixed)
 
     def add_weighted(self, values: Floats, weight: float) -> None:
         self.vector += np.float32(weight) * values

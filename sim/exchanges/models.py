@@ -56,8 +56,8 @@ class Models:
         self.phi = self.momentum = self.expected = np.empty((0, 0), np.float32)
         if not config.plain:
             self.phi, self.momentum = self.matrix.copy(), np.zeros_like(self.matrix)
-        self.watches_movement = config.watches_movement
-        if self.watches_movement:  # The model without the local steps since the last mix; phi is exactly that.
+        self.finds_radius = config.finds_radius
+        if self.finds_radius:  # The model without the local steps since the last mix; phi is exactly that.
             self.expected = self.matrix.copy() if config.plain else self.phi
         rows_in_block = BLOCK_BYTES // (4 * learners.elements)
         rows_at_once = min(learners.copied_at_once or rows_in_block, max(rows_in_block, MIN_ROWS))
@@ -285,7 +285,7 @@ class Models:
         if not self.config.plain:
             self.phi[row], self.momentum[row] = model, 0
             self.progress_at[row] = -1
-        if self.watches_movement:
+        if self.finds_radius:
             self.expected[row] = model
         # Compare each donor with the next one on its own piece. The lower quartile tells the newcomer's filter how far
         # apart honest members are, even if some donors are not honest.
@@ -319,7 +319,7 @@ class Models:
     # -- filters -------------------------------------------------------------------------------------------------
     def note_movement(self, rows: I64, ours: F32) -> None:
         """Tell the filters how far local steps moved these rows since their last mix; ``ours`` (rows, elements)."""
-        if self.watches_movement:
+        if self.finds_radius:
             moved = ours - self.expected[rows]
             self.acceptance.note_movement(rows, np.sqrt(squares(moved)))
             if self.config.plain:
@@ -374,7 +374,7 @@ class Models:
                 difference[alone] = shifts
             for place, number in enumerate(numbers or ()):
                 self.note_shift(int(rows[place]), number, difference[place])
-        elif self.watches_movement:
+        elif self.finds_radius:
             self.expected[rows] += difference
         return lesson
 

@@ -11,6 +11,8 @@ from typing import Any
 from gossip.config import read_toml
 from gossip.errors import LocalError
 from gossip.ids import quantity
+from sim.cli import ending_on_signals, results_of
+from sim.interrupt import interrupt
 from sim.planner.candidates import candidates, parse
 from sim.planner.study import Study
 from sim.planner.world import World
@@ -19,6 +21,7 @@ from sim.scenario.tables import toml_text
 __all__ = ["plan"]
 
 
+@ending_on_signals
 def plan(
     file: Path | None,
     *,
@@ -56,7 +59,6 @@ def plan(
     Raises:
         GossipError: As :func:`sim.cli.run`.
     """
-    from sim.cli import results_of
     from sim.jobs import Assignment
     from sim.report.result import Result
 
@@ -74,7 +76,7 @@ def plan(
         done.update(results_of(todo, jobs, quiet, {}))
     except KeyboardInterrupt:
         print("gossip: stopped before all was played: nothing can be said yet.", file=sys.stderr)
-        return 130
+        return interrupt.exit_code
     study.take(done)
     if out is not None:
         try:

@@ -12,11 +12,11 @@ import numpy as np
 
 from gossip.codecs import AUTO
 from gossip.errors import LocalError
-from gossip.ids import quantity
+from gossip.ids import every, quantity
 from sim.planner.candidates import GIVEN, Candidate, with_candidate
 from sim.planner.world import World
 from sim.report.result import Result, as_json_data
-from sim.report.units import bytes_text, duration_text, number, share_text
+from sim.report.units import bytes_text, duration_text, figure_text, number, share_text
 from sim.scenario.scenario import Scenario
 from sim.scenario.tables import toml_text
 
@@ -56,7 +56,7 @@ class CandidateRuns:
     def label(self) -> str:
         """Return the candidate's name, with the interval that nodes chose if it leaves that to them."""
         chosen = self.candidate.changes.get("mix_every_steps") == AUTO and self.intervals
-        steps = f" (every {quantity(statistics.median_low(self.intervals), 'step')})" if chosen else ""
+        steps = f" ({every(statistics.median_low(self.intervals))})" if chosen else ""
         return self.candidate.name + steps
 
     @property
@@ -138,14 +138,14 @@ class Study:
             gap, error = choice.deficit_to(best)
             sentences.append(
                 f"The best, {best.candidate.name}, is {points_text(gap, error)} better and sends "
-                f"{ratio_text(best, choice)} as much."
+                f"{ratio_text(best, choice)}."
             )
         if given is not choice and given is not best:
             gap, error = choice.deficit_to(given)
             if math.isnan(gap):
                 return [*sentences, "The given settings diverged.", self.certainty, *self.deadlines]
             better = "better" if gap < 0 else "worse"
-            more = f"send {ratio_text(given, choice)} as much"
+            more = f"send {ratio_text(given, choice)}"
             sentences.append(f"It is {points_text(abs(gap), error)} {better} than the given settings, which {more}.")
         sentences.append(self.certainty)
         return sentences + self.deadlines
@@ -250,5 +250,6 @@ def points_text(gap: float, error: float) -> str:
 
 
 def ratio_text(outcome: CandidateRuns, reference: CandidateRuns) -> str:
-    """Return how many times as many bytes an outcome sends as the reference does."""
-    return f"{statistics.fmean(outcome.sent) / max(statistics.fmean(reference.sent), 1.0):.2g} times"
+    """Return how much an outcome sends beside the reference: ``1.5 times as much``, ``as much``."""
+    times = figure_text(float(f"{statistics.fmean(outcome.sent) / max(statistics.fmean(reference.sent), 1.0):.2g}"))
+    return "as much" if times == "1" else f"{times} times as much"

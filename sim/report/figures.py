@@ -15,7 +15,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from gossip.codecs import AUTO
-from gossip.ids import quantity
+from gossip.ids import every
 from sim.report.measures import FinishedRun, Instant
 from sim.report.units import bytes_text, count_text, duration_text, figure_text, number, share_text
 from sim.scenario.fidelity import Fidelity
@@ -156,6 +156,10 @@ SUMMARY = (
     Total("exchanges_done", "of the last row", lambda run: int(run.last["exchanges_done"])),
     Total("exchanges_failed", "of the last row", lambda run: int(run.last["exchanges_failed"])),
     Total("refused", "refusals and clips by the honest peers that were up, by reason", lambda run: run.refused),
+    Total(
+        "no_exchange", "a sentence with the likely reason if no exchange of several peers finished; else empty",
+        lambda run: run.no_exchange,
+    ),
     Total("bytes_sent", "of the last row", lambda run: int(run.last["bytes_sent"])),
     Total("digest", "SHA-256 over the log of events and all final weights", lambda run: run.level.digest()),
     Total("done", "played share of the run, 0 to 1", lambda run: run.done),
@@ -223,7 +227,7 @@ def interval_text(result: PlayedRun) -> str:
     steps = result.summary.get("interval_steps")
     config = result.scenario.config
     codec = "each link's codec" if config.codec_name == AUTO else config.codec_name
-    return "" if steps is None else f"every {quantity(steps, 'step')}, in {codec}"
+    return "" if steps is None else f"{every(steps)}, in {codec}"
 
 
 # The main figures of a result as text with units, in the order in which people ask. An empty text is left out.

@@ -11,8 +11,11 @@ from typing import Protocol
 
 import numpy as np
 
+from gossip.arithmetic.mixing import is_finite
+from gossip.ids import quantity
 from sim.arrays import F32, F64, I64
 from sim.learning.learners import Learners
+from sim.report.units import duration_text
 from sim.scenario.fidelity import Fidelity
 from sim.scenario.scenario import Scenario
 
@@ -119,6 +122,7 @@ class FinishedRun:
 
     level: Level
     scenario: Scenario
+    learners: Learners
     last: dict[str, float]  # The last row of the history.
     fidelity: Fidelity
     done: float  # The played share of the run, 0 to 1.
@@ -131,6 +135,26 @@ class FinishedRun:
     def refused(self) -> dict[str, int]:
         """Return the refusals in alphabetical order."""
         return dict(sorted(self.level.refusals().items()))
+
+    @property
+    def no_exchange(self) -> str:
+        """Return a sentence with the likely reason if no exchange of several peers finished; else an empty text."""
+        peers, alive = self.scenario.peers, int(self.last["alive"])
+        if self.last["exchanges_done"] or peers == 1:
+            return ""
+        reason = "the first one was not over by then; play it for longer, or mix more often"
+        if broken := sum(not is_finite(model) for model in self.learners.matrix):
+            reason = (
+                f"the weights of {broken} of {peers} peers are not finite, after a divergence or by an infinite "
+                "constant in task.model, and nobody mixes with such peers"
+            )
+        elif refused := self.refused:
+            reason = "peers refused vectors, " + ", ".join(f"{times:,} as {code}" for code, times in refused.items())
+        elif self.level.failures:
+            reason = f"{quantity(self.level.failures, 'exchange')} failed"
+        elif alive < 2:
+            reason = f"{alive} of {peers} peers were up at the end"
+        return f"No exchange finished in {duration_text(self.last['virtual_s'])}: {reason}."
 
 
 def spread_of(matrix: F32, rows: I64) -> tuple[F32, float]:

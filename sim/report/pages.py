@@ -20,6 +20,7 @@ def report(result: Result) -> str:
     summary = result.summary
     parts = [
         html.paragraph(describe.in_words(result.scenario, result.fidelity)),
+        html.paragraph(summary["no_exchange"]),
         html.figures(headlines(result)),
         shading_note([result]),
         html.pictures(pictures_of([result])),

@@ -1,19 +1,66 @@
-"""A progress bar in a terminal or a notebook: virtual time, events per second, and the time left."""
+"""The progress of a simulation, as a bar or as lines: virtual time, events per second, and the time left."""
 
 from __future__ import annotations
 
 import importlib.util
+import sys
+import time
+from abc import ABC, abstractmethod
+from contextlib import suppress
 from typing import Self
 
 from sim.report.result import Progress
 from sim.report.units import count_text, duration_text
 
-__all__ = ["Bar"]
+__all__ = ["Bar", "Lines"]
 
 NAME_WIDTH = 24
+LINE_PERIOD_S = 10.0  # As of `gossip run` without a terminal.
 
 
-class Bar:
+class Display(ABC):
+    """A display of progress."""
+
+    def update(self, progress: Progress) -> None:
+        """Show the progress of a simulation."""
+        self.note(
+            progress.done,
+            f"{duration_text(progress.virtual_s)} virtual  {count_text(round(progress.events_per_s))} events/s  "
+            f"{duration_text(progress.left_s)} left",
+        )
+
+    @abstractmethod
+    def note(self, done: float, figures: str) -> None:
+        """Show the progress of any other work: a share, 0 to 1, and a few words."""
+
+    @abstractmethod
+    def __enter__(self) -> Self: ...
+    @abstractmethod
+    def __exit__(self, *_: object) -> None: ...
+
+
+class Lines(Display):
+    """Lines on stderr for a file or a pipe, one every 10 s."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.due_s = time.monotonic() + LINE_PERIOD_S
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Do nothing: every line is complete."""
+
+    def note(self, done: float, figures: str) -> None:
+        now_s = time.monotonic()
+        if now_s >= self.due_s:
+            self.due_s = now_s + LINE_PERIOD_S
+            with suppress(OSError, ValueError):  # A stderr that is gone stops no simulation.
+                print(f"{self.name}  {100 * done:.0f} %  {figures}", file=sys.stderr, flush=True)
+
+
+class Bar(Display):
     """A progress bar: ``with Bar(name) as bar``, and ``bar.update(progress)`` redraws it.
 
     In a terminal it is on stderr, and vanishes when it stops. In a notebook it needs ipywidgets. Elsewhere nothing is
@@ -41,15 +88,6 @@ class Bar:
     def __exit__(self, *_: object) -> None:
         self.drawn.stop()
 
-    def update(self, progress: Progress) -> None:
-        """Draw the progress of a simulation."""
-        self.note(
-            progress.done,
-            f"{duration_text(progress.virtual_s)} virtual  {count_text(round(progress.events_per_s))} events/s  "
-            f"{duration_text(progress.left_s)} left",
-        )
-
     def note(self, done: float, figures: str) -> None:
-        """Draw the progress of any other work: a share, 0 to 1, and a few words."""
         self.drawn.update(self.task, completed=done, figures=figures)
         self.drawn.refresh()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import difflib
 import io
 import json
 import math
@@ -16,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import numpy as np
 
-from gossip.errors import ConfigError, LocalError
+from gossip.errors import ConfigError, LocalError, did_you_mean
 from gossip.ids import quantity
 from sim.arrays import F64
 from sim.report.figures import COLUMNS, SHOWN
@@ -139,6 +138,7 @@ class Result:
             f"{shown['virtual time']} of virtual time; {learned}loss {shown['loss, mean of peers']}, "
             f"consensus distance {shown['consensus distance']}; {quantity(summary['exchanges_done'], 'exchange')}, "
             f"{shown['failed']} failed; {shown['sent']} sent. Simulated in {shown['real time']}."
+            + f" {summary['no_exchange']}".rstrip()
         )
 
     def __repr__(self) -> str:
@@ -249,9 +249,8 @@ def as_json_data(value: Any) -> Any:
 def check_column(name: str, columns: Sequence[str]) -> None:
     """Raise :class:`ConfigError` for an unknown column, which would otherwise give an empty plot."""
     if name not in columns:
-        near = difflib.get_close_matches(name, columns, 1)
-        meant = f"did you mean {near[0]!r}?" if near else f"the columns are {', '.join(columns)}."
-        raise ConfigError(f"{name!r} is not a column; {meant}")
+        meant = did_you_mean(name, columns) or f"; the columns are {', '.join(columns)}"
+        raise ConfigError(f"{name!r} is not a column{meant}.")
 
 
 @contextmanager

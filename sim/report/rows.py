@@ -26,5 +26,5 @@ class Measures:
 
     def summary(self, last: dict[str, float], fidelity: Fidelity, **spent: float) -> dict[str, Any]:
         """Return the final figures; ``last`` is the last row, and ``spent`` are the costs as in FinishedRun."""
-        run = FinishedRun(self.level, self.scenario, last, fidelity, **spent)
+        run = FinishedRun(self.level, self.scenario, self.learners, last, fidelity, **spent)
         return {total.name: total.compute(run) for total in SUMMARY}

@@ -44,7 +44,7 @@ ANY_NORM = 1e30  # A norm bound that every finite vector passes.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AttackersSpec:
+class AttackersSpec(tables.KeyTable):
     """The attack: a ``share`` of the peers, rounded, sends these vectors in the place of its models.
 
     With x for the attacker's own model, y for the receiver's, and mean and deviation element by element over the honest

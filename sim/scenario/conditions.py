@@ -6,7 +6,7 @@ import itertools
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from sim.scenario import tables, worlds
 from sim.scenario.distribution import PARAMETERS, Distribution
@@ -19,7 +19,7 @@ Congestion = Literal["cubic", "bbr"]
 
 
 @dataclass(frozen=True, slots=True)
-class Latency:
+class Latency(tables.KeyTable):
     """One-way latency of the pairs of a network; each pair keeps its latency.
 
     Attributes:
@@ -156,7 +156,7 @@ UNLIMITED = "unlimited"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NetworkCut:
+class NetworkCut(tables.KeyTable):
     """A cut: from ``at_s`` to ``until_s`` the network is split into ``groups`` groups of peers."""
 
     at_s: float
@@ -171,7 +171,7 @@ class NetworkCut:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NetworkSpec:
+class NetworkSpec(tables.KeyTable):
     """The links between peers.
 
     In a scenario ``preset`` (lan, datacentre, fibre, wan, home) gives latency, rate and loss, and other keys override
@@ -189,6 +189,8 @@ class NetworkSpec:
     Raises:
         ConfigError: A value cannot work.
     """
+
+    FILE_KEYS: ClassVar[tuple[str, ...]] = ("preset",)
 
     latency: Latency = field(default_factory=lambda: Latency.of(Distribution.constant(0.02)))
     rate_mbit_s: Rate = Rate()
@@ -240,7 +242,7 @@ def preset_fields(spec: NetworkSpec) -> dict[str, Any]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ChurnSpec:
+class ChurnSpec(tables.KeyTable):
     """The times at which peers come and go: times up and down drawn alternately for each peer, or a trace.
 
     In a scenario ``preset`` (a name in worlds.toml, like spot_v100_2023_02) gives ``up`` and ``down``, and other keys
@@ -257,6 +259,8 @@ class ChurnSpec:
     Raises:
         ConfigError: A value cannot work.
     """
+
+    FILE_KEYS: ClassVar[tuple[str, ...]] = ("preset",)
 
     up: Distribution | None = None
     down: Distribution | None = None
@@ -312,12 +316,11 @@ def parse_with_preset(kind: Any, value: object) -> Any:
     if not isinstance(table, Mapping) or "preset" not in table:
         return tables.record(kind, table)
     changes = {name: value for name, value in table.items() if name != "preset"}
-    refuse_unknown(changes, tables.hints(kind))
     return kind.of(table["preset"], **changes)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MembershipSpec:
+class MembershipSpec(tables.KeyTable):
     """How peers know each other.
 
     Attributes:

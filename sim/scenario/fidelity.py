@@ -1,15 +1,19 @@
-"""The level of detail at which a scenario is played, and the keys that the fast level cannot represent.
+"""The level of detail at which a scenario is played, and what the fast level implements.
 
 The *whole* level plays every message of every peer, and the fast level, "exchange", each exchange as one event.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import dataclasses
+from collections.abc import Callable, Iterator
 from typing import Literal, NamedTuple, Protocol
 
-from gossip.config import PRESETS, Config
-from gossip.config.internal import Internal
+from gossip.codecs import AUTO, Bf16, Fp16, Fp32, Int4, Int8, get_codec
+from gossip.codecs.choice import BYTES_SHARE
+from gossip.config import PRESETS, Config, filters
+from gossip.config.mixings import MIXINGS
+from gossip.config.selections import SELECTIONS
 from gossip.errors import ConfigError
 from sim.scenario.adversaries import AttackersSpec
 from sim.scenario.conditions import ChurnSpec, MembershipSpec, NetworkSpec
@@ -17,12 +21,6 @@ from sim.scenario.tables import KeyFault
 from sim.scenario.task import Task
 
 __all__ = ["Beyond", "Fidelity", "check_exchanges", "fidelity_of"]
-
-FILTERS = ("none", "clip")  # These refuse no finite vector, so no decision depends on values.
-CODECS = ("fp32", "fp16", "bf16", "int8", "int4", "auto")  # These need no bound on how far partners are apart.
-
-# Settings of gossip.Config that act through messages, links or failures, which the fast level does not play.
-UNPLAYED = ("boundary_patience_s", "slowest_rate_mb_s", "stall_s", "join_timeout_s", "merge")
 
 
 class Beyond(ConfigError):
@@ -75,66 +73,87 @@ class Playable(Protocol):
     def task(self) -> Task: ...
 
 
+class Only(NamedTuple):
+    """A key of which the fast level implements only some values; ``instead`` follows the key in an error."""
+
+    key: str
+    implements: Callable[[Playable], bool]
+    instead: str
+
+
+# -- what the fast level implements: all else is played message by message, as an extension or a new setting is --------
+PAIRS, UNIFORM, FILTERS = ("pair:Pair",), ("rule:Uniform",), ("rule:Filter", "clip:Clip")  # The homes of their classes.
+CODECS = (Fp32, Fp16, Bf16, Int8, Int4)  # These need no bound on how far partners are apart.
+CODEC_NAMES = ", ".join(codec.name for codec in CODECS)
+
+# Settings of gossip.Config of which it plays every value: those of the schedule, the outer step, slots and connections,
+# and those that only act together with a value that FAST lacks.
+PLAYED = (
+    "swarm", "graph", "group_size", "mix_every_steps", "outer_momentum", "outer_rate", "correction", "filter_limit",
+    "incoming_exchanges", "connections",
+)  # fmt: skip
+
+FAST = (
+    Only(
+        "membership.mode", lambda scenario: scenario.membership.mode != "protocol",
+        "leave it out or set it to 'ideal', as no message of the protocol is played",
+    ),
+    Only("membership.start", lambda scenario: scenario.membership.start == "together", "set it to 'together'"),
+    Only("churn.silent", lambda scenario: scenario.churn is None or not scenario.churn.silent, "set it to 0"),
+    Only("network.partitions", lambda scenario: not scenario.network.partitions, "leave them out"),
+    Only(
+        "network.congestion", lambda scenario: not scenario.network.loss or scenario.network.congestion is not None,
+        "set it to 'cubic' or 'bbr', under which an exchange is late and never lost",
+    ),
+    Only("attackers", lambda scenario: scenario.attackers is None or not scenario.attackers.share, "leave them out"),
+    Only("task.optimizer.quasi_global", lambda scenario: not scenario.task.optimizer.quasi_global, "use momentum"),
+    Only("gossip.mixing", lambda scenario: MIXINGS[scenario.config.mixing].home in PAIRS, "set it to 'pair'"),
+    Only("gossip.partners", lambda scenario: scenario.config.partners == 1, "set it to 1"),
+    Only(
+        "gossip.selection", lambda scenario: SELECTIONS[scenario.config.selection].home in UNIFORM,
+        "set it to 'uniform'",
+    ),
+    Only("gossip.part", lambda scenario: scenario.config.part == "all", "set it to 'all'"),
+    Only("gossip.codec", lambda scenario: has_known_codec(scenario.config), f"use {CODEC_NAMES} or {AUTO}"),
+    # These refuse no finite vector, so no decision depends on values.
+    Only(
+        "gossip.filter", lambda scenario: filters.FILTERS[scenario.config.filter_name].home in FILTERS,
+        "use 'clip' or 'none'",
+    ),
+    Only("gossip.max_version_gap", lambda scenario: scenario.config.max_version_gap is None, "leave it out"),
+    Only("gossip.mix_every_s", lambda scenario: scenario.config.mix_every_s is None, "use mix_every_steps alone"),
+    Only("gossip.staleness_exponent", lambda scenario: not scenario.config.staleness_exponent, "set it to 0"),
+)  # fmt: skip
+
+
+def has_known_codec(config: Config) -> bool:
+    """Return True if the fast level implements every codec that the peers may choose."""
+    names = tuple(BYTES_SHARE) if config.codec_name == AUTO else (config.codec_name,)
+    return all(type(get_codec(name)) in CODECS for name in names)
+
+
 def fidelity_of(scenario: Playable) -> Fidelity:
     """Return the level that plays a scenario: the requested one, or with "auto" the fast one where it can."""
     if scenario.fidelity == "exchange":
         return Fidelity("exchange")
     if scenario.fidelity == "whole":
         return Fidelity("whole", "fidelity = 'whole' is set")
-    keys = [*(key for key, _ in unrepresented(scenario)), *unplayed(scenario.gossip)]
+    keys = [*(only.key for only in FAST if not only.implements(scenario)), *unplayed(scenario.gossip)]
     return Fidelity("whole", f"the fast level cannot represent {keys[0]}") if keys else Fidelity("exchange")
 
 
 def check_exchanges(scenario: Playable) -> None:
     """Raise a :class:`KeyFault` for the first key that ``fidelity = "exchange"`` cannot represent."""
-    for key, instead in unrepresented(scenario):
-        raise KeyFault(key, f"is beyond fidelity = 'exchange': {instead}, or play it with fidelity = 'whole'.")
+    for key, implements, instead in FAST:
+        if not implements(scenario):
+            raise KeyFault(key, f"is beyond fidelity = 'exchange': {instead}, or play it with fidelity = 'whole'.")
 
 
 def unplayed(config: Config) -> Iterator[str]:
     """Yield each setting that differs from every preset and that has no effect at the fast level."""
-    presets = [getattr(Config, name)() for name in PRESETS]
-    for name in UNPLAYED:
-        if getattr(config, name) not in [getattr(preset, name) for preset in presets]:
-            yield f"gossip.{name}"
-    if config.internal != Internal():
-        yield "gossip.internal"
-
-
-def unrepresented(scenario: Playable) -> Iterator[tuple[str, str]]:
-    """Yield each key whose value the fast level cannot represent, with the advice that follows it in an error."""
-    config, membership = scenario.config, scenario.membership
-    if membership.mode == "protocol":
-        yield "membership.mode", "leave it out or set it to 'ideal', as no message of the protocol is played"
-    if membership.start != "together":
-        yield "membership.start", "set it to 'together'"
-    if scenario.churn is not None and scenario.churn.silent:
-        yield "churn.silent", "set it to 0"
-    if scenario.network.partitions:
-        yield "network.partitions", "leave them out"
-    if scenario.network.loss and scenario.network.congestion is None:
-        yield "network.congestion", "set it to 'cubic' or 'bbr', under which an exchange is late and never lost"
-    if scenario.attackers is not None and scenario.attackers.share > 0:
-        yield "attackers", "leave them out"
-    if scenario.task.optimizer.quasi_global:
-        yield "task.optimizer.quasi_global", "use momentum"
-    if not config.paired:
-        yield "gossip.mixing", "set it to 'pair'"
-    if config.partners != 1:
-        yield "gossip.partners", "set it to 1"
-    if config.selection != "uniform":
-        yield "gossip.selection", "set it to 'uniform'"
-    if config.part != "all":
-        yield "gossip.part", "set it to 'all'"
-    if config.codec_name not in CODECS:
-        yield "gossip.codec", f"use {', '.join(CODECS[:-1])} or {CODECS[-1]}"
-    if config.filter_name not in FILTERS:
-        yield "gossip.filter", "use 'clip' or 'none'"
-    if config.consensus_target is not None:
-        yield "gossip.consensus_target", "leave it out, as no decision may depend on values"
-    if config.max_version_gap is not None:
-        yield "gossip.max_version_gap", "leave it out"
-    if config.mix_every_s is not None:
-        yield "gossip.mix_every_s", "use mix_every_steps alone"
-    if config.staleness_exponent:
-        yield "gossip.staleness_exponent", "set it to 0"
+    presets, checked = [getattr(Config, name)() for name in PRESETS], [only.key for only in FAST]
+    for field in dataclasses.fields(Config):
+        name, key = field.name, f"gossip.{field.name}"
+        is_played = name in PLAYED or key in checked
+        if not is_played and getattr(config, name) not in [getattr(preset, name) for preset in presets]:
+            yield key

@@ -15,7 +15,7 @@ __all__ = ["PeerSpec", "by_name", "check_fleet"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PeerSpec:
+class PeerSpec(tables.KeyTable):
     """The properties of one peer, or of all from ``number`` to ``to``; what it leaves out is as for all peers.
 
     Attributes:

@@ -43,10 +43,12 @@ __all__ = [
 
 SHORTEST_STEP_S = 1e-6  # No model trains faster than this, and virtual time must advance.
 MOST_ROWS = 400  # The most rows of a history.
+# The likeness of names, 0 to 1: of a name and its beginning, the bonus of a key's own table, and the least to suggest.
+PREFIX_LIKENESS, OWN_TABLE, LEAST_LIKENESS = 0.9, 0.15, 0.65
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Stragglers:
+class Stragglers(tables.KeyTable):
     """Slow peers: each is slow with probability ``share``, and its steps then take ``slowdown`` times as long."""
 
     share: float
@@ -59,7 +61,7 @@ class Stragglers:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Compute:
+class Compute(tables.KeyTable):
     """The duration of a training step, drawn for each step or once for each peer (``per``)."""
 
     step_s: Distribution = field(default_factory=lambda: Distribution.constant(0.1))
@@ -74,7 +76,7 @@ class Compute:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ReportSpec:
+class ReportSpec(tables.KeyTable):
     """The measurements of a run.
 
     Attributes:
@@ -97,7 +99,7 @@ class ReportSpec:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Scenario:
+class Scenario(tables.KeyTable):
     """A whole experiment. Construct with keywords, or from TOML with :meth:`from_toml`.
 
     Attributes:
@@ -300,14 +302,18 @@ def value_of(text: str) -> Any:
 
 
 def suggest_table(fault: UnknownKey) -> ConfigError:
-    """Suggest the table to which an unknown key may belong."""
-    if "did you mean" in fault.message:  # It suggests a key of its own table.
-        return fault
-    known = [*tables.paths(Scenario), *(f"gossip.{name}" for name in (*tables.hints(Config), "preset"))]
+    """Suggest the keys of any table whose names are most like an unknown one."""
     above, _, last = fault.key.rpartition(".")
-    # It lists the keys of an item of a list, which exist nowhere else.
-    if "there are" in fault.message and "[" in above:
+    if "[" in above:  # It suggests a key of an item of a list, which exists nowhere else.
         return fault
-    near = [path for path in known if path.rpartition(".")[2] == last]
-    near = near or difflib.get_close_matches(fault.key, known, n=1)
-    return UnknownKey(fault.key, f"is not a key; did you mean {near[0]!r}?") if near else fault
+
+    likeness: dict[str, float] = {}  # By key; one of the same table by its name alone.
+    for path in tables.paths(Scenario):
+        table, _, name = path.rpartition(".")
+        ratio = difflib.SequenceMatcher(None, last, name).ratio()
+        if (name.startswith(last) or last.startswith(name)) and min(len(last), len(name)) > 2:
+            ratio = max(ratio, PREFIX_LIKENESS)  # As step and step_s, or latency_ms and latency.
+        if ratio >= LEAST_LIKENESS:
+            likeness[name if table == above else path] = ratio + OWN_TABLE * (table == above)
+    near = " or ".join(repr(key) for key in likeness if likeness[key] == max(likeness.values()))
+    return UnknownKey(fault.key, f"is not a key here (did you mean {near}?).") if near else fault

@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import re
 import types
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, Literal, TypeVar, Union, cast, get_args, get_origin, get_type_hints
+from typing import Any, ClassVar, Literal, Self, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
-from gossip.config import LARGEST, PRESETS, Config, shown
+from gossip.config import FILE_KEYS, LARGEST, PRESETS, Config, shown
 from gossip.config.internal import Internal
-from gossip.config.removed import REMOVED_KEYS
 from gossip.config.setting import settings_of
-from gossip.errors import ConfigError
+from gossip.errors import ConfigError, did_you_mean
 
 __all__ = [
     "KeyFault",
+    "KeyTable",
     "UnknownKey",
     "changed",
     "fields_of",
@@ -67,6 +66,20 @@ class UnknownKey(KeyFault):
     """An error about a key that its table does not have."""
 
 
+class KeyTable:
+    """The base class of tables, which refuses an unknown keyword as it refuses an unknown key of a file.
+
+    ``FILE_KEYS`` are the keys of a file that stand for others.
+    """
+
+    __slots__ = ()
+    FILE_KEYS: ClassVar[tuple[str, ...]] = ()
+
+    def __new__(cls, *_: Any, **values: Any) -> Self:
+        refuse_unknown(values, hints(cls))
+        return object.__new__(cls)
+
+
 def require(is_right: bool, key: str, value: object, wanted: str) -> None:
     """Raise a :class:`KeyFault` for a value that cannot work; ``wanted`` completes "it must be ..."."""
     if not is_right:
@@ -94,7 +107,7 @@ def record(kind: type[T], value: object) -> T:
         return value
     require(isinstance(value, Mapping), "", value, f"a table of {', '.join(hints(kind))}")
     table = cast(Mapping[str, Any], value)
-    refuse_unknown(table, hints(kind))
+    refuse_unknown(table, keys_of(kind))
     for field in dataclasses.fields(cast(Any, kind)):
         has_no_default = field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
         if has_no_default and field.name not in table:
@@ -108,9 +121,8 @@ def refuse_unknown(table: Mapping[str, Any], known: Iterable[str]) -> None:
     known = list(known)
     for name in table:
         if name not in known:
-            near = difflib.get_close_matches(str(name), known, n=1)
-            choices = f": there are {', '.join(known)}." if len(known) <= MAX_LISTED_KEYS else "."
-            raise UnknownKey(str(name), "is not a key here" + (f"; did you mean {near[0]!r}?" if near else choices))
+            choices = f": there are {', '.join(known)}" if len(known) <= MAX_LISTED_KEYS else ""
+            raise UnknownKey(str(name), f"is not a key here{did_you_mean(name, known) or choices}.")
 
 
 def parse_value(hint: Any, value: Any) -> Any:
@@ -167,10 +179,8 @@ def parse_config(value: object) -> Config:
     optional = {name for name, hint in known.items() if type(None) in get_args(hint)}
     given = cast(Mapping[str, Any], value).items()  # For a key that is never left out, "none" is an ordinary value.
     table = {name: None if setting == NONE and name in optional else setting for name, setting in given}
-    for name in (name for name in table if name in REMOVED_KEYS):
-        raise KeyFault(name, f"was removed: {REMOVED_KEYS[name]}.")
     internal = [name for name, setting in given if isinstance(setting, Internal)]  # Only Python can give these.
-    refuse_unknown(table, ["preset", "method", *known, *internal])
+    refuse_unknown(table, [*keys_of(Config), *internal])
     try:
         return Config.from_mapping(table)
     except ConfigError as error:
@@ -202,10 +212,15 @@ def hints(kind: Any) -> dict[str, Any]:
 HINTS: dict[Any, dict[str, Any]] = {}
 
 
+def keys_of(kind: Any) -> list[str]:
+    """Return the keys of a table in a file."""
+    return [*(FILE_KEYS if kind is Config else getattr(kind, "FILE_KEYS", ())), *hints(kind)]
+
+
 def paths(kind: type, above: str = "") -> Iterator[str]:
     """Yield every dotted key of a dataclass and of the dataclasses within it; ``above`` goes in front of each."""
+    yield from (above + name for name in keys_of(kind))
     for name, hint in hints(kind).items():
-        yield above + name
         tables = [option for option in (hint, *get_args(hint)) if dataclasses.is_dataclass(option)]
         if tables and get_origin(hint) is not tuple:
             yield from paths(cast(type, tables[0]), f"{above}{name}.")

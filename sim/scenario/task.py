@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from gossip.errors import did_you_mean
 from sim.scenario import tables
 from sim.scenario.tables import KeyFault, require
 
@@ -21,7 +21,7 @@ LARGEST = 1_000_000  # Peers, and sizes of a task: a typing error is found befor
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Partition:
+class Partition(tables.KeyTable):
     """The division of the data set.
 
     Attributes:
@@ -51,7 +51,7 @@ class Partition:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Optimizer:
+class Optimizer(tables.KeyTable):
     """The optimizer of the peers, with the arithmetic of torch's.
 
     "sgd" is torch.optim.SGD (lr, momentum, weight_decay), or with ``quasi_global`` momentum
@@ -142,7 +142,7 @@ class Optimizer:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Task:
+class Task(tables.KeyTable):
     """The task that is learned.
 
     Attributes:
@@ -191,9 +191,8 @@ class Task:
             module, colon, function = value.partition(":")
             words = (*module.split("."), function)
             is_valid = value in known or (colon == ":" and all(word.isidentifier() for word in words))
-            near = difflib.get_close_matches(value, known, n=1)
-            meant = f" (did you mean {near[0]!r}?)" if near else ""
-            require(is_valid, key, value, f"{', '.join(known) + ' or ' if known else ''}'module:function'{meant}")
+            names = ", ".join(known) + " or " if known else ""
+            require(is_valid, key, value, f"{names}'module:function'{did_you_mean(value, known)}")
         for key in ("batch_size", "samples_per_peer", "hidden", "elements"):
             value = getattr(self, key)
             require(value is None or value >= 1, key, value, "1 or more")

@@ -301,7 +301,7 @@ class Trainer:
         if self.correction is not None:
             self.correction.reset()
 
-    def on_mixed(self, updates: object) -> None:
+    def on_mixed(self) -> None:
         if self.correction is not None:
             assert isinstance(self.outer.correction, Lessons)
             for shift, credit, own_sq, every in self.outer.correction.take():

@@ -125,7 +125,6 @@ METHODS: dict[str, dict[str, Any]] = {
     "lockstep": {"max_version_gap": 0.0},
     "half an interval": {"max_version_gap": 0.5, "mix_every_steps": 2},
     "ring in lockstep": {"selection": "ring", "partners": 0, "max_version_gap": 0.0},
-    "consensus control": {"consensus_target": 3.0},
     # What mixing costs a step of 0.1 s takes the interval from 2 steps to 4.
     "each node's own interval": {"mix_every_steps": "auto", "codec": "auto", "mixing_share": 2.7e-5},
 }

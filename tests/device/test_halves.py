@@ -75,7 +75,8 @@ def test_a_snapshot_crosses_as_two_bytes_an_element_and_waits_for_nothing(
         gradient_bytes = 2 * SIZE
         staged_bytes = 0 if is_large else 2 * SIZE
         taken = torch.cuda.max_memory_allocated() - before
-        assert taken - max(gradient_bytes, staged_bytes) < 100, "and some numbers for the check"
+        # The staged copy may still be on its way when the next step allocates its gradient.
+        assert taken - gradient_bytes - staged_bytes < 100, "and some numbers for the check"
     (copy,) = visit.copies
     assert copy.done()
     assert copy.is_narrow

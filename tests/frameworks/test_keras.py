@@ -136,10 +136,10 @@ def test_freezing_is_no_part_of_a_checkpoint_and_thawing_is_told(tmp_path):
     with gossip(model) as callback:
         callback.node.save(tmp_path / "run")
     again = classifier()
-    with gossip(again, frozen=True) as callback:
+    with gossip(again, average="*") as callback:
         callback.node.load(tmp_path / "run")
         assert np.array_equal(np.sort(whole(again)), np.sort(whole(model)))
-    assert KerasWeights(model, frozen=True).layout.exchanged == 99
+    assert KerasWeights(model, average=True).layout.exchanged == 99
     weights = KerasWeights(model)
     model.layers[0].trainable = True
     with pytest.raises(LayoutError, match="kernel' was frozen when the Node was made and is trained now"):

@@ -234,3 +234,33 @@ def test_what_cannot_work_is_told_at_once(tmp_path):
         gossip(training)
     with pytest.raises(TypeError, match="seed"):
         gossip(trainer(tmp_path), seed=["127.0.0.1:1"])
+
+
+@pytest.mark.parametrize("nodes", [1, 2, 4])
+@pytest.mark.parametrize("kind", ["linear", "cosine"])
+def test_the_schedule_ends_with_the_run_however_many_nodes_train_it(tmp_path, train, until, nodes, kind):
+    """``max_steps`` is what one process would need. Without the others' steps the rate would end at 1 - 1/N."""
+    rates = []
+
+    class Rates(TrainerCallback):
+        def on_step_end(self, args, state, control, **kwargs):
+            rates.append((callback.progress, training.lr_scheduler.get_last_lr()[0]))
+
+    training = trainer(
+        tmp_path, max_steps=400, learning_rate=0.003, lr_scheduler_type=kind, warmup_steps=40, callbacks=[Rates()]
+    )
+    others = [train(Classifier())]
+    others += [train(Classifier(), seeds=[others[0].node.address]) for _ in range(nodes - 2)] if nodes > 1 else []
+    with gossip(training, samples=3200, seeds=[others[0].node.address] if nodes > 1 else []) as callback:
+        training.train()
+    assert len(rates) <= 400 if nodes == 1 else len(rates) < 400
+    assert rates[-1][1] <= 0.003 * 0.02, "at the end of its way"
+    for progress, rate in rates[:-1]:
+        if progress > 0.15:
+            assert rate == pytest.approx(0.003 * expected(kind, progress), abs=0.003 * 0.03)
+
+
+def expected(kind, progress):
+    """Return the factor of transformers' schedules after a warm-up of a tenth."""
+    trained = (progress - 0.1) / 0.9
+    return 1 - trained if kind == "linear" else 0.5 * (1 + math.cos(math.pi * trained))

@@ -161,21 +161,22 @@ def text_of(data: bytes) -> str:
 
 
 class Checkpoints(OnDisk):
-    """A checkpoint's bytes, and the JSON in its header."""
+    """The bytes of a checkpoint's weights or of its optimizer's state, and the JSON in their headers."""
 
     name, share, life, declared = "checkpoints", 0.04, 256, (CheckpointError,)
 
     def __init__(self, rng: Random) -> None:
         super().__init__(rng)
-        self.path = self.folder / "a.safetensors"
+        self.weights = self.folder / "a.safetensors"
         weights = {"a": torch.arange(6.0).reshape(2, 3), "b": torch.ones(1, dtype=torch.bfloat16)}
         state = {
             "state": {0: {"step": torch.tensor(3.0), "exp_avg": torch.zeros(2, 3)}},
             "param_groups": [{"lr": 0.1, "betas": (0.9, 0.99)}],
         }
         checkpoint.save(
-            self.path, weights, state, {"run_id": "67" * 16, "version": 3.0, "swarm_samples": 64, "fingerprint": "f"}
+            self.weights, weights, state, {"run_id": "67" * 16, "version": 3.0, "swarm_samples": 64, "fingerprint": "f"}
         )
+        self.path = rng.choice((self.weights, self.folder / "a.optimizer"))
         self.sample = self.path.read_bytes()
         size = struct.unpack("<Q", self.sample[:8])[0]
         self.header = json.loads(self.sample[8 : 8 + size])
@@ -189,7 +190,7 @@ class Checkpoints(OnDisk):
 
         def act() -> None:
             self.path.write_bytes(data)
-            held = checkpoint.load(self.path)
+            held = checkpoint.load(self.weights)
             assert all(isinstance(value, torch.Tensor) for value in held.tensors.values())
             assert isinstance(held.meta, dict)
 

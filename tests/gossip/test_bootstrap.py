@@ -26,6 +26,7 @@ from gossip.ids import Address, MemberRecord, PeerId
 from gossip.membership.protocol import Membership
 from gossip.peer import Peer
 from gossip.selection.rule import uniform
+from gossip.state_transfer.runs import BUSY_TIMEOUTS
 from gossip.wire.messages import Ping, Reach, Reached
 from gossip.wire.records import trusting, unsigned
 
@@ -105,12 +106,12 @@ def test_seeds_that_are_looked_up_are_asked_for_whenever_they_are_tried_alone_an
 def test_what_was_found_is_dialled_while_it_is_looked_up_anew_and_what_is_gone_no_more():
     seeds, rng = Seeds((HERE,), {}, CONFIG, 0.0, looks_up=True), random.Random(1)
     assert seeds.tick(0.0, False, (), rng) == [Dial(HERE), LookUp()]
-    seeds.on_answer(HERE)
+    seeds.on_busy(HERE)
     assert seeds.renew((HERE, THERE), {THERE: B}) == (THERE,)
-    assert seeds.answering, "what is known of a seed that stays is kept"
+    assert seeds.busy, "what is known of a seed that stays is kept"
     assert seeds.tick(seeds.deadline, False, (), rng) == [Dial(HERE), Dial(THERE, B), LookUp()]
     assert seeds.renew((THERE,), {}) == ()
-    assert not seeds.answering, "one that is no seed any more holds nobody up"
+    assert not seeds.busy, "one that is no seed any more holds nobody up"
     assert seeds.tick(seeds.deadline, False, (), rng) == [Dial(THERE), LookUp()]
     assert seeds.renew((), {}) == ()
     assert seeds.tick(seeds.deadline, True, (), rng) == [LookUp()]
@@ -157,7 +158,7 @@ def test_a_seed_that_is_this_node_itself_is_nobody_to_wait_for():
     while not peer.view.ready and now < 400.0:
         for effect in effects:
             if isinstance(effect, Dial):  # it opens, and greets as ourselves
-                peer.on_seed_answered(effect.address)
+                peer.on_seed_busy(effect.address)
                 peer.on_own_seed(effect.address)
         now = max(now + 1e-3, peer.deadline)
         effects = peer.tick(now)
@@ -335,38 +336,38 @@ def test_one_who_fits_is_found_among_many_who_do_not_and_nobody_where_nobody_doe
     assert uniform([], random.Random(1), lambda peer: True) is None
 
 
-# -- seeds that answer -------------------------------------------------------------------------------------------------
-def test_a_seed_that_opens_is_tried_every_few_seconds_however_often_it_lets_us_in_no_further():
+# -- seeds that are busy -----------------------------------------------------------------------------------------------
+def test_a_busy_seed_is_tried_every_few_seconds_however_often_it_closes_our_connections():
     seeds, rng = Seeds((HERE, THERE), {}, CONFIG, 0.0), random.Random(1)
-    assert not seeds.answering
+    assert not seeds.busy
     for _ in range(20):
         now = seeds.deadline
         seeds.tick(now, False, (), rng)
-        seeds.on_answer(HERE)
-        assert seeds.answering
+        seeds.on_busy(HERE)
+        assert seeds.busy
         assert seeds.deadline - now <= 1.25 * 5.0
-    for _ in range(2):  # one dial may be on its way; with two it does not open any more
-        assert seeds.answering
+    for _ in range(2):  # one dial may be in progress; after two it is not busy any more
+        assert seeds.busy
         seeds.tick(seeds.deadline, False, (), rng)
-    assert not seeds.answering
-    seeds.on_answer(Address("10.9.9.9", 9))  # which is none of ours
-    assert not seeds.answering
+    assert not seeds.busy
+    seeds.on_busy(Address("10.9.9.9", 9))  # which is none of ours
+    assert not seeds.busy
 
 
-def newcomer(answers_until: float):
-    """When a node begins alone whose seed opens every connection up to this time, and greets nobody."""
+def newcomer(busy_until: float) -> float:
+    """Return the time at which a node begins alone whose seed closes each connection up to ``busy_until``."""
     peer = made(seeds=(THERE,))
     effects, now = peer.start(0.0), 0.0
     while not peer.view.ready and now < 400.0:
         for effect in effects:
-            if isinstance(effect, Dial) and now < answers_until:
-                peer.on_seed_answered(effect.address)
+            if isinstance(effect, Dial) and now < busy_until:
+                peer.on_seed_busy(effect.address)
         now = max(now + 1e-3, peer.deadline)
         effects = peer.tick(now)
     return now
 
 
-def test_a_newcomer_whose_seed_opens_never_begins_alone():
-    assert newcomer(answers_until=0.0) == pytest.approx(CONFIG.join_timeout_s, abs=1.1)
-    assert newcomer(answers_until=1e9) >= 400.0
-    assert 100.0 < newcomer(answers_until=100.0) < 120.0
+def test_a_newcomer_waits_for_a_busy_seed_up_to_three_times_as_long_as_for_a_silent_one():
+    assert newcomer(busy_until=0.0) == pytest.approx(CONFIG.join_timeout_s, abs=1.1)
+    assert CONFIG.join_timeout_s + 10.0 < newcomer(busy_until=30.0) < 50.0
+    assert newcomer(busy_until=math.inf) == pytest.approx(BUSY_TIMEOUTS * CONFIG.join_timeout_s, abs=1.1)

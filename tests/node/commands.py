@@ -25,9 +25,9 @@ def secret_of(folder: Path) -> Path:
     return path
 
 
-def gossip(*args: str | Path, **variables: str) -> subprocess.CompletedProcess[str]:
+def gossip(*args: str | Path, cwd: Path | None = None, **variables: str) -> subprocess.CompletedProcess[str]:
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("GOSSIP_")}
-    return warm.run("-m", "gossip", *args, env={**inherited, **variables})
+    return warm.run("-m", "gossip", *args, cwd=cwd, env={**inherited, **variables})
 
 
 def refused(monkeypatch, capsys, *args: str | Path) -> tuple[int, str]:

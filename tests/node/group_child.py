@@ -117,6 +117,7 @@ with node:
     stopped = torch.cat([whole(value).reshape(-1) for value in model.parameters()]).tolist()
     node.settle(2.0)
     node.save(folder / "run")
+    node.export(folder / "weights")
     held = [whole(value).tolist() for value in model.parameters()]
     momenta = [whole(optimizer.state[value]["momentum_buffer"]).tolist() for value in model.parameters()]
     done = node.metrics()["exchanges_done"]

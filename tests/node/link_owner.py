@@ -15,7 +15,7 @@ class LinkOwner:
         self.faults = Faults(told)
         membership = SimpleNamespace(me=me, remembers=is_known, turnover=-1)
         ignored = lambda seed: None  # noqa: E731
-        self.peer = SimpleNamespace(membership=membership, on_seed_answered=ignored, on_own_seed=ignored)
+        self.peer = SimpleNamespace(membership=membership, on_seed_busy=ignored, on_own_seed=ignored)
 
     def report_misbehaviour(self, who, kind):
         """Nobody counts it."""

@@ -43,7 +43,7 @@ def way(request, monkeypatch):
 def both_of(which, weight):
     """Of a model the sum and its copy in one pass, and of another like it one after the other."""
     one, other = uneven()[which], uneven()[which]
-    shift = np.random.default_rng(1).normal(size=one.layout.size).astype(np.float32)
+    shift = np.random.default_rng(1).normal(size=one.layout.exchanged).astype(np.float32)
     both, apart, read = shift.copy(), shift.copy(), np.empty_like(shift)
     assert one.add_read(both, weight)
     other.add(apart * np.float32(weight)).wait()
@@ -66,10 +66,10 @@ def test_the_sum_and_its_copy_are_what_an_addition_and_a_read_give(which, weight
 @pytest.mark.parametrize("which", [0, 1])
 def test_what_is_not_finite_is_seen_on_the_way_wherever_it_lies(which, value, way):
     state = uneven()[which]
-    for place in range(0, state.layout.size, state.layout.size // 7):
+    for place in range(0, state.layout.exchanged, state.layout.exchanged // 7):
         seen = []
         for spoil in (0.0, value):
-            shift = np.zeros(state.layout.size, np.float32)
+            shift = np.zeros(state.layout.exchanged, np.float32)
             shift[place] = spoil
             assert state.add_read(shift, 1.0)
             seen.append(state.finite)
@@ -134,7 +134,7 @@ def test_a_plain_mean_is_weighed_where_it_is_added(spare, way):
 
 def test_half_precision_is_added_and_read_one_after_the_other():
     state = ModelState({"x": torch.zeros(100_000), "half": torch.zeros(8, dtype=torch.bfloat16)})
-    shift = np.ones(state.layout.size, np.float32)
+    shift = np.ones(state.layout.exchanged, np.float32)
     assert not state.add_read(shift, 1.0)
     assert (shift == 1.0).all()
     assert not vector_of(state).any()

@@ -8,6 +8,8 @@ import os
 import re
 import socket
 import subprocess
+import threading
+import time
 from dataclasses import replace
 
 import pytest
@@ -71,6 +73,76 @@ def test_with_an_unreachable_seed_a_node_waits_says_so_and_starts_alone(quick, t
     assert "starts alone" in told[0]
     named = [row["sentence"] for row in rows(tmp_path / "log") if row["event"] == "seed"]
     assert named == [f"Seed {seed} refused the connection: no node listens there; it is tried again and again."]
+
+
+def say_nothing(connection):
+    connection.recv(1 << 20)
+    time.sleep(60)
+
+
+def drip(connection):
+    for byte in b"GSP1" + bytes(60):
+        connection.sendall(bytes([byte]))
+        time.sleep(1.0)
+
+
+def say_half_a_greeting(connection):
+    connection.recv(1)
+    connection.sendall(b"GSP1\0\0")
+
+
+def speak_http(connection):
+    connection.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+
+
+@pytest.fixture
+def strange_seed():
+    """``strange_seed(answer)`` listens, and calls ``answer(connection)`` in a thread for each connection."""
+    servers = []
+
+    def listen(answer):
+        server = socket.create_server(("127.0.0.1", 0))
+        servers.append(server)
+
+        def serve(connection):
+            with connection, contextlib.suppress(OSError):
+                answer(connection)
+
+        def accept():
+            with contextlib.suppress(OSError):
+                while True:
+                    threading.Thread(target=serve, args=(server.accept()[0],), daemon=True).start()
+
+        threading.Thread(target=accept, daemon=True).start()
+        return f"127.0.0.1:{server.getsockname()[1]}"
+
+    yield listen
+    for server in servers:
+        server.close()
+
+
+@pytest.mark.parametrize(
+    ("answer", "secret"),
+    [
+        (say_nothing, False), (say_nothing, True), (drip, False), (drip, True), (say_half_a_greeting, False),
+        (speak_http, False),
+    ],
+)  # fmt: skip
+def test_a_seed_that_accepts_connections_and_never_greets_keeps_no_node_from_starting_alone(
+    strange_seed, quick, answer, secret, tmp_path, monkeypatch
+):
+    monkeypatch.setenv("GOSSIP_LOG", str(tmp_path / "log"))
+    seed = strange_seed(answer)
+    config = tuned(quick, join_timeout_s=1.0, hello_timeout_s=0.4)
+    options = {"secret": write_secret(tmp_path / "secret")} if secret else {}
+    node = Node(model(), seeds=[seed], config=config, **options)
+    starter = threading.Thread(target=node.start, daemon=True)
+    starter.start()
+    starter.join(30.0)
+    assert not starter.is_alive(), "it waits for a seed that is no node"
+    node.close()
+    (told,) = [row["sentence"] for row in rows(tmp_path / "log") if row["event"] == "started"]
+    assert told == "No member could be reached: this node starts alone, and merges when it meets others."
 
 
 def test_a_node_that_must_join_fails_in_time_and_names_what_became_of_each_seed(quick):

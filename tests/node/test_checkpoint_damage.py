@@ -12,6 +12,7 @@ import safetensors.torch
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from safetensors import safe_open
 
 from gossip.errors import CheckpointError
 from node.model import checkpoint
@@ -82,19 +83,22 @@ def header_with(document):
         "[]",
         "{",
         {},
-        {"version": 1},
-        {"version": 1, "optimizer": None, "tied": [], "meta": {}},
-        {"version": 1, "optimizer": None, "tied": {}, "meta": None},
-        {"version": 1, "optimizer": [], "tied": {}, "meta": {}},
-        {"version": 1, "optimizer": None, "tied": {"a": "missing"}, "meta": {}},
-        {"version": 1, "optimizer": None, "tied": {"a": ["w"]}, "meta": {}},
-        {"version": 1, "optimizer": {"$tensor": "missing"}, "tied": {}, "meta": {}},
-        {"version": 1, "optimizer": {"$tensor": []}, "tied": {}, "meta": {}},
-        {"version": 1, "optimizer": {"$map": [[[], 1]]}, "tied": {}, "meta": {}},
-        {"version": 1, "optimizer": {"$map": 3}, "tied": {}, "meta": {}},
-        {"version": 1, "optimizer": {"$tuple": 3}, "tied": {}, "meta": {}},
-        {"version": 1, "optimizer": None, "tied": {}, "meta": {"x": {"$float": "much"}}},
-        {"version": 1, "optimizer": None, "tied": {}, "meta": {"x": {"$float": None}}},
+        {"version": 3},
+        {"version": 3, "meta": {}},
+        {"version": 3, "save": 5, "meta": {}},
+        {"version": 3, "save": {"$tuple": []}, "meta": {}},
+        {"version": 3, "save": None, "meta": None},
+        {"version": 3, "save": None, "meta": []},
+        {"version": 3, "save": None, "meta": {"$tuple": []}},
+        {"version": 3, "save": None, "meta": {"$float": "1"}},
+        {"version": 3, "save": None, "meta": {"$tensor": "w"}},
+        {"version": 3, "save": None, "meta": {"x": {"$tensor": "w"}}},
+        {"version": 3, "save": None, "meta": {"x": {"$float": "much"}}},
+        {"version": 3, "save": None, "meta": {"x": {"$float": None}}},
+        {"version": 3, "save": None, "meta": {"x": {"$map": 3}}},
+        {"version": 3, "save": None, "meta": {"x": {"$map": [3]}}},
+        {"version": 3, "save": None, "meta": {"x": {"$map": [[[], 1]]}}},
+        {"version": 3, "save": None, "meta": {"x": {"$tuple": 3}}},
         "[" * 100_000,
     ],
 )
@@ -105,11 +109,39 @@ def test_a_header_that_nobody_wrote_is_one_sentence(tmp_path, document):
         checkpoint.load(path)
 
 
-def test_a_newer_format_is_refused_by_its_number(tmp_path):
-    safetensors.torch.save_file(
-        {"w": torch.ones(3)}, tmp_path / "run.safetensors", metadata=header_with({"version": 3})
-    )
-    with pytest.raises(CheckpointError, match="has format 3, this version reads 2"):
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {},
+        {"save": None},
+        {"save": {"$float": "1"}},
+        {"optimizer": None},
+        {"optimizer": []},
+        {"optimizer": {"$tuple": []}},
+        {"optimizer": {"$tensor": "w"}},
+        {"optimizer": {"x": {"$tensor": "missing"}}},
+        {"optimizer": {"x": {"$tensor": []}}},
+        {"optimizer": {"$map": [[[], 1]]}},
+    ],
+    ids=str,
+)
+def test_a_header_of_an_optimizer_that_nobody_wrote_leaves_the_weights(tmp_path, fields):
+    checkpoint.save(tmp_path / "run", {"w": torch.ones(3)}, {"state": {}, "param_groups": []}, {})
+    with safe_open(tmp_path / "run.optimizer", framework="pt") as opened:
+        document = json.loads(opened.metadata()["gossip"]) | fields
+    for key in () if fields else ("save",):
+        del document[key]
+    safetensors.torch.save_file({"w": torch.ones(3)}, tmp_path / "run.optimizer", metadata=header_with(document))
+    loaded = checkpoint.load(tmp_path / "run")
+    assert loaded.tensors["w"].tolist() == [1.0, 1.0, 1.0]
+    assert (loaded.optimizer_state, loaded.lack) == (None, "run.optimizer cannot be read")
+
+
+@pytest.mark.parametrize("version", [1, 2, 4, "3", None, [3]])
+def test_another_format_is_refused_by_its_number(tmp_path, version):
+    metadata = header_with({"version": version, "optimizer": None, "tied": {}, "meta": {}})
+    safetensors.torch.save_file({"w": torch.ones(3)}, tmp_path / "run.safetensors", metadata=metadata)
+    with pytest.raises(CheckpointError, match="this version reads 3: load it with the version that wrote it"):
         checkpoint.load(tmp_path / "run")
 
 

@@ -56,7 +56,18 @@ def test_help_imports_nothing_heavy():
 def test_every_command_of_the_contract_is_there():
     commands = command.app.registered_commands
     names = {each.name or each.callback.__name__ for each in commands if each.callback}
-    assert {"run", "local", "demo", "status", "secret", "invite", "version"} <= names
+    assert {"run", "local", "inspect", "demo", "status", "secret", "invite", "version"} <= names
+
+
+def test_inspect_prints_the_inventory_and_joins_nothing(tmp_path):
+    script = tmp_path / "train.py"
+    script.write_text(
+        "from torch import nn\nfrom gossip import Node\n"
+        "with Node(nn.BatchNorm1d(3), seeds=['127.0.0.1:1']) as node:\n    raise RuntimeError\n"
+    )
+    arguments = [sys.executable, "-m", "gossip", "inspect", str(script)]
+    done = subprocess.run(arguments, capture_output=True, text=True, timeout=120, check=True)
+    assert done.stdout.splitlines()[-1].split()[:4] == ["num_batches_tracked", "scalar", "int64", "copy"]
 
 
 def test_the_version_is_the_distribution_s():
@@ -104,7 +115,7 @@ def test_each_setting_that_cannot_work_gets_its_own_sentence_and_code_2(monkeypa
         (["--secret-file", junk, script], f"{junk} does not hold a swarm secret"),
         (["--insecure", "--secret-file", junk, script], "exclude each other: leave one out."),
         (["--config", gone, script], f"Cannot read the config {gone}: No such file or directory."),
-        (["--config", broken, script], "'mix_every_stepz' is not a setting; did you mean 'mix_every_steps'?"),
+        (["--config", broken, script], "'mix_every_stepz' is not a setting (did you mean 'mix_every_steps'?)."),
         (["--log", gone / "log", script], f"The log's folder {gone} does not exist: make it first."),
     ):
         code, told = refused(monkeypatch, capsys, "run", *options)

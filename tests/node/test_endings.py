@@ -7,6 +7,7 @@ import json
 import signal
 import subprocess
 import sys
+import textwrap
 import threading
 import time
 from pathlib import Path
@@ -14,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from node.cli import main as cli
+from tests.harness import warm
 from tests.node.commands import NODE, gossip, refused
 from tests.node.pretended import script_of
 
@@ -40,6 +42,69 @@ MADE = "from node import running; running.note_made()"
 def test_a_node_counts_in_the_script_and_in_a_process_that_it_starts(tmp_path, text):
     done = gossip("run", script_of(tmp_path, text))
     assert (done.returncode, done.stderr) == (0, "")
+
+
+UNSTEPPED = "from node import running; running.note_made(); running.note_unstepped()"
+
+
+@pytest.mark.parametrize(
+    "text", [UNSTEPPED, f"import subprocess, sys; subprocess.run([sys.executable, '-c', {UNSTEPPED!r}], check=True)"]
+)
+def test_a_script_that_trains_without_a_step_of_its_node_ends_with_code_2(tmp_path, text):
+    done = gossip("run", script_of(tmp_path, text))
+    assert done.returncode == 2
+    assert done.stderr.endswith("train.py has trained without node.step(), so it has mixed with nobody.\n")
+
+
+TELLING = """
+    import json, sys
+    print(json.dumps([__name__, __package__, __spec__.name, __file__, sys.argv, sys.path[0], relative]))
+"""
+
+
+@pytest.mark.parametrize("module", ["package.train", "package", "alone"])
+def test_a_module_runs_as_python_itself_runs_it(tmp_path, module):
+    package = tmp_path / "package"
+    package.mkdir()
+    script_of(package, "value = 7", "__init__.py")
+    told = textwrap.dedent(TELLING)
+    for name in ("train.py", "__main__.py"):
+        script_of(package, f"from . import value as relative\n{told}\n{MADE}", name)
+    script_of(tmp_path, f"relative = None\n{told}\n{MADE}", "alone.py")
+    words = "-m", module, "--rate", "0.1", "-m"
+    ours = gossip("run", *words, cwd=tmp_path)
+    theirs = warm.run(*words, cwd=tmp_path)
+    assert (ours.returncode, ours.stderr) == (0, "")
+    assert json.loads(ours.stdout) == json.loads(theirs.stdout)
+
+
+@pytest.mark.parametrize(
+    ("module", "told"),
+    [
+        ("absent", "There is no module absent to run"),
+        ("package.absent", "There is no module package.absent to run"),
+        ("package", "There is no module package to run"),
+        ("package.train.deeper", "There is no module package.train.deeper to run"),
+        ("package/train.py", "-m takes the name of a module, as package.train, not package/train.py: leave -m out"),
+        ("alone.py", "-m takes the name of a module, as package.train, not alone.py: leave -m out to run a file."),
+    ],
+)
+def test_what_is_no_module_is_refused_before_anything_of_it_runs(tmp_path, module, told):
+    (tmp_path / "package").mkdir()
+    for name in ("alone.py", "package/__init__.py", "package/train.py"):
+        script_of(tmp_path, "" if name.endswith("__init__.py") else "print('ran')", name)
+    done = gossip("run", "-m", module, cwd=tmp_path)
+    assert (done.returncode, done.stdout.replace("ran\n", "")) == (2, "")
+    assert done.stderr.startswith(f"gossip: {told}")
+    assert done.stderr.count("\n") == 1
+
+
+def test_a_module_that_raises_ends_with_code_1_and_its_own_traceback(tmp_path):
+    file = script_of(tmp_path, "import absent_library", "train.py")
+    done = gossip("run", "-m", "train", cwd=tmp_path)
+    assert done.returncode == 1
+    assert done.stderr.startswith(f'Traceback (most recent call last):\n  File "{file}", line 1, in <module>\n')
+    assert done.stderr.endswith("ModuleNotFoundError: No module named 'absent_library'\n")
 
 
 def test_a_script_that_trains_without_a_node_is_told_so_while_it_runs(tmp_path, monkeypatch, capsys):

@@ -10,6 +10,7 @@ from torch import nn
 from gossip.config import Config
 from gossip.errors import LayoutError, LocalError
 from node import Node
+from node.model.inventory.items import Choices
 from node.model.snapshot import ModelState
 from tests.node.vectors import slow_vector, vector_of
 
@@ -46,7 +47,7 @@ def test_exchanges_carry_a_tenth_of_a_model_of_which_nine_tenths_are_frozen():
 @pytest.mark.parametrize(
     "state",
     [
-        ModelState(Adapted(0), frozen=True),
+        ModelState(Adapted(0), choices=Choices(average="*")),
         ModelState(Adapted(0).requires_grad_(False)),  # whoever changes it, it is not by gradients
         ModelState(dict(Adapted(0).named_parameters()) | {"mean": torch.zeros(1)}),
     ],
@@ -140,10 +141,10 @@ def test_an_exchange_takes_the_bytes_of_what_is_trained(train, until):
 def test_who_freezes_other_parameters_is_refused_and_told_which(train, quick):
     first = trainee(train, 0)
     sentence = (
-        r"'base' is trained here and frozen there: freeze the same ones on every node.* or give every Node frozen=True"
+        r"'base' is trained here and frozen there: freeze the same ones on every node.* give every Node the same local="
     )
-    for model, frozen in ((Adapted(1, frozen=False), False), (Adapted(1), True)):
-        node = Node(model, seeds=[first.node.address], config=quick, frozen=frozen)
+    for model, average in ((Adapted(1, frozen=False), ()), (Adapted(1), ["base"])):
+        node = Node(model, seeds=[first.node.address], config=quick, average=average)
         with pytest.raises(LocalError, match=sentence):
             node.start()
 

@@ -8,6 +8,7 @@ import time
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from gossip.arithmetic.layout import Layout, Segment
 from gossip.averaging.visit import Update
@@ -178,6 +179,7 @@ def test_what_is_loaded_is_on_all_ranks_in_its_own_type(tmp_path):
         trained_by(node).optimizers.all[0].param_groups[0]["lr"] = 0.25
         run(node, 3)
         node.save(tmp_path / "run")
+        node.export(tmp_path / "weights")  # As in a save, rank 0 writes.
         return flat(model_of(node))
 
     def load(node, rank):
@@ -187,6 +189,8 @@ def test_what_is_loaded_is_on_all_ranks_in_its_own_type(tmp_path):
         return flat(model_of(node)), figures, optimizer.param_groups[0]["lr"], momenta, node.swarm_samples
 
     no_errors(play(saved := ranks(save, dtype=torch.float64)[1]))
+    exported = load_file(tmp_path / "weights.safetensors")
+    assert exported.keys() == model_of(saved[0].node).state_dict().keys()
     no_errors(play(loaded := ranks(load, dtype=torch.float64)[1]))
     for rank in loaded:
         weights, figures, rate, momenta, samples = rank.result

@@ -23,7 +23,8 @@ def test_two_nodes_cover_a_dataset_without_overlap(train, until):
     first = train(linear())
     second = train(linear(), seeds=[first.node.address])
     until(lambda: len(first.side.view.owners) == len(second.side.view.owners) == 2)
-    first.side.samplers.passes = second.side.samplers.passes = 100  # so that both divide one pass
+    for trainee in (first, second):
+        trainee.side.samplers.make(400).next_number = 100  # so that both divide one pass
     parts = [t.do(lambda node: torch.cat(list(node.shard(torch.arange(400), 16))).tolist()) for t in (first, second)]
     assert sorted(parts[0] + parts[1]) == list(range(400))
     assert min(map(len, parts)) > 100

@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 
 from gossip import __main__ as command
+from node.child import Child
 from node.cli import demo, demo_job, local
-from node.local import Child
 from tests.harness import warm
 from tests.node.pretended import pretended, script_of
 
@@ -60,6 +60,15 @@ def test_a_local_swarm_has_one_seed_and_one_thread_each(tmp_path, local_command,
         [f" {number}    ", " 34    ", " 544     "] for number in range(3)
     ]
     assert len((tmp_path / "logs" / "node-2.jsonl").read_text().splitlines()) == 4
+
+
+def test_a_local_swarm_runs_a_module(tmp_path, local_command, monkeypatch):
+    (tmp_path / "package").mkdir()
+    pretended(tmp_path / "package", "print(__name__, __spec__.name, sys.argv[1:])")
+    monkeypatch.chdir(tmp_path)
+    done = local_command("-n", "2", "-m", "package.train", "--fail")
+    assert done.returncode == 0, done.stderr
+    assert sorted(done.stdout.splitlines()) == [f"node {n}: __main__ package.train ['--fail']" for n in range(2)]
 
 
 @pytest.mark.parametrize(

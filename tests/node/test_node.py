@@ -144,7 +144,7 @@ def test_a_newcomer_takes_over_the_optimizer_state(train, until):
     assert float(adam_b.state[b.weight]["step"]) == 7
 
 
-def test_running_statistics_are_averaged_and_counts_are_nobodys_business(train, until):
+def test_running_statistics_are_averaged_and_counts_are_not(train, until):
     a, b = nn.BatchNorm1d(3), nn.BatchNorm1d(3)
     first = train(a)
     second = train(b, seeds=[first.node.address])

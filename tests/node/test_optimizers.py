@@ -77,16 +77,21 @@ def test_a_newcomer_takes_over_the_state_of_several_optimizers_and_goes_on_exact
     assert train(joiner, fresh, seed=2) == train(model, optimizers, seed=2)
 
 
-def test_optimizers_that_do_not_keep_the_same_give_newcomers_the_weights_alone():
+def test_each_optimizer_gives_newcomers_its_own_state_and_refuses_that_of_others():
     model = mlp()
     optimizers = halves(model, second=torch.optim.RMSprop)
     train(model, optimizers, seed=1)
     state = ModelState(model, optimizers)
-    assert state.optimizer_keys == ()
-    assert not state.optimizer_range()
+    assert state.optimizer_keys == ("exp_avg", "exp_avg_sq", "square_avg")
+    joiner = mlp()
+    fresh = halves(joiner, second=torch.optim.RMSprop)
+    keys, scalars = state.optimizer_keys, state.optimizer_scalars()
+    ModelState(joiner, tuple(fresh)).adopt(vector_of(state, full=True), keys, scalars)
+    assert train(joiner, fresh, seed=2) == train(model, optimizers, seed=2)
     before = dict(optimizers[0].state[model[0].weight])
     given = np.ones(2 * state.layout.size, np.float32)
-    state.adopt(given, ("exp_avg",), {"step": 1.0})  # of a donor that trains with one that keeps a part of it
+    state.adopt(given, ("exp_avg",), {"step": 1.0})  # The donor's optimizer keeps a part of it.
+    assert "was given exp_avg, step: use the swarm's optimizer" in state.state_refusal
     assert np.all(vector_of(state) == 1)
     assert optimizers[0].state[model[0].weight] == before
 

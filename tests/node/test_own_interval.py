@@ -7,11 +7,8 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-import torch
-from torch import nn
 
 from gossip.codecs.choice import MAX_INTERVAL_STEPS
-from node import Node
 from node.observe.figures import line_of, reading, status_reading, table_of
 from tests.harness.configs import tuned
 from tests.node.conftest import QUICK
@@ -53,12 +50,3 @@ def test_a_number_that_is_given_is_kept_whatever_mixing_costs(train, until, give
     nodes = pair(train, config, lambda: time.sleep(0.002), elements=64)
     until(mixed(*nodes, times=6), 30)
     assert intervals(nodes) == [given, given]
-
-
-@pytest.mark.parametrize(("layers", "has_buffers"), [([nn.Linear(4, 4)], False), ([nn.BatchNorm1d(4)], True)])
-def test_a_node_knows_whether_its_model_has_buffers_which_a_codec_with_blocks_would_spoil(layers, has_buffers):
-    model = nn.Sequential(*layers)
-    with Node(model, torch.optim.SGD(model.parameters(), lr=0.1), listen="127.0.0.1:0") as node:
-        machine = node._training.network.peer.local.machine
-    assert machine.has_buffers == has_buffers
-    assert ("int8" in machine.codecs) != has_buffers

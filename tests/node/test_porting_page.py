@@ -90,7 +90,8 @@ def test_what_is_written_instead_runs(folder):
         for piece in reversed(PIECES):  # the second trains, and the first measures
             exec(compile(piece, "docs/porting.md", "exec"), task)
         steps = len(task["y_train"]) // 16 // 4
-        assert (node.metrics().steps, node.swarm_samples) == (steps, 64 * steps)
+        assert node.metrics().steps == steps
+        assert 63 * steps <= node.swarm_samples <= 64 * steps, "a rest is spread over the last batches"
     assert len(PIECES) == 2
     assert task["accuracy"] == task["right"](model) / len(task["y_test"])
 

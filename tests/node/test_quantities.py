@@ -24,13 +24,24 @@ def test_what_another_node_does_not_say_has_a_dash():
     assert count_text(None, "sample") == "- samples"
 
 
+ROW = {
+    "steps": 1, "samples": 5718, "swarm_samples": 5718, "loss": None, "members_alive": 1, "exchanges_done": 1,
+    "exchanges_failed": 0, "bytes_sent": 0, "bytes_received": 0, "partner": None, "alone": False,
+    "mb_s_sent": 0.0, "mb_s_received": 0.0,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("steps", "codec", "said"),
+    [(2, "auto", ", every 2 steps in each link's codec"), (1, "int8", ", every step in int8"), (None, "int8", "")],
+)
+def test_the_live_line_says_how_often_a_node_mixes(steps, codec, said):
+    line = line_of(ROW | {"interval_steps": steps, "codec": codec})
+    assert f"1 exchange{said}  " in line
+
+
 def test_the_live_line_counts_one_member_and_one_exchange():
-    row = {
-        "steps": 1, "samples": 5718, "swarm_samples": 5718, "loss": None, "members_alive": 1, "exchanges_done": 1,
-        "exchanges_failed": 0, "bytes_sent": 0, "bytes_received": 0, "partner": None, "alone": False,
-        "mb_s_sent": 0.0, "mb_s_received": 0.0,
-    }  # fmt: skip
-    line = line_of(row)
+    line = line_of(ROW)
     assert "samples 5,718 of 5,718" in line
     assert "  1 member  1 exchange  " in line
 

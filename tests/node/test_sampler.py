@@ -14,7 +14,7 @@ from gossip.errors import ConfigError, DataError
 from node import Node
 from node.data.division import MAX_BUCKETS, Sharers
 from node.data.sampler import Samplers
-from node.data.sharding import Shard
+from node.data.share import Share
 from tests.node.sharers import IDS, Swarm, flat, groups
 
 # A pass --------------------------------------------------------------------------------------------------------------
@@ -33,9 +33,7 @@ def test_the_passes_of_all_members_cover_everything_once_whatever_their_seeds(le
 @given(st.integers(1, 200), groups, st.integers(1, 40), st.booleans())
 def test_a_sampler_gives_what_a_shard_gives_index_by_index_and_in_batches(length, members, size, shuffle):
     swarm = Swarm(*members)
-    shard = Shard(
-        torch.arange(length), size, shuffle, 2, Sharers(lambda: IDS[0], lambda: swarm.alive, *[lambda: 0] * 3)
-    )
+    shard = Share(swarm.samplers()).shard(torch.arange(length), size, shuffle, 2, None, False)
     batches, indices = swarm.sampler(length, size, shuffle), swarm.sampler(length, shuffle=shuffle)
     want = [batch.tolist() for batch in shard]
     assert [*batches, *batches] == want
@@ -51,7 +49,7 @@ def test_the_seed_draws_the_order_and_nothing_else():
 
 def test_the_last_short_batch_is_dropped_where_that_is_asked_and_no_other():
     swarm = Swarm(IDS[0])
-    assert [len(batch) for batch in swarm.sampler(10, 4)] == [4, 4, 2]
+    assert [len(batch) for batch in swarm.sampler(10, 4)] == [4, 3, 3]
     dropping = swarm.sampler(10, 4, drop_last=True)
     assert [len(batch) for batch in dropping] == [4, 4]
     assert len(dropping) == 2

@@ -32,6 +32,7 @@ def test_the_vector_is_the_parameters_then_the_float_buffers():
         *(name for name, _ in model.named_parameters()),
         "1.running_mean",
         "1.running_var",
+        "1.num_batches_tracked",
     ]
     assert state.layout.parameters == sum(p.numel() for p in model.parameters())
     expected = slow_vector([*model.parameters(), model[1].running_mean, model[1].running_var])
@@ -53,7 +54,7 @@ def mixed_kinds():
 def test_some_elements_are_read_and_added_as_all_of_them_are(make, share):
     """Bit for bit what a copy of everything holds there, and what an addition of zeros elsewhere leaves."""
     one, other = ModelState(make()), ModelState(make())
-    other.write(vector_of(one))
+    other.write(vector_of(one, full=True))
     rng = np.random.default_rng(int(100 * share))
     size = one.size()
     positions = np.sort(rng.permutation(size)[: max(1, int(share * size))])
@@ -73,15 +74,16 @@ def test_positions_beyond_the_model_are_a_changed_model():
         state.begin_read_at(np.empty(2, np.float32), np.array([1, 5]))
 
 
-def test_integer_buffers_are_neither_sent_nor_touched():
-    model = convnet()
+def test_integer_buffers_are_not_mixed_and_newcomers_take_them():
+    model, newcomer = convnet(), convnet()
     for _ in range(3):
         model(torch.randn(5, 1, 8, 8))
     state = ModelState(model)
     state.add(np.ones(state.size(), np.float32))
-    state.write(np.full(state.size(), 0.5, np.float32))
     assert model[1].num_batches_tracked.item() == 3
-    assert torch.all(model[1].running_var == 0.5)
+    ModelState(newcomer).adopt(vector_of(state, full=True), (), {})
+    assert newcomer[1].num_batches_tracked.item() == 3
+    assert torch.equal(newcomer[1].running_var, model[1].running_var)
 
 
 def test_add_moves_every_element_and_a_later_forward_sees_it():
@@ -97,9 +99,10 @@ def test_add_moves_every_element_and_a_later_forward_sees_it():
 
 def test_write_then_read_is_the_identity():
     state = ModelState(convnet())
-    vector = np.random.default_rng(1).standard_normal(state.size()).astype(np.float32)
+    vector = np.random.default_rng(1).standard_normal(state.layout.size).astype(np.float32)
+    vector[state.layout.frozen_stop :] = [7, 0, 0, 0]  # The words of an integer of 64 bits.
     state.write(vector)
-    np.testing.assert_array_equal(vector_of(state), vector)
+    np.testing.assert_array_equal(vector_of(state, full=True), vector)
 
 
 def test_a_read_is_a_copy_that_later_steps_do_not_change():
@@ -155,7 +158,7 @@ def test_each_tensor_keeps_its_dtype_and_is_rounded_once():
     assert torch.all(model["f64"] == torch.full((2,), 1 / 3, dtype=torch.float64) + float(shift[0]))
     vector = vector_of(state)
     state.write(vector)
-    np.testing.assert_array_equal(vector_of(state), vector)
+    np.testing.assert_array_equal(vector_of(state, full=True), vector)
 
 
 def test_memory_format_changes_nothing():
@@ -213,7 +216,8 @@ def test_arrays_of_a_mapping_are_shared_and_never_copied():
         "f": Foreign(np.full(2, 5.0, np.float32)),
     }
     state = ModelState(arrays)
-    assert [(s.name, s.kind) for s in state.layout.segments] == [(n, "parameter") for n in ("w", "h", "t", "f")]
+    kinds = [(n, "parameter") for n in ("w", "h", "t", "f")]
+    assert [(s.name, s.kind) for s in state.layout.segments] == [*kinds, ("step", "bits")]
     assert vector_of(state).tolist() == [0, 1, 2, 3, 4, 5, 1, 1, 0, 0, 5, 5]
     state.add(np.ones(12, np.float32))
     assert arrays["w"].tolist() == [[1, 2, 3], [4, 5, 6]]

@@ -81,7 +81,7 @@ def test_state_that_exists_is_overwritten_in_place():
     assert state.optimizer_scalars() == {"step": 40.0}
 
 
-def test_full_is_the_weights_until_every_trained_parameter_has_state():
+def test_parameters_without_a_gradient_so_far_have_no_state_at_the_newcomer_either():
     model = mlp()
     optimizer = torch.optim.Adam(model.parameters(), 0.01)
     state = ModelState(model, optimizer)
@@ -91,9 +91,13 @@ def test_full_is_the_weights_until_every_trained_parameter_has_state():
     model[0].weight.grad = torch.ones(16, 8)
     optimizer.step()
     assert len(optimizer.state) == 1
-    assert state.optimizer_keys == ()
-    train(model, optimizer, 1, seed=1)
     assert state.optimizer_keys == ("exp_avg", "exp_avg_sq")
+    joiner = mlp()
+    fresh = torch.optim.Adam(joiner.parameters(), 0.01)
+    given = vector_of(state, full=True), state.optimizer_keys, state.optimizer_scalars()
+    ModelState(joiner, fresh).adopt(*given)
+    assert list(fresh.state) == [joiner[0].weight]
+    assert train(joiner, fresh, 3, seed=1) == train(model, optimizer, 3, seed=1)
 
 
 def test_frozen_parameters_have_no_share_in_the_optimizers_part():

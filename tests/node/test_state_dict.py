@@ -45,7 +45,7 @@ def test_a_run_goes_on_from_the_state_that_another_checkpoint_holds(quick):
     with node:
         assert node._training.network.peer.view.run_id == run_id
         assert node.swarm_samples == 16
-        assert node.state_dict()["passes"] == 2, "the next pass divides the data in another way"
+        assert node._training.samplers.make(data).begin().number == 2, "the next pass divides the data in another way"
         assert node.state_dict()["version"] == json.loads(written)["version"]
         node.step(samples=4)
         assert node.swarm_samples == 20
@@ -90,7 +90,6 @@ def test_a_state_that_cannot_be_is_refused_in_a_sentence(quick, state, sentence)
 
 def test_numbers_that_cannot_be_are_brought_within_bounds(quick):
     node = Node(linear(), config=quick)
-    node.load_state_dict({"run_id": "ab" * 16, "swarm_samples": 2**70, "version": float("nan"), "passes": "many"})
+    node.load_state_dict({"run_id": "ab" * 16, "swarm_samples": 2**70, "version": float("nan")})
     with node:
         assert node.swarm_samples == 2**53 - 1
-        assert node.state_dict()["passes"] == 0

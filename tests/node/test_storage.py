@@ -32,7 +32,9 @@ def test_a_run_goes_on_from_a_store(quick, store):
         node.step(samples=32)
         node.save("memory://bucket/deep/run")
         run = node.state_dict()["run_id"]
-    assert sorted(MemoryFileSystem.store) == ["/bucket/deep/run.json", "/bucket/deep/run.safetensors"]
+    assert sorted(MemoryFileSystem.store) == [
+        f"/bucket/deep/run.{ending}" for ending in ("json", "optimizer", "safetensors")
+    ]
     other = linear()
     again = torch.optim.SGD(other.parameters(), lr=0.1, momentum=0.9)
     with Node(other, again, config=quick) as node:

@@ -139,7 +139,7 @@ def test_a_local_disk_without_room_is_named_with_the_store(quick, store, monkeyp
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     with Node(linear(), config=quick) as node:
-        monkeypatch.setattr(checkpoint, "save_file", full)
+        monkeypatch.setattr(checkpoint.tensor_file, "write", full)
         with pytest.raises(CheckpointError, match=r"from where it goes to faulty://b/run.safetensors: no space") as got:
             node.save("faulty://b/run")
         one_sentence(got)

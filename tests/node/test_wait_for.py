@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 
+from gossip.effects import MemberState
 from gossip.errors import ConfigError
 from gossip.ids import Address, MemberRecord
 from gossip.wire.messages import Gossip
 from gossip.wire.records import signed
 from node import Node
 from node.identity.keys import Identity
+from node.loop.startup import Startup
+from node.observe.reduced import STARTED, Figures
 from node.settings import NodeOptions, Settings
-from tests.node.conftest import QUICK
+from tests.node.conftest import QUICK, Trainee, until
 
 
 def model(seed=0):
@@ -68,6 +73,67 @@ def test_who_waits_for_others_begins_no_run_of_its_own_meanwhile(launch, until, 
     assert len([record for record in caplog.records if record.kind == "started"]) == 1
 
 
+def test_a_node_that_leaves_as_soon_as_it_counted_all_ends_the_wait_of_the_others(launch, until, monkeypatch):
+    """As a short script does: it trains and ends before another node counts it."""
+    first_left, counts = threading.Event(), Startup.count_members
+
+    def count(startup):
+        if startup.network.service.settings.seeds:  # The others look only when the first has left.
+            assert first_left.wait(30)
+        return counts(startup)
+
+    monkeypatch.setattr(Startup, "count_members", count)
+    first = launch(model(), wait_for=3, wait_s=600.0)
+    others = [launch(model(n), seeds=[first.made.address], wait_for=3, wait_s=600.0) for n in (1, 2)]
+    assert first.running.wait(30)
+    first.stop()
+    for other in others:
+        until(lambda other=other: other.side.network.peer.membership.state(first.side.me) is MemberState.LEFT)
+    first_left.set()
+    until(lambda: all(other.running.is_set() for other in others))
+
+
+def test_a_wait_for_more_members_than_the_others_waited_for_goes_on(launch, until):
+    first = launch(model(), wait_for=2, wait_s=600.0)
+    second = launch(model(1), seeds=[first.made.address], wait_for=2, wait_s=600.0)
+    until(lambda: first.running.is_set() and second.running.is_set())
+    third = launch(model(2), seeds=[first.made.address], wait_for=4, wait_s=600.0)
+    until(lambda: third.side.startup.count_members()[::2] == (3, 2))
+    assert not third.running.is_set()
+    launch(model(3), seeds=[first.made.address])
+    assert third.running.wait(30)
+
+
+def test_right_after_entering_samplers_and_members_know_all_that_were_waited_for(launch, monkeypatch):
+    """Also if the network thread looks for news of the members only later."""
+    monkeypatch.setattr("node.network.service.POLL_S", 600.0)
+    seen = {}
+
+    class Looking(Trainee):
+        def run(self):
+            self.made = Node(self.model, **self.options)
+            with self.made as node:
+                seen[self] = len(node.sampler(3_000, 10)), len(node.members)
+                self.node = node
+                self.running.set()
+                until(lambda: self.stopping)
+
+    nodes = [Looking(model(), wait_for=3, wait_s=600.0)]
+    nodes[0].start()
+    until(lambda: nodes[0].made is not None and nodes[0].side.service.runtime is not None)
+    nodes += [Looking(model(n), seeds=[nodes[0].made.address], wait_for=3, wait_s=600.0) for n in (1, 2)]
+    for node in nodes[1:]:
+        node.start()
+    try:
+        until(lambda: all(node.running.is_set() for node in nodes))
+        assert [count for _, count in seen.values()] == [3, 3, 3]
+        batches = sum(length for length, _ in seen.values())
+        assert 300 <= batches <= 303, "the shares of 3,000 samples, of which the last batch may be short"
+    finally:
+        for node in nodes:
+            node.stop()
+
+
 def test_members_that_somebody_made_up_end_no_wait(train, launch, until):
     liar = train(model())
     first = launch(model(1), seeds=[liar.node.address], wait_for=3, wait_s=600.0)
@@ -78,7 +144,8 @@ def test_members_that_somebody_made_up_end_no_wait(train, launch, until):
     for port in range(1, 9):
         someone = Identity.load(None)
         record = MemberRecord(
-            someone.id, someone.public_key, 1, address=Address("127.0.0.2", port), run_id=run_id, ready=True
+            someone.id, someone.public_key, 1, address=Address("127.0.0.2", port), run_id=run_id, ready=True,
+            extra=(Figures().pack_mark(STARTED, (3.0, 0), run_id, 0),),
         )  # fmt: skip
         made_up.append(signed(record, someone.sign))
     runtime = side.network.runtime
@@ -124,7 +191,7 @@ def test_arguments_win_over_the_environment_and_one_waits_for_nobody():
     assert gathered(named, wait_for=1, wait_s=0.0).wait_s == 0.0
 
 
-@pytest.mark.parametrize("count", [0, -1, 2.5, "many"])
+@pytest.mark.parametrize("count", [0, -1, 2.5, "many", True])
 def test_a_count_that_is_none_is_refused(count):
     with pytest.raises(ConfigError, match=r"wait_for is .*: give how many members"):
         Node(model(), wait_for=count)
@@ -132,9 +199,27 @@ def test_a_count_that_is_none_is_refused(count):
         gathered({"GOSSIP_WAIT_FOR": str(count)})
 
 
-@pytest.mark.parametrize("seconds", [-1.0, float("nan"), float("inf"), "soon"])
+@pytest.mark.parametrize("seconds", [-1.0, -1, float("nan"), float("inf"), "soon", True])
 def test_a_time_that_is_none_is_refused(seconds):
-    with pytest.raises(ConfigError, match=r"wait_s is .*: give a number of seconds"):
-        Node(model(), wait_s=seconds)
-    with pytest.raises(ConfigError, match="GOSSIP_WAIT_S"):
-        gathered({"GOSSIP_WAIT_S": str(seconds)})
+    for name, variable in (("wait_s", "GOSSIP_WAIT_S"), ("join_or_fail_s", "GOSSIP_MUST_JOIN")):
+        with pytest.raises(ConfigError, match=rf"^{name} is .*: give a number of seconds, as 30\.$"):
+            Node(model(), **{name: seconds})
+        with pytest.raises(ConfigError, match=rf"^{variable} is .*: give a number of seconds, as 30\.$"):
+            gathered({variable: str(seconds)})
+    node = Node(model())
+    for call in (node.settle, node.finish):
+        with pytest.raises(ConfigError, match="seconds is"):
+            call(seconds)
+    with pytest.raises(ConfigError, match="wait_s is"):
+        node.settle(wait_s=seconds)
+
+
+def test_to_join_in_no_time_is_impossible_and_to_wait_for_nobody_is_not():
+    with pytest.raises(ConfigError, match="join_or_fail_s is 0"):
+        gathered({}, join_or_fail_s=0)
+    assert gathered({"GOSSIP_WAIT_S": "0"}).wait_s == 0
+
+
+def test_numbers_of_numpy_are_numbers():
+    settings = gathered({}, wait_for=np.int64(3), wait_s=np.float32(2.5), join_or_fail_s=np.int64(4))
+    assert (settings.wait_for, settings.wait_s, settings.join_or_fail_s) == (3, 2.5, 4.0)

@@ -1,9 +1,11 @@
 """What all tests of the simulator share."""
 
+import math
+
 import pytest
 
 from sim import jobs
-from sim.report import charts
+from sim.report import charts, progress_bar
 from sim.threads import one_thread
 from tests.sim.commands import TINY
 from tests.sim.fake_results import fake_result
@@ -17,6 +19,12 @@ def in_one_thread():
     """
     with one_thread():
         yield
+
+
+@pytest.fixture(autouse=True)
+def _no_lines(monkeypatch):
+    """A slow machine prints no line of progress between those that a test reads."""
+    monkeypatch.setattr(progress_bar, "LINE_PERIOD_S", math.inf)
 
 
 @pytest.fixture

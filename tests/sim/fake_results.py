@@ -53,7 +53,7 @@ def fake_result(scenario: Scenario | None = None, *, mix_every_steps: int = 8, *
         "accuracy": {key: last[f"accuracy_{key}"] for key in ("mean", "min", "max", "average_model")},
         "metric": {key: last[f"metric_{key}"] for key in ("mean", "min", "max", "average_model")},
         "consensus_distance": last["consensus_distance"], "exchanges_done": 400_000, "exchanges_failed": 3_000,
-        "bytes_sent": int(last["bytes_sent"]), "digest": "ab" * 32, "done": 1.0, "wall_s": 61.2,
+        "no_exchange": "", "bytes_sent": int(last["bytes_sent"]), "digest": "ab" * 32, "done": 1.0, "wall_s": 61.2,
         "cpu_s": 60.9, "setup_s": 1.0, "updates_per_cpu_s": 13_339.0, "peak_rss_mb": 812.3,
         "fidelity": fidelity.level, "fidelity_reason": fidelity.reason,
     }  # fmt: skip

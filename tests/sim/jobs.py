@@ -17,6 +17,12 @@ def vectors():
     return x[:60], y[:60], x[60:], y[60:], torch.arange(60) % 5
 
 
+def drawn():
+    """Numbers from torch's generator, which nobody has seeded."""
+    x = torch.randn(40, 4)
+    return x[:30], x[:30, 0], x[30:], x[30:, 0]
+
+
 def text():
     """Windows of 12 bytes from a text of a few letters, with two clients."""
     tokens = torch.frombuffer(bytearray(b"to be, or not to be: that is the question. " * 40), dtype=torch.uint8)
@@ -60,6 +66,30 @@ class Tied(nn.Module):
 
     def forward(self, x):
         return self.last(torch.tanh(self.second(torch.tanh(self.first(x)))))
+
+
+class Masked(nn.Module):
+    """A linear model with an infinite constant, as causal masks have."""
+
+    def __init__(self, constant):
+        super().__init__()
+        self.layer = nn.Linear(64, 10)
+        infinite = torch.tensor([0.0] * 9 + [-torch.inf])
+        if constant:
+            self.register_buffer("mask", infinite)
+        else:
+            self.mask = nn.Parameter(infinite)
+
+    def forward(self, x):
+        return self.layer(x) + torch.where(self.mask.isinf(), -9.0, self.mask)
+
+
+def masked():
+    return Masked(constant=True)
+
+
+def masked_parameter():
+    return Masked(constant=False)
 
 
 def three_layers():

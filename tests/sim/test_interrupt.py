@@ -1,9 +1,13 @@
-"""^C in the middle of an event: the partial result is that of the events before and of this one."""
+"""^C, SIGTERM or SIGHUP in the middle of an event: the partial result is that of the events up to this one."""
 
 from __future__ import annotations
 
+import json
+import os
 import signal
+import subprocess
 import threading
+import time
 from array import array
 
 import pytest
@@ -12,6 +16,8 @@ from sim.engine.events import Events
 from sim.exchanges.tape import Tape
 from sim.interrupt import interrupt
 from sim.simulation import Stopped, simulate
+from tests.harness import warm
+from tests.sim import commands
 from tests.sim.scenarios import AVERAGING, small
 
 NUMBER = 500  # The entry of the log or the tape that is interrupted.
@@ -97,3 +103,57 @@ def test_a_thread_other_than_the_main_one_leaves_the_handlers_alone():
     thread.start()
     thread.join()
     assert results[0].summary["done"] == 1
+
+
+@pytest.mark.parametrize(("number", "files"), [(signal.SIGTERM, 1), (signal.SIGHUP, 2)])
+def test_a_signal_to_the_whole_group_ends_the_command_as_ctrl_c_does_with_its_report(tmp_path, number, files):
+    """Service managers and terminals that close send it to the processes of runs side by side as well."""
+    path, out = tmp_path / "tiny.toml", tmp_path / "out"
+    path.write_text(commands.TINY.replace("duration_s = 4", "duration_s = 4e5\nreport.every_s = 1e3"))
+    folders = [out] if files == 1 else [out / "tiny", out / "tiny-2"]
+    words = ["-m", "gossip", "sim", *[path] * files, "--jobs", files, "--out", out, *commands.AVERAGING]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with warm.Python(*words, process_group=0, text=True, **pipes) as process:
+        try:
+            until = time.monotonic() + 60
+            while not all(rows_in(folder) > 2 for folder in folders):
+                assert process.poll() is None
+                assert time.monotonic() < until
+                time.sleep(0.05)
+            os.killpg(process.pid, number)
+            told, said = process.communicate(timeout=60)
+        finally:
+            process.kill()
+    assert process.returncode == 128 + number
+    said = said.splitlines()[-1]  # After lines of progress.
+    assert said.startswith("gossip: stopped; what was seen of tiny until then is in ")
+    assert said.count("what was seen of tiny until then is in") == files
+    assert "consensus distance" in told
+    for folder in folders:
+        assert 0 < json.loads((folder / "summary.json").read_text())["done"] < 1
+        assert "stopped after" in (folder / "report.html").read_text()
+
+
+def rows_in(folder):
+    """Count the rows of a run's history, with its head."""
+    path = folder / "history.csv"
+    return len(path.read_text().splitlines()) if path.exists() else 0
+
+
+def test_a_signal_that_is_ignored_stays_ignored():
+    """As nohup wants it."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with interrupt.ending_on(signal.SIGHUP):
+            signal.raise_signal(signal.SIGHUP)
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+def test_the_exit_code_is_that_of_the_last_signal():
+    with interrupt.ending_on(signal.SIGTERM), pytest.raises(KeyboardInterrupt):
+        signal.raise_signal(signal.SIGTERM)
+    assert interrupt.exit_code == 143
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    with interrupt.ending_on(signal.SIGTERM):
+        assert interrupt.exit_code == 130

@@ -5,14 +5,21 @@ from __future__ import annotations
 import functools
 import json
 
+import numpy as np
 import pytest
 
+from gossip.codecs import CODECS, Int8
 from gossip.config import Config
+from gossip.config.filters import FILTERS, FilterRule
+from gossip.config.mixings import MIXINGS, MixingRule
+from gossip.config.selections import SELECTIONS, SelectionRule
+from gossip.config.setting import settings_of
 from gossip.errors import ConfigError
+from sim.learning.datasets import load
 from sim.report.describe import in_words
-from sim.scenario.fidelity import UNPLAYED, Fidelity, fidelity_of
+from sim.scenario.fidelity import FAST, PLAYED, Fidelity, fidelity_of
 from sim.scenario.scenario import Scenario
-from sim.simulation import simulate
+from sim.simulation import ExchangeSimulation, Simulation, simulate
 from sim.sweep import Sweep
 from tests.harness.marks import slow
 from tests.sim.commands import gossip
@@ -82,6 +89,11 @@ def fast_digest() -> str:
     return simulate(made(fidelity="exchange"), progress=False).summary["digest"]
 
 
+UNPLAYED = [
+    key for key in settings_of(Config) if key not in PLAYED and f"gossip.{key}" not in [key for key, *_ in FAST]
+]
+
+
 @pytest.mark.parametrize("key", UNPLAYED)
 def test_no_setting_is_without_effect_unless_the_whole_level_plays_it(key):
     """Of a key that the fast level ignores every value gives the same digest there, so that it is not chosen."""
@@ -91,6 +103,55 @@ def test_no_setting_is_without_effect_unless_the_whole_level_plays_it(key):
     assert fidelity_of(scenario).reason == f"the fast level cannot represent gossip.{key}"
     fast = simulate(scenario.replace(fidelity="exchange"), progress=False).summary["digest"]
     assert fast == fast_digest()
+
+
+class OwnInt8(Int8):
+    """A codec of one's own, under a known name."""
+
+
+OWN = {
+    "gossip.mixing": (MIXINGS, "pair", MixingRule("own:Own", "another mean")),
+    "gossip.selection": (SELECTIONS, "uniform", SelectionRule("own:Own")),
+    "gossip.filter": (FILTERS, "clip", FilterRule("own:Own", pairs=True)),
+    "gossip.codec": (CODECS, "int8", OwnInt8()),
+}
+
+
+@pytest.mark.parametrize("key", OWN)
+def test_an_implementation_of_ones_own_is_never_played_as_the_known_one_of_its_name(monkeypatch, key):
+    """tests/test_contributing.py plays implementations under names of their own."""
+    table, name, own = OWN[key]
+    monkeypatch.setitem(table, name, own)
+    assert fidelity_of(made(gossip={})).reason == f"the fast level cannot represent {key}"
+    with pytest.raises(ConfigError, match=rf"^{key} is beyond fidelity = 'exchange'.*fidelity = 'whole'\.$"):
+        made(gossip={}, fidelity="exchange")
+
+
+def test_a_setting_that_the_fast_level_does_not_know_is_played_message_by_message(monkeypatch):
+    monkeypatch.setattr("sim.scenario.fidelity.PLAYED", [key for key in PLAYED if key != "connections"])
+    assert fidelity_of(made()).level == "exchange"
+    assert fidelity_of(made(gossip={"connections": 3})).reason == "the fast level cannot represent gossip.connections"
+
+
+@pytest.mark.parametrize("dataset", ["vectors", "curve"])
+def test_both_levels_train_on_a_data_set_of_ones_own_to_the_same_bits(dataset):
+    scenario = made(task={"dataset": f"tests.sim.jobs:{dataset}"}, gossip={"mix_every_steps": 10_000})
+    assert fidelity_of(scenario).level == "exchange"
+    models = []
+    for run in (ExchangeSimulation(scenario), Simulation(scenario)):
+        for _ in run.slices():
+            pass
+        run.measures.row()  # Brings the models up to date.
+        models.append(run.measures.learners.matrix)
+    assert np.array_equal(*models)
+    assert not np.array_equal(models[0][0], models[0][1])
+
+
+def test_a_data_set_of_ones_own_that_is_drawn_from_torch_is_the_same_each_time():
+    """The points of a sweep and their processes load it again."""
+    one, other = (load("tests.sim.jobs:drawn") for _ in range(2))
+    assert one.x_train.equal(other.x_train)
+    assert one.y_test.equal(other.y_test)
 
 
 def test_buffers_are_found_while_the_models_are_built_and_played_message_by_message():

@@ -108,6 +108,17 @@ def test_the_table_has_a_column_for_each_scenario(monkeypatch, capsys, tiny, tmp
     assert "other" in head
 
 
+def test_the_terminal_says_that_no_exchange_finished(monkeypatch, capsys, tiny):
+    sentence = "No exchange finished in 10 ms: the first one was not over by then"
+    words = [*AVERAGING, "--jobs", "1"]
+    assert gossip(monkeypatch, "sim", tiny, "--set", "duration_s=0.01", *words) == 0
+    assert sentence in " ".join(capsys.readouterr().out.split())
+    assert gossip(monkeypatch, "sim", "sweep", tiny, "duration_s=0.01,4", *words) == 0
+    told = " ".join(capsys.readouterr().out.split())
+    assert f"duration_s=0.01 seed 1: {sentence}" in told
+    assert told.count("No exchange finished") == 1
+
+
 # -- what is refused ---------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize(
     ("args", "said"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import re
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from gossip.effects import Merge, Mix
 from gossip.errors import ConfigError, LocalError
 from sim import simulation
 from sim.learning.learners import Learners
+from sim.report import pages
 from sim.report.result import Progress
 from sim.scenario.scenario import (
     ChurnSpec,
@@ -244,6 +246,27 @@ def test_averaging_counts_consensus_and_trains_nothing():
     mean = start.mean(0)
     assert result.history[-1]["loss_average_model"] == pytest.approx(0.5 * np.square(mean).mean(), abs=1e-6)
     assert math.isnan(result.summary["accuracy"]["mean"])
+
+
+@pytest.mark.parametrize(("changes", "reason"), [
+    ({"task": Task(model="tests.sim.jobs:masked")}, "6 of 6 peers are not finite, .* an infinite constant"),
+    ({"task": Task(model="tests.sim.jobs:masked_parameter")}, "6 of 6 peers are not finite"),
+    ({"task": Task(model="tests.sim.jobs:masked_parameter"), "fidelity": "exchange"}, "6 of 6 peers are not finite"),
+    ({"duration_s": 0.2}, "the first one was not over by then; play it for longer"),
+    ({"network": NetworkSpec(loss=0.99, congestion=None)}, r"\d+ exchanges failed"),
+    ({"churn": ChurnSpec(up=Distribution.constant(0.1))}, "0 of 6 peers were up at the end"),
+])  # fmt: skip
+def test_a_run_without_an_exchange_says_so_with_the_reason(changes, reason):
+    result = simulate(small(**changes), progress=False)
+    sentence = result.summary["no_exchange"]
+    assert re.fullmatch(rf"No exchange finished in \S+ m?s: (.* )?{reason}.*\.", sentence)
+    assert str(result).endswith(sentence)
+    assert "No exchange finished in" in pages.report(result)
+
+
+@pytest.mark.parametrize("changes", [{}, {"peers": 1}])
+def test_a_run_with_an_exchange_or_one_peer_says_nothing_of_that(changes):
+    assert simulate(small(**changes), progress=False).summary["no_exchange"] == ""
 
 
 def test_who_watches_is_told_how_far_it_is():

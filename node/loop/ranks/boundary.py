@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -18,6 +18,7 @@ from gossip.averaging.visit import Adoption, Update, Visit
 from node.loop.ranks.plain import register
 from node.loop.ranks.ranks import Ranks
 from node.model.snapshot import ModelState
+from node.model.state import State
 
 __all__ = ["RanksBoundary", "ShardedBoundary", "UpdateTold"]
 
@@ -126,6 +127,13 @@ class RanksBoundary(Boundary):
     def apply_update(self, update: Update, visit: Visit, copies: dict[Subset, Vector] | None = None) -> float:
         """Send the update to the other ranks, then apply it here, which may overwrite its vector."""
         values, positions, ratio = update.vector.array, update.positions, None
+        if update.statistics is not None:  # The other ranks add what this one would, as they do all values.
+            shift = cast(State, self.model).statistics_shift(update.statistics)
+            start = update.statistics.start
+            own = shift if positions is None else shift[positions[np.searchsorted(positions, start) :] - start]
+            values[values.size - own.size :] = own
+            self.vectors.give(update.statistics.vector)
+            update = replace(update, statistics=None)
         if update.mass is not None:  # A pushed vector is merged by its share of the push-sum mass.
             ratio = update.mass / (self.mass + update.mass)
         relayed = None

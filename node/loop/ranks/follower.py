@@ -19,7 +19,6 @@ from gossip.ids import PeerId
 from node import running
 from node.data.division import Sharers
 from node.data.sampler import Samplers
-from node.loop.average import Average, Part
 from node.loop.held_run import check_state
 from node.loop.live import Trained
 from node.loop.ranks.boundary import UpdateTold
@@ -29,6 +28,7 @@ from node.loop.ranks.ranks import Call, Ranks
 from node.loop.ranks.report import SwarmKnowledge, SwarmReport
 from node.loop.ranks.sharded import perform_command, with_shards
 from node.model.device.updates import RelayedUpdate
+from node.model.inventory.items import Inventory
 from node.model.sharded.state import ShardedState
 from node.model.snapshot import ModelState, device_of
 from node.observe.listeners import Listeners
@@ -60,7 +60,6 @@ class Follower:
         self.state = trained.make_state()
         # This rank's part of a sharded model; None if it holds the whole.
         self.work = self.state.work if isinstance(self.state, ShardedState) else None
-        self.average = Average(self.state, trained.keep_average)
         self.mirror = Mirror(self.state, self.optimizers, ranks)
         ranks.channel.device = device_of(self.state)
         self.knowledge = SwarmKnowledge(ranks)
@@ -69,7 +68,6 @@ class Follower:
         self.samplers = Samplers(Sharers.of(self))
         self.received = np.empty(0, np.float32)  # The values of the last change; the next change overwrites them.
         self.pending_copy: Pending | None = None  # The copy to the device that may still read them.
-        self.changed_parts: list[Part] = []  # The parts that exchanges have changed at this boundary.
 
     # -- life ----------------------------------------------------------------------------------------------------
     def start(self) -> None:
@@ -125,17 +123,12 @@ class Follower:
                         self.apply_change(checked(command.payload, UpdateTold))
                     case "mixed":
                         self.optimizers.on_mixed()
-                        self.average.on_mixed(self.changed_parts)
-                        self.changed_parts = []
                     case "mirror" if self.work is None:
                         self.mirror.receive()
-                        self.average.forget()
-                        self.changed_parts = []
                     case "done":
                         result, error, report = checked(command.payload, Outcome)
                         if report is not None:
                             self.knowledge.on_report(report)
-                            self.samplers.passes = report.passes
                         break
                     case "wait":
                         continue  # Rank 0 waits for its swarm.
@@ -148,7 +141,7 @@ class Follower:
     def check_same_model(self, hello: tuple[str, list[str], bool, bool]) -> None:
         """Check that this rank trains the same model with the same kinds of optimizers as rank 0."""
         fingerprint, kinds, self.is_lockstep, sharded = hello
-        own_kinds = [type(optimizer).__name__ for optimizer in self.optimizers.all]
+        own_kinds = [type(optimizer).__name__ for optimizer in self.optimizers.holders]
         if fingerprint != self.state.layout.fingerprint:
             raise LayoutError(
                 f"Rank {self.ranks.rank} holds another model than rank 0 of its group: make the same one on every rank."
@@ -173,7 +166,6 @@ class Follower:
         if not change.fits(self.state.layout):
             raise unreadable_error(f"a change of {change.elements} elements")
         if change.portions:
-            self.changed_parts.append(None)
             self.pending_copy = self.receive_relayed(change).add()
             return
         if self.received.size != change.elements:
@@ -186,9 +178,7 @@ class Follower:
             if not is_inside or (np.diff(positions) <= 0).any():
                 raise unreadable_error("a change at positions outside the model")
             self.pending_copy = self.state.add_at(self.received, positions)
-            self.changed_parts.append(positions)
             return
-        self.changed_parts.append(None)
         if change.ratio is not None:
             self.pending_copy = self.state.merge(self.received, change.ratio)
         else:
@@ -213,9 +203,7 @@ class Follower:
 
     # -- calls that all ranks make ---------------------------------------------------------------------------------
     def settle(self, seconds: float, wait_s: float = 0.0) -> float | None:
-        mixes_before = self.average.mixes
         distance: float | None = self.join_call(Call.SETTLE, float | None)
-        self.average.on_settled(mixes_before)
         return distance
 
     def finish(self, seconds: float) -> None:
@@ -246,13 +234,16 @@ class Follower:
         if self.work is not None:
             self.join_call(Call.SAVE)
 
+    def export(self, path: str | os.PathLike[str]) -> None:
+        self.save(path)
+
     # -- readings --------------------------------------------------------------------------------------------------
     def state_dict(self) -> dict[str, Any]:
         knowledge = self.knowledge
         swarm_samples = knowledge.swarm_samples + knowledge.view.sharers * knowledge.uncounted_samples
         return {
             **knowledge.report.run, "steps": knowledge.steps, "samples": self.trained_on,
-            "swarm_samples": swarm_samples, "passes": self.samplers.passes, "samplers": self.samplers.state(),
+            "swarm_samples": swarm_samples, "samplers": self.samplers.state(),
             "finished": knowledge.finished,
         }  # fmt: skip
 
@@ -283,6 +274,9 @@ class Follower:
 
     def members(self) -> tuple[Member, ...]:
         return self.knowledge.members()
+
+    def inventory(self) -> Inventory:
+        return self.state.inventory()
 
     def metrics(self) -> Metrics:
         return self.knowledge.metrics()

@@ -22,6 +22,7 @@ from node.loop.ranks.ranks import MAX_GAP_STEPS, Call, Ranks, StepSummary
 from node.loop.ranks.report import SwarmKnowledge, SwarmReport
 from node.loop.ranks.sharded import with_shards
 from node.loop.training import TrainingSide
+from node.model.inventory.items import Inventory
 from node.model.sharded.state import ShardedState
 from node.model.snapshot import device_of
 from node.observe.members import Member, SwarmView
@@ -56,20 +57,13 @@ class Leader:
         trained = with_shards(trained, ranks)
         # The state of a sharded model, which all ranks change together; None if each rank holds the whole model.
         self.sharded = trained.given_state if isinstance(trained.given_state, ShardedState) else None
-        if self.sharded is not None and settings.memory_dir is not None:
-            raise LocalError(
-                "memory_dir is for models that are not sharded: the ranks of a sharded model share its vectors in "
-                "memory. Leave memory_dir out."
-            )
         boundary_class = RanksBoundary if self.sharded is None else ShardedBoundary
-        live = LiveModel(
-            trained, settings.config, partial(boundary_class, ranks), is_single_rank=False, folder=settings.memory_dir
-        )
+        live = LiveModel(trained, settings.config, partial(boundary_class, ranks), is_single_rank=False)
         assert isinstance(live.boundary, RanksBoundary)
         self.boundary = live.boundary
         self.side = TrainingSide(live, settings, ranks=self, sharing=self)
         self.live, self.network, self.run = live, self.side.network, self.side.run
-        self.average, self.samplers = live.average, self.side.samplers
+        self.samplers = self.side.samplers
         self.listeners = self.side.listeners
         self.mirror = Mirror(live.state, live.optimizers, ranks)
         ranks.channel.device = device_of(live.state)
@@ -90,7 +84,7 @@ class Leader:
 
     def start_side(self) -> None:
         """Check that all ranks train the same model, and start the node while they stand at one boundary."""
-        kinds = [type(optimizer).__name__ for optimizer in self.live.optimizers.all]
+        kinds = [type(optimizer).__name__ for optimizer in self.live.optimizers.holders]
         sharded, fingerprint = self.sharded, self.live.state.layout.fingerprint
         self.ranks.send_command("hello", (fingerprint, kinds, self.is_lockstep, sharded is not None))
         if sharded is None:
@@ -139,6 +133,9 @@ class Leader:
 
     def members(self) -> tuple[Member, ...]:
         return self.knowledge.members()
+
+    def inventory(self) -> Inventory:
+        return self.live.state.inventory()
 
     def metrics(self) -> Metrics:
         return self.knowledge.metrics()
@@ -215,7 +212,6 @@ class Leader:
             if self.sharded is None and (self.has_replaced_weights or boundary.has_lost_update):
                 ranks.send_command("mirror")
                 self.mirror.send()
-                self.average.forget()  # The other ranks lack the average of a checkpoint.
                 self.has_replaced_weights = boundary.has_lost_update = False
             ranks.send_command("done", (result, portable_error(error), self.make_report()))
         if error is not None:
@@ -237,8 +233,7 @@ class Leader:
         else:
             members, metrics = latest.members, latest.metrics
         report = SwarmReport(
-            self.me, self.address, self.side.view, self.finished, self.samplers.passes, self.run.state_dict(), members,
-            metrics,
+            self.me, self.address, self.side.view, self.finished, self.run.state_dict(), members, metrics,
         )  # fmt: skip
         self.knowledge.on_report(report)
         return report
@@ -285,6 +280,12 @@ class Leader:
             self.run.save(path, self.state_dict(), keep)
         else:  # All ranks give their parts.
             self.run_together(Call.SAVE, partial(self.run.save, path, None, keep))
+
+    def export(self, path: str | os.PathLike[str]) -> None:
+        if self.sharded is None:
+            self.side.export(path)
+        else:
+            self.run_together(Call.SAVE, partial(self.side.export, path))
 
     def state_dict(self) -> dict[str, Any]:
         """Return the run's metadata for a checkpoint, the same on all ranks."""

@@ -66,7 +66,7 @@ class Mirror:
     """One rank's end of the mirror. Tensors are sent in their own types, so that all ranks hold the same bits."""
 
     def __init__(self, state: State, optimizers: Optimizers, ranks: Ranks) -> None:
-        for optimizer in optimizers.all:
+        for optimizer in optimizers.holders:
             # It is a ZeroRedundancyOptimizer, whose module is rarely imported.
             if hasattr(optimizer, "consolidate_state_dict"):
                 raise ConfigError(
@@ -85,7 +85,7 @@ class Mirror:
             self.state.load(tensors)  # Loading may fill more than `tensors` returns.
         sent: list[Tensor] = []
         described = []
-        for optimizer in self.optimizers.all:
+        for optimizer in self.optimizers.holders:
             groups = [{key: with_places(value, None, sent) for key, value in group.items() if key != "params"}
                       for group in optimizer.param_groups]  # fmt: skip
             states = [
@@ -102,7 +102,7 @@ class Mirror:
         """Receive the state; called on the other ranks."""
         tensors = {}
         for name, tensor in self.state.tensors().items():
-            tensors[name] = host = torch.empty(tensor.shape, dtype=tensor.dtype)
+            tensors[name] = host = torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu")
             self.ranks.broadcast(host)
         described = checked(self.ranks.receive_command().payload, Described)
         check_counts(self.optimizers, described)
@@ -114,7 +114,7 @@ class Mirror:
         """Receive a tensor: into the present one if the shapes agree, since a step in a CUDA graph has its address."""
         if not place.fits(self.state.layout.size):
             raise unreadable_error(f"a tensor of {tuple(place.shape)}")
-        host = torch.empty(place.shape, dtype=place.dtype)
+        host = torch.empty(place.shape, dtype=place.dtype, device="cpu")
         self.ranks.broadcast(host)
         if isinstance(before, Tensor) and (before.shape, before.dtype) == (host.shape, host.dtype):
             return before.copy_(host)
@@ -123,14 +123,14 @@ class Mirror:
 
 def check_counts(optimizers: Optimizers, described: Described) -> None:
     """Raise LocalError unless the optimizers have as many groups and parameters as rank 0 describes."""
-    counts = [(len(optimizer.param_groups), len(list(parameters_of(optimizer)))) for optimizer in optimizers.all]
+    counts = [(len(optimizer.param_groups), len(list(parameters_of(optimizer)))) for optimizer in optimizers.holders]
     if counts != [(len(groups), len(states)) for groups, states in described]:
         raise unreadable_error("optimizers of other parameters")
 
 
 def fill_optimizers(optimizers: Optimizers, described: Described, receive: Receive) -> None:
     """Replace the optimizers' options and state by those described, with a received tensor for each placeholder."""
-    for optimizer, (groups, states) in zip(optimizers.all, described, strict=True):
+    for optimizer, (groups, states) in zip(optimizers.holders, described, strict=True):
         for group, options in zip(optimizer.param_groups, groups, strict=True):
             if "params" in options:
                 raise unreadable_error("an optimizer's parameters")

@@ -137,7 +137,7 @@ class Ranks:
 
     def sum_values(self, values: list[int]) -> list[int]:
         """Return the sums of these values over all ranks. All of them call this at one boundary, and wait."""
-        row = torch.tensor(values)
+        row = torch.tensor(values, device="cpu")
         with self.using_channel():
             self.channel.wait(self.channel.sum(row))
         sums: list[int] = row.tolist()
@@ -213,16 +213,16 @@ class Ranks:
     def send_value(self, value: Any, rank: int) -> None:
         """Send plain data."""
         data = torch.frombuffer(bytearray(pack_value(value)), dtype=torch.uint8)
-        self.send(torch.tensor([data.numel()]), rank)
+        self.send(torch.tensor([data.numel()], device="cpu"), rank)
         self.send(data, rank)
 
     def receive_value(self, rank: int, hint: Any) -> Any:
         """Receive plain data, which must fit the annotation."""
-        size = torch.zeros(1, dtype=torch.int64)
+        size = torch.zeros(1, dtype=torch.int64, device="cpu")
         self.receive(size, rank)
         if not 0 < size.item() <= MAX_BYTES:
             raise unreadable_error(f"{size.item()} bytes at once")
-        data = torch.zeros(int(size.item()), dtype=torch.uint8)
+        data = torch.zeros(int(size.item()), dtype=torch.uint8, device="cpu")
         self.receive(data, rank)
         return unpack_value(data.numpy().tobytes(), hint)
 

@@ -26,7 +26,6 @@ class SwarmReport:
     address: str
     view: SwarmView
     finished: bool
-    passes: int  # Passes over the data.
     run: Mapping[str, Any]  # The run's entry in a checkpoint.
     members: tuple[Member, ...]
     metrics: Metrics

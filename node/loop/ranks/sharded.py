@@ -9,7 +9,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gossip.errors import CheckpointError, ConfigError
 from node.loop.live import Trained
 from node.loop.ranks.mirror import (
     Described,
@@ -34,22 +33,17 @@ __all__ = ["ShardedOptimizers", "perform_command", "with_shards"]
 
 register(MemoryName, Operation, ShardPlace)
 
-NO_AVERAGE = "A node of a sharded model keeps no average of its weights: leave out keep_average."
-
 
 def with_shards(trained: Trained, ranks: Ranks) -> Trained:
     """Return ``trained``, with a state and optimizers for a sharded model if the model is one.
 
     Raises:
         LayoutError: A tensor cannot be exchanged.
-        ConfigError: The node would keep an average.
     """
     if not is_sharded_model(trained.model):
         return trained
-    if trained.keep_average:
-        raise ConfigError(NO_AVERAGE)
     assert not isinstance(trained.model, State), "a State is not sharded"
-    state = ShardedState(ShardWork(trained.model, trained.optimizers, trained.frozen, ranks))
+    state = ShardedState(ShardWork(trained.model, trained.optimizers, trained.choices, ranks))
     return dataclasses.replace(
         trained, optimizers=ShardedOptimizers(trained.optimizers, state, ranks), given_state=state
     )
@@ -71,7 +65,7 @@ class ShardedOptimizers(Optimizers):
         if saved is None:
             return None
         start = 0  # The index of the next tensor's first element in the vector of all sharded optimizer tensors.
-        for optimizer, own_state in zip(self.all, saved.get(SEVERAL, [saved]), strict=True):
+        for optimizer, own_state in zip(self.holders, saved.get(SEVERAL, [saved]), strict=True):
             # This and the next mapping are copies, since the optimizer still uses its own.
             states = own_state["state"] = dict(own_state["state"])
             for number, _ in enumerate(parameters_of(optimizer)):
@@ -85,18 +79,6 @@ class ShardedOptimizers(Optimizers):
                     del states[number]
         return saved
 
-    def split_state(self, saved: Mapping[str, Any] | None) -> list[dict[str, Any]]:
-        """Return a saved state as one for each optimizer. Raises CheckpointError if the groups of parameters differ."""
-        states = super().split_state(saved)
-        for optimizer, state in zip(self.all, states, strict=False):
-            counts = [len(group["params"]) for group in optimizer.param_groups]
-            if counts != [len(group["params"]) for group in state["param_groups"]]:
-                raise CheckpointError(
-                    f"its {type(optimizer).__name__} has other groups of parameters than this node's: build it in the "
-                    "same way."
-                )
-        return states
-
     def load(self, states: list[dict[str, Any]]) -> None:
         """Load saved states of the whole model, one for each optimizer, into the optimizers of all ranks."""
         if not states:
@@ -104,7 +86,7 @@ class ShardedOptimizers(Optimizers):
         described: Described = []
         sent: list[Tensor] = []  # Tensors that all ranks get.
         sharded: list[Tensor] = []  # Whole tensors, of which each rank gets a part.
-        for optimizer, saved in zip(self.all, states, strict=True):
+        for optimizer, saved in zip(self.holders, states, strict=True):
             groups = [
                 {key: with_places(value, None, sent) for key, value in group.items() if key != "params"}
                 for group in saved["param_groups"]
@@ -143,7 +125,7 @@ class ShardedOptimizers(Optimizers):
                 return part
             if not place.fits(self.state.layout.size):
                 raise unreadable_error(f"a tensor of {place.shape}")
-            host = torch.empty(place.shape, dtype=place.dtype) if sent is None else host_copy(next(sent))
+            host = torch.empty(place.shape, dtype=place.dtype, device="cpu") if sent is None else host_copy(next(sent))
             self.ranks.broadcast(host)
             return host.to(parameter.device, copy=True) if place.on_device and parameter is not None else host.clone()
 

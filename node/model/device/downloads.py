@@ -159,7 +159,7 @@ class Downloads:
 
         Return nothing if the device has no room for one number per tensor. Then the host checks, which is much slower.
         """
-        flag = torch.empty((), dtype=torch.bool, pin_memory=True)
+        flag = torch.empty((), dtype=torch.bool, pin_memory=True, device="cpu")
         by_type: dict[torch.dtype, list[Tensor]] = {}
         for source in sources:
             if source.numel():

@@ -77,7 +77,7 @@ class LeaderPortions:
         yield portion
         for rank, indices in indices_by_rank.items():
             if reads:
-                received = torch.empty(len(indices))
+                received = torch.empty(len(indices), device="cpu")
                 self.group.receive(received, rank)
                 values[indices] = received
 
@@ -155,7 +155,7 @@ def receive_slices(group: RankGroup, rank: int, portion: Portion, parts: Sequenc
         group.receive(views[0], rank)
     elif views:
         sizes = [view.numel() for view in views]
-        flat = torch.empty(sum(sizes), dtype=portion.host.dtype)
+        flat = torch.empty(sum(sizes), dtype=portion.host.dtype, device="cpu")
         group.receive(flat, rank)
         for view, values in zip(views, torch.split(flat, sizes), strict=True):
             view.copy_(values.view(view.shape))

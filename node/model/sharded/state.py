@@ -17,6 +17,8 @@ from torch import Tensor, nn
 from gossip.arithmetic.movement import Movement
 from gossip.averaging.model import Pending
 from gossip.errors import LayoutError
+from node.model.inventory.items import Inventory
+from node.model.inventory.words import read_words, write_words
 from node.model.sharded.memory import SharedVectors
 from node.model.sharded.operation import PORTION_BYTES, Operation
 from node.model.sharded.work import ShardWork
@@ -62,7 +64,7 @@ class ShardedState(State):
         # The length of the last vector that was adopted with the optimizer's state, NOTHING_ADOPTED if there is none.
         self._adopted_elements = NOTHING_ADOPTED
         # A copy of the frozen weights, which any thread may read.
-        self._frozen = np.empty(self.layout.size - self.layout.exchanged, np.float32)
+        self._frozen = np.empty(self.layout.frozen_stop - self.layout.exchanged, np.float32)
 
     # -- operations ------------------------------------------------------------------------------------------------
     @property
@@ -152,7 +154,13 @@ class ShardedState(State):
             self._sample = None
 
     def read(self, out: Floats) -> None:
-        self.finite = self._on_array(Operation("read"), out)
+        if out.size == self.layout.size:
+            self.read_bits(out[self.layout.frozen_stop :], self.layout.frozen_stop)
+        self.finite = self._on_array(Operation("read"), out[: self.layout.frozen_stop])
+
+    def read_bits(self, out: Floats, start: int) -> None:
+        """Read the words of tensors of bits, which are whole on each rank, from ``start`` on."""
+        read_words(self.layout, self.work.tensors.bits(), out, start)
 
     def begin_read(self, out: Floats) -> None:
         began = time.perf_counter()
@@ -175,12 +183,18 @@ class ShardedState(State):
         return None
 
     def read_frozen(self, out: Floats, start: int) -> None:
+        if start >= self.layout.frozen_stop:
+            self.read_bits(out, start)
+            return
         first = start - self.layout.exchanged
         out[:] = self._frozen[first : first + out.size]
 
     def _copy_frozen(self) -> None:
         if self._frozen.size:
             self._on_array(Operation("read", self.layout.exchanged), self._frozen)
+
+    def inventory(self) -> Inventory:
+        return Inventory([*self.work.tensors.items, *self.work.state.items()])
 
     def add(self, shift: Floats) -> None:
         self._on_array(Operation("add"), shift)
@@ -195,12 +209,15 @@ class ShardedState(State):
         self._on_array(Operation("merge", weight=ratio), vector)
 
     def write(self, vector: Floats) -> None:
-        self._on_array(Operation("write"), vector)
+        self._on_array(Operation("write"), vector[: self.layout.frozen_stop])
+        if vector.size == self.layout.size > self.layout.frozen_stop:
+            write_words(self.layout, self.work.tensors.bits(), vector)
+            self.announce(Operation("plain"))  # It brings them to the other ranks.
         if self._sample is not None:
             positions, values = self._sample
             values[:] = vector[positions]
         if vector.size == self.layout.size:
-            self._frozen[:] = vector[self.layout.exchanged :]
+            self._frozen[:] = vector[self.layout.exchanged : self.layout.frozen_stop]
 
     def adopt(self, vector: Floats, optimizer_keys: tuple[str, ...], scalars: dict[str, float]) -> None:
         weights, fits = self.layout.size, bool(optimizer_keys)

@@ -21,6 +21,7 @@ from gossip.arithmetic.mixing import is_finite
 from gossip.errors import LayoutError
 from node.model.device.uploads import Uploads
 from node.model.flat import TensorPositions, add_at
+from node.model.inventory.items import Choices
 from node.model.optimizer_state import OptimizerState
 from node.model.optimizers import Optimizers
 from node.model.sharded.memory import NO_BYTES, MappedVectors, MemoryName, SharedVectors
@@ -67,7 +68,7 @@ class ShardWork:
     Args:
         model: A module or a mapping, as for :class:`node.model.snapshot.ModelState`.
         optimizers: Its optimizers.
-        frozen: True to exchange parameters that require no gradient.
+        choices: The treatments that the user chose.
         group: The processes.
 
     Raises:
@@ -75,16 +76,18 @@ class ShardWork:
     """
 
     def __init__(
-        self, model: nn.Module | Mapping[str, Any], optimizers: Optimizers, frozen: bool, group: RankGroup
+        self, model: nn.Module | Mapping[str, Any], optimizers: Optimizers, choices: Choices, group: RankGroup
     ) -> None:  # fmt: skip
         self.model, self.optimizers, self.group = model, optimizers, group
         self._fsdp = fsdp_modules(model)
         reshard(self._fsdp)
-        self.tensors = LiveTensors(model, frozen, sharded=True)
-        self.state = OptimizerState(self.tensors, optimizers)
+        self.tensors = LiveTensors(model, choices, sharded=True)
+        self.state = OptimizerState(self.tensors, optimizers, choices)
         self.layout = self.tensors.layout
         live, is_first = self.tensors.current(), group.rank == 0
-        named = zip(self.layout.segments, live, strict=True)
+        # The vector of floats, without the bits of other tensors, which are whole on each rank.
+        self.segments = self.layout.segments[: len(live)]
+        named = zip(self.segments, live, strict=True)
         self._boxes = [box_of(segment.name, tensor, is_first) for segment, tensor in named]
         known = set(map(id, live))
         for name, tensor in self.named():
@@ -114,7 +117,7 @@ class ShardWork:
         owners = [digests[number::count].index(box.digest()) for number, box in enumerate(self._boxes)]
         self._boxes = [replace(box, owns=owner == rank) for box, owner in zip(self._boxes, owners, strict=True)]
         owned_counts = self.group.sum_values([box.elements if box.owns else 0 for box in self._boxes])
-        for segment, owned in zip(self.layout.segments, owned_counts, strict=True):
+        for segment, owned in zip(self.segments, owned_counts, strict=True):
             if owned != segment.size:
                 raise LayoutError(
                     f"The ranks of this node's group hold {owned} elements of tensor {segment.name!r}, which has "
@@ -176,10 +179,11 @@ class ShardWork:
         # Parameters, each with a tensor of its optimizer's state.
         state = self.optimizer_tensors() if operation.in_optimizers else []
         if not operation.in_optimizers:
-            for segment, tensor, box in zip(self.layout.segments, live, self._boxes, strict=True):
+            for segment, tensor, box in zip(self.segments, live, self._boxes, strict=True):
                 if operation.concerns(start, start + segment.size):
                     yield LocalShard.of(segment.name, tensor, start, box)
                 start += segment.size
+            start = self.layout.size
             trained = self.state.trained() * len(operation.keys)
             state = list(zip(trained, self.state.tensors(operation.keys), strict=True))
         for parameter, tensor in state:
@@ -196,8 +200,8 @@ class ShardWork:
         """Return all sharded tensors in the optimizers' state with their parameters, by parameter and key."""
         return [
             (parameter, state[key])
-            for optimizer in self.optimizers.all for group in optimizer.param_groups for parameter in group["params"]
-            for state in [optimizer.state.get(parameter, {})]
+            for holder in self.optimizers.holders for group in holder.param_groups for parameter in group["params"]
+            for state in [holder.state.get(parameter, {})]
             for key in sorted(state, key=str) if is_sharded(state[key])
         ]  # fmt: skip
 
@@ -275,7 +279,7 @@ class ShardWork:
     def starts(self) -> dict[int, int]:
         """Return the index of each tensor's first element in the vector, by the tensor's id."""
         reshard(self._fsdp)
-        sizes = [segment.size for segment in self.layout.segments]
+        sizes = [segment.size for segment in self.segments]
         return dict(zip(map(id, self.tensors.current()), np.cumsum([0, *sizes[:-1]]).tolist(), strict=True))
 
 
@@ -303,7 +307,7 @@ def change_tensor(tensor: Tensor, values: Tensor, change: Callable[[Tensor, Tens
     for live, host in zip(live_rows, host_rows, strict=True):
         try:
             # torch keeps page-locked memory, so that only the first portions lock it.
-            staged = torch.empty(host.shape, dtype=host.dtype, pin_memory=True).copy_(host)
+            staged = torch.empty(host.shape, dtype=host.dtype, pin_memory=True, device="cpu").copy_(host)
             change(live, staged.to(tensor.device, non_blocking=True))
         except torch.OutOfMemoryError:
             copy = live.cpu()

@@ -110,11 +110,14 @@ class Page:
     ) -> None:
         """Update the picture, query members if a page is open, and wake the event streams."""
         peer, now = runtime.peer, time.monotonic()
-        own = status_reading(source())
+        source_now = source()
         stall_s = runtime.now - peer.view.boundary_at
         if peer.view.ready and stall_s < self.stall_limit_s:  # A stall must not raise its own limit.
             self.longest_s = max(self.longest_s, stall_s)
-        picture.update([(peer.membership.me, MemberState.ALIVE), *peer.membership.members()], own, now)
+        picture.update(
+            [(peer.membership.me, MemberState.ALIVE), *peer.membership.members()],
+            status_reading(source_now), now, source_now.run,
+        )  # fmt: skip
         if self.open_streams:
             for member, address in picture.take_next_queries(MAX_QUERIES, now):
                 nursery.start_soon(self.query_member, runtime.connector, picture, member, address)

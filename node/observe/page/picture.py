@@ -55,7 +55,7 @@ class MemberAnswer:
 
 
 class Pace:
-    """The growth rate of a count over the last ``PACE_S``."""
+    """The growth rate of a count over the last ``PACE_S``; unknown before, when one large step would be a spike."""
 
     def __init__(self) -> None:
         self.readings: deque[tuple[float, float]] = deque()  # Time and count.
@@ -70,7 +70,7 @@ class Pace:
         while len(self.readings) > 2 and self.readings[1][0] <= now - PACE_S:
             self.readings.popleft()
         began_at, first_count = self.readings[0]
-        return round((count - first_count) / (now - began_at), 3) if now > began_at else None
+        return round((count - first_count) / (now - began_at), 3) if now >= began_at + PACE_S else None
 
 
 class SwarmPicture:
@@ -86,10 +86,18 @@ class SwarmPicture:
         # (unix seconds, consensus distance, MB/s up, MB/s down, samples per second of this node and of the swarm)
         self.own_curve = Curve()
         self.paces = Pace(), Pace()  # For this node's samples and for the swarm's.
+        self.run = b""  # The id of the run whose samples are counted.
 
     # -- members and this node -------------------------------------------------------------------------------------
-    def update(self, members: Iterable[tuple[MemberRecord, MemberState]], own: Mapping[str, Any], now: float) -> None:
-        """Record the members that this node knows and its own figures, as in a status; call it about once a second."""
+    def update(
+        self, members: Iterable[tuple[MemberRecord, MemberState]], own: Mapping[str, Any], now: float, run: bytes = b""
+    ) -> None:
+        """Record the members that this node knows and its own figures, as in a status; call it about once a second.
+
+        ``run`` is the id of the run whose samples the figures count. Taking over another one's count is no training.
+        """
+        if run != self.run:
+            self.paces, self.run = (Pace(), Pace()), run
         self.on_answer(self.me, own, now)
         own_answer = self.answers[self.me]
         counts = own_answer.row["samples"], own_answer.row["swarm_samples"]

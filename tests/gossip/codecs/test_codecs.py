@@ -188,7 +188,9 @@ def test_raw_means_that_the_bytes_are_the_array():
 
 def test_an_unknown_name_is_answered_with_the_names_there_are():
     assert get_codec("bf16") is CODECS["bf16"]
-    with pytest.raises(ConfigError, match="There is no codec 'int3': use one of fp32, bf16, fp16"):
+    with pytest.raises(
+        ConfigError, match=r"There is no codec 'int3' \(did you mean 'int8'\?\): use fp32, bf16, fp16.* or auto\.$"
+    ):
         get_codec("int3")
 
 

@@ -68,4 +68,4 @@ def test_the_command_lists_explains_and_refuses(monkeypatch, capsys):
     run(monkeypatch, "--json")
     assert set(json.loads(capsys.readouterr().out)) == set(settings_of(Config))
     run(monkeypatch, "codek")
-    assert capsys.readouterr().err == "gossip: 'codek' is not a setting; did you mean 'codec'?\n"
+    assert capsys.readouterr().err == "gossip: 'codek' is not a setting (did you mean 'codec'?).\n"

@@ -33,7 +33,6 @@ AUTO = {"mix_every_steps": "auto"}
 REFUSED = [
     (AUTO | PUSH, ["auto", "pairs"], [PUSH, AUTO | {"mixing": "pair"}]),
     (AUTO | {"part": "mask 0.1"}, ["auto", "part"], [AUTO, {"part": "mask 0.1"}]),
-    (AUTO | {"consensus_target": 4.0}, ["auto", "consensus_target"], [AUTO, {"consensus_target": 4.0}]),
     (AUTO | {"max_version_gap": 1.0}, ["auto", "max_version_gap"], [AUTO, {"max_version_gap": 1.0}]),
     (PUSH | {"correction": 0.2}, ["correction", "pairs"], [PUSH, {"correction": 0.2, "mixing": "pair"}]),
     ({"correction": 0.2, "part": "mask 0.1"}, ["correction", "part = 'all'"], [{"correction": 0.2}]),
@@ -50,7 +49,6 @@ REFUSED = [
         [ROWS | {"codec": "int8"}, ROWS | {"codec": "int4"}, {"codec": "moniqua4", "mixing": "pair"}],
     ),
     (PUSH | RING, ["partners = 0", "mixing = 'pair'", "for example 1"], [RING, PUSH | RING | {"partners": 1}]),
-    (PUSH | {"consensus_target": 2.0}, ["consensus_target", "pairs"], [PUSH, {"consensus_target": 2.0}]),
     (
         GROUP | {"selection": "ring"},
         ["group", "'ring'", "all members"],

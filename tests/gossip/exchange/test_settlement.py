@@ -46,7 +46,8 @@ def test_a_settlement_carries_all_weights_in_fp32_and_takes_the_plain_mean(confi
     assert (sent.message.mixing, sent.message.codec, sent.message.part) == ("settle", "fp32", "all")
     assert sent.message.weight == 0.5
     side.local.settling = False  # What has begun stays exact.
-    assert x.on_accept(B, Accept(session, 0.0, 0.5, "fp32"), 0.2) == [Transfer(session, B, "fp32")]
+    streams = [Transfer(session, B, "fp32", has_statistics=False)]
+    assert x.on_accept(B, Accept(session, 0.0, 0.5, "fp32"), 0.2) == streams
     x.on_commit(B, session, 0.3)
     *_, mix, release = x.on_streamed(session, 1e-6, 1.0, 0.4)
     assert (mix, release) == (Mix(session, 0.5, plain=True), Release(session))

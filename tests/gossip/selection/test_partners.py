@@ -151,8 +151,6 @@ def test_one_that_mixed_with_us_less_than_half_an_interval_ago_waits(clock):
     assert made.is_declined(b, 103.0)
     made.local.steps = 4
     assert not made.is_declined(b, 104.0)
-    made.pace = 2.0  # consensus control has us mix half as often
-    assert made.is_declined(b, 104.0)
 
 
 def test_one_with_whom_alone_there_is_anything_to_mix_never_waits():

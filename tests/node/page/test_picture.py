@@ -19,11 +19,11 @@ def member(number, **more):
     return MemberRecord(**{name: getattr(made, name) for name in made.__slots__} | more)
 
 
-def looked(picture, others=(), now=100.0, **own):
+def looked(picture, others=(), now=100.0, run=b"", **own):
     members = [(member(0), MemberState.ALIVE)] + [
         one if isinstance(one, tuple) else (one, MemberState.ALIVE) for one in others
     ]
-    picture.update(members, {"steps": 5, "loss": 1.0, "bytes_sent": 0, "bytes_received": 0} | own, now)
+    picture.update(members, {"steps": 5, "loss": 1.0, "bytes_sent": 0, "bytes_received": 0} | own, now, run)
     return {row["id"]: row for row in picture.rows}
 
 
@@ -111,6 +111,36 @@ def test_samples_a_second_are_those_of_the_last_ten_seconds():
     assert swarm == pytest.approx(100)
     looked(picture, now=160.0, samples=0, swarm_samples=0)
     assert picture.own_curve.points[-1][4:] == (None, None), "another run begins anew"
+
+
+@pytest.mark.parametrize("step_s", [0.1, 1.0, 4.0, 9.0])
+def test_the_curve_of_samples_a_second_opens_without_a_spike(step_s):
+    """A large first step in a first second was many times the pace that followed."""
+    picture = SwarmPicture(ME)
+    for second in range(60):
+        done = 1000 * math.floor((second + 0.1) / step_s)
+        looked(picture, now=100.0 + second, samples=done, swarm_samples=done)
+    own = [point[4] for point in picture.own_curve.points]
+    assert own[:10] == [None] * 10
+    assert own[10] is not None
+    known = [pace for pace in own if pace is not None]
+    assert len(known) == 50
+    assert max(known) < 2.1 * 1000 / step_s
+
+
+@pytest.mark.parametrize("at", [2, 30])
+def test_the_samples_of_a_run_that_is_taken_over_were_not_trained_in_that_second(at):
+    """As when a checkpoint is loaded, or a swarm joined."""
+    picture = SwarmPicture(ME)
+    for second in range(60):
+        taken_over = second >= at
+        looked(
+            picture, now=100.0 + second, samples=10 * second, swarm_samples=10 * second + 1_000_000 * taken_over,
+            run=b"theirs" if taken_over else b"ours",
+        )  # fmt: skip
+    known = [point[5] for point in picture.own_curve.points if point[5] is not None]
+    assert known
+    assert max(known) == pytest.approx(10)
 
 
 def test_samples_a_second_of_a_member_follow_from_two_answers():

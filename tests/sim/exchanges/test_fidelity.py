@@ -190,7 +190,6 @@ def test_draws_are_uniform():
         ("gossip.part", {"gossip": Config(part="mask 0.1", filter="none")}),
         ("gossip.codec", {"gossip": Config(codec="moniqua4", filter="none")}),
         ("gossip.filter", {"gossip": Config(filter="balance")}),
-        ("gossip.consensus_target", {"gossip": Config(consensus_target=2.0, filter="none")}),
         ("gossip.max_version_gap", {"gossip": Config(max_version_gap=1.0, filter="none")}),
         ("gossip.mix_every_s", {"gossip": Config(mix_every_s=1.0, filter="none")}),
         ("gossip.staleness_exponent", {"gossip": Config(staleness_exponent=0.5, filter="none")}),

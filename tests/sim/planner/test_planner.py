@@ -177,6 +177,15 @@ def test_the_cheapest_within_a_point_of_the_best_is_taken():
     assert rows[-1][2] == "–"  # noqa: RUF001
 
 
+@pytest.mark.parametrize(("sent", "said"), [
+    (10.2, "which send as much."), (12, "which send 1.2 times as much."), (1234, "which send 120 times as much."),
+    (5, "which send 0.5 times as much."),
+])  # fmt: skip
+def test_how_much_the_given_settings_send_reads_as_a_sentence(sent, said):
+    study = studied({GIVEN: [0.8] * 3, "lean": [0.91] * 3}, {GIVEN: sent, "lean": 10})
+    assert any(sentence.endswith(said) for sentence in study.sentences)
+
+
 def test_settings_with_which_nobody_mixed_are_not_advised():
     study = studied({GIVEN: [0.8] * 3, "never": [0.9] * 3}, {GIVEN: 9, "never": 0})
     study.outcomes[1].mixes = [0.0] * 3

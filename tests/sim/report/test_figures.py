@@ -19,8 +19,9 @@ def test_a_summary_has_its_keys_in_this_order():
     names = [total.name for total in SUMMARY]
     assert names == [
         "name", "seed", "peers", "virtual_s", "events", "node_updates", "steps", "loss", "accuracy", "metric",
-        "interval_steps", "consensus_distance", "exchanges_done", "exchanges_failed", "refused", "bytes_sent", "digest",
-        "done", "wall_s", "cpu_s", "setup_s", "updates_per_cpu_s", "peak_rss_mb", "fidelity", "fidelity_reason",
+        "interval_steps", "consensus_distance", "exchanges_done", "exchanges_failed", "refused", "no_exchange",
+        "bytes_sent", "digest", "done", "wall_s", "cpu_s", "setup_s", "updates_per_cpu_s", "peak_rss_mb", "fidelity",
+        "fidelity_reason",
     ]  # fmt: skip
 
 

@@ -1,13 +1,18 @@
-"""A bar while a simulation runs, where somebody looks, and nothing of it left behind."""
+"""A bar while a simulation runs, where somebody looks, with nothing of it left behind; and lines elsewhere."""
 
 from __future__ import annotations
 
 import importlib.util
 import os
 import pty
+import re
 
+import pytest
+
+from sim.report import progress_bar
 from sim.report.result import Progress
 from tests.harness import warm
+from tests.sim.commands import AVERAGING
 
 
 def test_the_bar_writes_nothing_where_nobody_looks(capfd):
@@ -51,3 +56,37 @@ def test_in_a_notebook_without_ipywidgets_there_is_no_bar_and_no_warning(monkeyp
         bar.update(Progress(60.0, 0.5, 10, 100.0, 1.0))
     assert bar.drawn.disable
     assert capfd.readouterr() == ("", "")
+
+
+def test_without_a_terminal_a_line_is_printed_every_ten_seconds(monkeypatch, capfd):
+    at_s = [100.0]
+    monkeypatch.setattr(progress_bar, "LINE_PERIOD_S", 10.0)
+    monkeypatch.setattr(progress_bar.time, "monotonic", lambda: at_s[0])
+    with progress_bar.Lines("lan") as lines:
+        for at_s[0] in (100.1, 109.9, 110.0, 119.9, 125.0, 130.0):
+            lines.update(Progress(60.0, (at_s[0] - 100) / 40, 10, 100.0, 1.0))
+    out, err = capfd.readouterr()
+    assert out == ""
+    assert [line.split(" virtual")[0] for line in err.splitlines()] == ["lan  25 %  1 min", "lan  62 %  1 min"]
+
+
+LOGGED = """
+from gossip.__main__ import main
+from sim.report import progress_bar
+progress_bar.LINE_PERIOD_S = 0.0
+main()
+"""
+
+
+@pytest.mark.parametrize(("files", "said"), [
+    (1, r"tiny  \d+ %  .* virtual  .* events/s  .* left"), (2, r"2 runs, 2 at once  \d+ %  \d done  .* left"),
+])  # fmt: skip
+def test_the_command_prints_its_progress_into_a_log_unless_it_is_quiet(tiny, files, said):
+    words = ["-c", LOGGED, "sim", *[tiny] * files, "--jobs", "2", *AVERAGING]
+    done = warm.run(*words)
+    assert done.returncode == 0
+    lines = done.stderr.splitlines()
+    assert lines
+    assert [line for line in lines if not re.fullmatch(said, line)] == []
+    assert " 100 %  " in lines[-1]
+    assert warm.run(*words, "--quiet").stderr == ""

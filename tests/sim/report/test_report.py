@@ -115,7 +115,7 @@ def test_a_folder_that_cannot_be_made_gets_one_sentence(tmp_path):
 @pytest.mark.parametrize(
     ("name", "sentence"),
     [
-        ("acuracy_mean", r"^'acuracy_mean' is not a column; did you mean 'accuracy_mean'\?$"),
+        ("acuracy_mean", r"^'acuracy_mean' is not a column \(did you mean 'accuracy_mean'\?\)\.$"),
         ("zzz", r"^'zzz' is not a column; the columns are .*loss.*\.$"),
     ],
 )

@@ -51,7 +51,6 @@ MATRIX = {"kind": "matrix", "regions": ["a", "b"]}
         ({"task": {"optimizer": {"lr": math.nan}}}, ["task.optimizer.lr", "positive"]),
         ({"gossip": {"codec": "fp8"}}, ["gossip.codec = 'fp8' cannot work: there is no codec", "bf16"]),
         ({"gossip": {"mix_every_steps": "8"}}, ["gossip.mix_every_steps = '8'", "a whole number"]),
-        ({"gossip": {"heal_period_s": 3}}, ["gossip.heal_period_s was removed: leave it out"]),
         ({"gossip": {"preset": "moon"}}, ["gossip.preset = 'moon'", "datacentre"]),
         ({"gossip": "wan"}, ["gossip = 'wan'", "a table"]),
         ({"compute": {"step_s": 0}}, ["compute.step_s", "longer than 0 s"]),
@@ -138,12 +137,32 @@ def test_what_cannot_work_is_refused_with_its_key_and_what_would(table, words):
         ({"network": {"momentum": 0.5}}, "network.momentum", "'task.optimizer.momentum'"),
         ({"network": {"partitions": [{"at_s": 1, "untl_s": 2}]}}, "network.partitions[0].untl_s", "'until_s'"),
         ({"churn": {"preset": "p2p_debian", "farewel": 1}}, "churn.farewel", "'farewell'"),
+        ({"latancy_ms": 5}, "latancy_ms", "'network.latency'"),
+        ({"gossip": {"latancy_ms": 5}}, "gossip.latancy_ms", "'network.latency'"),
+        ({"network": {"latancy_ms": 5}}, "network.latancy_ms", "'latency'"),
+        ({"fleet": [{"number": 0, "latancy_ms": 5}]}, "fleet[0].latancy_ms", "'latency_ms'"),
+        ({"stal_s": 5}, "stal_s", "'gossip.stall_s'"),
+        ({"gossip": {"peers": 5}}, "gossip.peers", "'peers'"),
+        ({"loss": 0.1}, "loss", "'task.loss' or 'network.loss'"),
+        ({"network": {"rate": 5}}, "network.rate", "'rate_mbit_s'"),
+        ({"network": {"preset_": "lan"}}, "network.preset_", "'preset'"),
     ],
 )
 def test_an_unknown_key_names_the_nearest_known_one(table, key, near):
-    said = sentence(table)
-    assert said.startswith(key + " is not a key")
-    assert near in said
+    assert sentence(table) == f"{key} is not a key here (did you mean {near}?)."
+
+
+def test_a_key_that_is_like_no_other_gets_the_keys_of_its_table():
+    keys = "preset, latency, rate_mbit_s, loss, congestion, tls, partitions"
+    assert sentence({"network": {"bandwidth": 4}}) == f"network.bandwidth is not a key here: there are {keys}."
+    assert sentence({"learning_rate": 4}) == "learning_rate is not a key here."
+
+
+def test_an_unknown_keyword_is_refused_as_an_unknown_key_is():
+    with pytest.raises(ConfigError, match=r"^peer is not a key here \(did you mean 'peers'\?\)\.$"):
+        Scenario(rounds=1, peer=4)
+    with pytest.raises(ConfigError, match=r"^nam is not a key here \(did you mean 'name'\?\)\.$"):
+        Optimizer(nam="sgd")
 
 
 def test_a_sentence_begins_with_the_file(tmp_path):

@@ -1,0 +1,108 @@
+"""A user's DataLoader that gives this node's share."""
+
+from __future__ import annotations
+
+import copy
+from collections import deque
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from torch.utils.data import DataLoader, IterableDataset, Sampler
+
+from node.data.draws import DrawCount
+from node.data.orders import Order, order_of
+from node.data.sampler import Samplers, ShareBatchSampler, ShareSampler
+
+__all__ = ["ShareLoader"]
+
+
+class ShareLoader:
+    """A DataLoader like the user's that gives this node's share of its samples, a pass for each ``iter``.
+
+    It is a copy of the user's, so that its workers, collation, pinning and all else are kept. Only the sampler differs.
+    It has the attributes of a DataLoader. ``len`` is the number of batches in this node's pass, which stays the same
+    while a pass runs, and changes with the members between passes.
+
+    A loader over an ``IterableDataset`` is used as it is, since its files are divided.
+
+    Args:
+        loader: The user's loader.
+        samplers: The samplers of the node.
+        draws: The count of what the loop draws.
+
+    Raises:
+        DataError: The loader cannot be divided.
+    """
+
+    def __init__(self, loader: DataLoader[Any], samplers: Samplers, draws: DrawCount) -> None:
+        self.draws, self.inner = draws, loader
+        self.order: Order | None = None
+        self.given: SizedSampler | None = None
+        if not isinstance(loader.dataset, IterableDataset):
+            self.order = order_of(loader)
+            share = self.order.share(samplers)
+            changes: dict[str, Any] = {"sampler": share}
+            if loader.batch_size is None:  # The dataset gives whole batches, which are its samples.
+                changes["sampler"] = self.given = SizedSampler(share)
+            else:
+                batches = ShareBatchSampler(share, loader.batch_size, loader.drop_last)
+                changes["batch_sampler"] = self.given = SizedSampler(batches)
+            self.inner = copy.copy(loader)
+            vars(self.inner).update(changes, _iterator=None)  # A DataLoader refuses to have its sampler assigned.
+
+    @property
+    def epoch_samples(self) -> int | None:
+        """Return the samples that one process would train in an epoch; None if they are unknown."""
+        loader, order = self.inner, self.order
+        if order is None:
+            return len(loader.dataset) if hasattr(loader.dataset, "__len__") else None
+        batch = (loader.batch_size or 1) if loader.drop_last else 1
+        return max(order.length // batch, 1) * batch
+
+    def __iter__(self) -> Iterator[Any]:
+        for batch in self.draws.passes(self.inner):
+            waiting = None if self.given is None else self.given.waiting
+            self.draws.give(waiting.popleft() if waiting else samples_in(batch, self.inner))
+            yield batch
+
+    def __len__(self) -> int:
+        return len(self.inner)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(vars(self)["inner"], name)
+
+
+class SizedSampler(Sampler[Any]):
+    """A sampler that notes the size of each batch, because workers fetch batches before the loop gets them.
+
+    Args:
+        batches: Gives indices, or lists of them.
+    """
+
+    def __init__(self, batches: ShareSampler | ShareBatchSampler) -> None:
+        self.batches = batches
+        self.waiting: deque[int] = deque()  # The sizes of batches that the loop has not got yet, in order.
+
+    def __iter__(self) -> Iterator[Any]:
+        self.waiting = deque()  # The loop has left the batches of an earlier pass.
+        return self.noted(self.waiting)
+
+    def noted(self, waiting: deque[int]) -> Iterator[Any]:
+        for batch in self.batches:
+            waiting.append(len(batch) if isinstance(batch, list) else 1)
+            yield batch
+
+    def __len__(self) -> int:
+        return len(self.batches)
+
+
+def samples_in(batch: Any, loader: DataLoader[Any]) -> int:
+    """Return the number of samples in a batch of an iterable dataset, as its first tensor has it."""
+    if isinstance(batch, Mapping):
+        batch = list(batch.values())
+    while isinstance(batch, list | tuple) and batch and not isinstance(batch[0], str | int | float):
+        batch = batch[0]
+    shape = getattr(batch, "shape", None)
+    if shape is not None and len(shape):
+        return int(shape[0])
+    return len(batch) if isinstance(batch, list | tuple) else loader.batch_size or 1

@@ -1,0 +1,87 @@
+"""The order in which a user's DataLoader takes the samples of its dataset, and this node's part of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sized
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    DistributedSampler,
+    RandomSampler,
+    SequentialSampler,
+    Subset,
+    SubsetRandomSampler,
+)  # fmt: skip
+
+from gossip.errors import DataError
+from node.data.division import I64
+from node.data.opened import length_of_items
+from node.data.sampler import DrawSampler, Samplers, ShareBatchSampler, ShareSampler
+
+__all__ = ["Order", "order_of"]
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """The order of a DataLoader's sampler, in one process."""
+
+    length: int  # Samples of a pass.
+    data: Any  # The dataset, or its subset.
+    samples: int  # The dataset's length.
+    shuffle: bool = False
+    places: I64 | None = None  # The indices of a subset; None: all.
+    draw: Callable[[], I64] | None = None  # Draws the indices of a pass; None: each sample comes once.
+
+    def share(self, samplers: Samplers) -> ShareSampler:
+        """Return a sampler of this node's share of that order."""
+        if self.draw is not None:
+            sampler: ShareSampler = DrawSampler(self.draw, self.length, self.samples, samplers.sharers)
+        else:
+            sampler = ShareSampler(self.length, self.shuffle, 0, samplers.sharers, self.places)
+            samplers.remember(sampler)
+        samplers.compare(sampler, self.data, len(self.data))
+        return sampler
+
+
+def order_of(loader: DataLoader[Any]) -> Order:
+    """Return the order of a loader over a dataset with a length.
+
+    Raises:
+        DataError: The loader makes its batches in a way that cannot be divided.
+    """
+    samples, sampler, data = length_of_items(loader.dataset), loader.sampler, loader.dataset
+    if isinstance(sampler, ShareSampler) or isinstance(loader.batch_sampler, ShareBatchSampler):
+        raise DataError("This DataLoader has node.sampler's order already: loop over it, or leave that sampler out.")
+    if type(loader.batch_sampler) not in (BatchSampler, type(None)):
+        raise DataError(
+            f"This DataLoader makes its batches by a {type(loader.batch_sampler).__name__}, of which no node has a "
+            "part: give it batch_size and a sampler of single samples instead, or divide the samples by node.sampler."
+        )
+    if isinstance(sampler, SubsetRandomSampler) and type(sampler).__iter__ is SubsetRandomSampler.__iter__:
+        places = np.asarray(sampler.indices, dtype=np.int64)
+        if not len(places):
+            raise DataError("The DataLoader's SubsetRandomSampler is empty; give it at least one sample.")
+        return Order(len(places), Subset(data, sampler.indices), samples, True, places)
+    is_plain = type(sampler) is SequentialSampler or (
+        type(sampler) is RandomSampler and not sampler.replacement and sampler.num_samples == samples
+    )
+    if is_plain:
+        return Order(samples, data, samples, type(sampler) is RandomSampler)
+    if type(sampler) is DistributedSampler:  # The division among processes is the node's.
+        return Order(samples, data, samples, sampler.shuffle)
+    kind = type(sampler).__name__
+    if not isinstance(sampler, Sized):
+        raise DataError(f"The sampler {kind} has no length, so its passes cannot be divided: give it a __len__.")
+
+    def draw() -> I64:
+        drawn = [int(index) for index, _ in zip(sampler, range(len(sampler)), strict=False)]
+        indices = np.asarray(drawn, dtype=np.int64)
+        if len(indices) and not 0 <= indices.min() <= indices.max() < samples:
+            raise DataError(f"The sampler {kind} gives indices outside the dataset's {samples:,} samples.")
+        return indices
+
+    return Order(len(sampler), data, samples, draw=draw)

@@ -1,0 +1,104 @@
+"""This node's share of the data, as its loop draws it: in batches, by a user's loader, in epochs of the swarm."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from torch.utils.data import DataLoader, IterableDataset
+
+from gossip.errors import ConfigError, DataError, LocalError
+from node.data.draws import DrawCount
+from node.data.epochs import Epochs
+from node.data.files import FileShards
+from node.data.likeness import likeness_of
+from node.data.loader import ShareLoader
+from node.data.opened import Collate, open_dataset
+from node.data.sampler import Samplers, ShareBatchSampler
+from node.data.sharding import Shard
+
+__all__ = ["Share"]
+
+UNSTEPPED_EPOCHS = 3  # One epoch may accumulate gradients all along.
+
+
+class Share:
+    """The share of one node.
+
+    Args:
+        samplers: The samplers of the node.
+    """
+
+    def __init__(self, samplers: Samplers) -> None:
+        self.samplers, self.draws = samplers, DrawCount(samplers)
+        self.has_files = False  # Files of this node's share were given, for iterable datasets.
+        self.loaders: WeakKeyDictionary[DataLoader[Any], ShareLoader] = WeakKeyDictionary()
+
+    def shard(
+        self, dataset: Any, batch_size: int, shuffle: bool, epochs: int, collate: Collate | None, drop_last: bool
+    ) -> Shard:
+        """Return this node's share of a dataset in batches."""
+        length, fetch = open_dataset(dataset, collate)
+        batches = self.samplers.make(length, batch_size, shuffle, drop_last)
+        assert isinstance(batches, ShareBatchSampler)
+        self.samplers.compare(batches.sampler, dataset, length)
+        return Shard(fetch, batches, epochs, self.draws)
+
+    def loader(self, loader: Any) -> ShareLoader:
+        """Return the share of a user's loader, always the same object for one loader, so that its workers live on."""
+        if isinstance(loader, ShareLoader):
+            return loader
+        if not isinstance(loader, DataLoader):
+            raise ConfigError(
+                f"node.loader takes a torch DataLoader, not a {type(loader).__name__}: node.shard divides a dataset."
+            )
+        if isinstance(loader.dataset, IterableDataset) and not self.has_files:
+            raise DataError(
+                f"{type(loader.dataset).__name__} is an IterableDataset, which has no parts: let it read the files of "
+                "node.shards, or use its DataLoader without node.loader if each node has data of its own."
+            )
+        if loader not in self.loaders:
+            self.loaders[loader] = ShareLoader(loader, self.samplers, self.draws)
+        return self.loaders[loader]
+
+    def files(self, files: Iterable[str], epochs: int | None, shuffle: bool, samples: int | None) -> FileShards:
+        """Return this node's share of data files."""
+        self.has_files = True
+        shards = FileShards(files, epochs, shuffle, samples, self.samplers.sharers)
+        if self.samplers.on_pass is not None:
+            self.samplers.on_pass(likeness_of(shards.files, len(shards.files)), False)
+        return shards
+
+    def epochs(self, count: int, data: Any) -> Iterator[int]:
+        """Yield the numbers of the swarm's epochs over ``data`` (:class:`node.data.epochs.Epochs`)."""
+        epochs = Epochs(count, self.epoch_samples(data), self.samplers.sharers)
+        return self.numbers(epochs)
+
+    def numbers(self, epochs: Epochs) -> Iterator[int]:
+        self.draws.epochs, self.draws.last_total = epochs, epochs.total
+        try:
+            unstepped = 0  # Epochs in a row that drew batches and took no step.
+            for number in epochs.numbers():
+                steps_before = self.draws.steps
+                yield number
+                unstepped = unstepped + 1 if self.draws.pending and self.draws.steps == steps_before else 0
+                if unstepped == UNSTEPPED_EPOCHS:
+                    raise LocalError(
+                        f"{unstepped} epochs have drawn batches without node.step(), so this loop would never end: "
+                        "call node.step(loss) after each optimizer.step()."
+                    )
+        finally:
+            self.draws.epochs = None
+
+    def epoch_samples(self, data: Any) -> int:
+        """Return the samples that one process would train in an epoch over a loader, a dataset or a number of them."""
+        if isinstance(data, DataLoader | ShareLoader):
+            samples = self.loader(data).epoch_samples
+            if samples is None:
+                raise DataError(
+                    f"{type(data.dataset).__name__} has no length: give node.epochs the number of samples in an epoch."
+                )
+            return samples
+        is_number = isinstance(data, int) and not isinstance(data, bool)
+        return data if is_number and data > 0 else open_dataset(data)[0]

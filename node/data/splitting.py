@@ -1,0 +1,47 @@
+"""A division of a dataset into parts, as for training and validation, that is the same on all nodes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data import Subset, TensorDataset
+
+from gossip.errors import ConfigError
+from gossip.ids import PeerId
+from node.data.division import ordered
+from node.data.opened import columns_of, open_dataset
+
+__all__ = ["split"]
+
+NOBODY = PeerId(bytes(16))
+
+
+def split(dataset: Any, fractions: Sequence[float], seed: int) -> list[Subset[Any]]:
+    """Return disjoint random parts of a dataset, the same in every process.
+
+    Args:
+        dataset: A dataset with a length, or tensors of equal length, which become a TensorDataset.
+        fractions: The fraction of each part; together at most 1.
+        seed: Draws another division.
+
+    Raises:
+        ConfigError: A fraction or the seed does not fit.
+        DataError: The dataset does not fit.
+    """
+    is_fraction = [isinstance(part, int | float) and 0 <= part <= 1 for part in fractions]
+    if not is_fraction or not all(is_fraction) or math.fsum(fractions) > 1 + 1e-9:
+        raise ConfigError(f"fractions is {list(fractions)!r}: give numbers of 0 to 1 whose sum is at most 1.")
+    if not isinstance(seed, int):
+        raise ConfigError(f"seed is {seed!r}; give a whole number.")
+    length, _ = open_dataset(dataset)
+    columns = columns_of(dataset)
+    if columns is not None and isinstance(dataset, tuple | list):
+        dataset = TensorDataset(*map(torch.as_tensor, columns))
+    order = ordered(np.arange(length), 0, NOBODY, seed)
+    ends = [round(length * math.fsum(fractions[: count + 1])) for count in range(len(fractions))]
+    starts = [0, *ends[:-1]]
+    return [Subset(dataset, np.sort(order[start:end]).tolist()) for start, end in zip(starts, ends, strict=True)]

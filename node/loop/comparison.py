@@ -1,0 +1,147 @@
+"""The comparison of this loop's data with those of other members: their datasets, and the batches that they draw.
+
+Each node states its own in two marks of its record. Whatever differs, or should and does not, is told once.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import struct
+import time
+from collections.abc import Callable
+
+from gossip.ids import MemberRecord, short
+from node.data.likeness import Likeness
+from node.loop.network_side import NetworkSide
+from node.observe.reduced import DATA, FIRST_LOSSES, mark_in
+
+__all__ = ["DataComparison"]
+
+COMPARE_S = 0.5  # Seconds between two comparisons; each reads the records of the members that this node has linked.
+MANY_MEMBERS = 100  # Above this number comparisons are so much rarer: a record takes 3 us to read.
+# A first pass that is shorter than this waits for the others' marks, which take up to 0.75 s in a small swarm.
+MARKS_S = 1.5
+FEW_MEMBERS = 8
+POLL_S = 0.02  # Seconds between two looks during that wait.
+OTHER_PASSES = 3  # After so many passes over other data in a row the first data are no more this loop's.
+
+Mark = tuple[float, int]
+
+
+class DataComparison:
+    """The marks of one node, in its training thread, and what they say beside those of others.
+
+    Args:
+        network: The network thread.
+        announce: Puts a mark into this node's record, or removes it.
+    """
+
+    def __init__(self, network: NetworkSide, announce: Callable[[str, Mark | None], None]) -> None:
+        self.network, self.announce = network, announce
+        self.data: Likeness | None = None  # The first dataset that this loop has divided.
+        self.other_passes = 0  # Passes over other data since the last over that one.
+        self.divided_at = 0.0  # The time of the first pass.
+        self.losses: Mark | None = None  # Of the first two losses, if this loop divides no data.
+        self.has_losses = False  # They are known, and perhaps say nothing.
+        self.told_members: set[bytes] = set()  # Members whose data were told to differ.
+        self.is_draw_told = False
+        self.is_awaited = False  # A few members have not stated their data yet.
+        self.compared_at = 0.0
+
+    @property
+    def marks(self) -> dict[str, Mark | None]:
+        """Return this node's marks."""
+        data = self.data if self.other_passes < OTHER_PASSES else None
+        return {
+            DATA: None if data is None else (data.checksum, data.length),
+            FIRST_LOSSES: self.losses if self.data is None else None,
+        }
+
+    def on_pass(self, data: Likeness, is_over: bool) -> None:
+        """Handle the begin or the end of a pass over a dataset that is divided among the members."""
+        if self.network.service.runtime is None or self.network.forked:
+            return
+        if is_over:
+            if self.divided_at and time.monotonic() - self.divided_at < MARKS_S:
+                self.wait_for_marks()
+        elif self.data is None:
+            self.data, self.divided_at = data, time.monotonic()
+            self.publish()
+        elif data.difference(self.data) is None:
+            self.other_passes = 0
+        elif self.other_passes < OTHER_PASSES:  # Phases of a training, of which a late member sees the last ones.
+            self.other_passes += 1
+
+    def publish(self) -> None:
+        """Put the marks into this node's record, where a change of its run removes them."""
+        own = self.network.peer.membership.me
+        for name, mark in self.marks.items():
+            if mark_in(own, name) != mark:
+                self.announce(name, mark)
+
+    def wait_for_marks(self) -> None:
+        """Wait for the others' marks, since a short program would end before they come."""
+        self.divided_at, until = 0.0, self.divided_at + MARKS_S
+        self.is_awaited = True
+        while self.is_awaited and time.monotonic() < until:
+            self.network.call(self.compare)
+            self.network.sync()
+            time.sleep(POLL_S)
+
+    def compare_if_due(self, losses: tuple[float, float] | None) -> None:
+        """Compare now and then, at a step boundary.
+
+        Args:
+            losses: The first two losses of this loop, if they are known.
+        """
+        now = time.monotonic()
+        if losses is not None and not self.has_losses:
+            self.losses, self.has_losses, self.compared_at = mark_of(*losses), True, 0.0
+        if now - self.compared_at >= COMPARE_S * max(1, len(self.network.service.view.owners) // MANY_MEMBERS):
+            self.compared_at = now
+            if any(self.marks.values()):
+                self.publish()
+                self.network.call(self.compare)
+
+    def compare(self) -> None:
+        """Compare this node's marks with the others', and tell of differences, of each member once.
+
+        Runs in the network thread.
+        """
+        marks, data, peer = self.marks, self.data, self.network.peer
+        records = peer.membership.run_members(peer.view.run_id)
+        lacking = sum(mark_in(record, DATA) is None for record in records[: FEW_MEMBERS + 1])
+        self.is_awaited = lacking > 0 and len(records) <= FEW_MEMBERS
+        for record in records:
+            mark = mark_in(record, DATA)
+            if marks[DATA] is not None and mark is not None and data is not None and record.id not in self.told_members:
+                difference = data.difference(Likeness(mark[1], mark[0]))
+                if difference is not None:
+                    self.told_members.add(record.id)
+                    self.network.notify("data", (
+                        f"Member {short(record.id)} {difference}: give all nodes the same data in the same order, or "
+                        "some samples are trained twice and others by nobody."
+                    ))  # fmt: skip
+            if marks[FIRST_LOSSES] is not None and mark_in(record, FIRST_LOSSES) == marks[FIRST_LOSSES]:
+                self.tell_of_equal_draws(record)
+
+    def tell_of_equal_draws(self, record: MemberRecord) -> None:
+        if not self.is_draw_told:
+            self.is_draw_told = True
+            self.network.notify("data", (
+                f"The first losses of member {short(record.id)} and of this node are equal to the bit: both draw the "
+                "same batches, and learn nothing from each other. Divide the data by node.loader or node.shard, or "
+                "draw with another seed on each node."
+            ))  # fmt: skip
+
+
+def mark_of(first: float, second: float) -> Mark | None:
+    """Return the mark of a loop's first two losses; None if they say nothing of its batches.
+
+    Equal ones are constants. The first alone is the same everywhere if a last layer begins with zeros.
+    """
+    if first == second or not math.isfinite(second):
+        return None
+    digest = hashlib.blake2b(struct.pack("<d", first), digest_size=6).digest()
+    return second, int.from_bytes(digest, "little")

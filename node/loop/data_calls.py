@@ -1,0 +1,187 @@
+"""The calls of a Node by which a loop gets its data and its learning rates."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+from torch.utils.data import DataLoader, Subset
+
+from gossip.errors import ConfigError
+from node.data.files import FileShards
+from node.data.loader import ShareLoader
+from node.data.sampler import Samplers, ShareBatchSampler, ShareSampler
+from node.data.share import Share
+from node.data.splitting import split
+from node.loop.schedules import Schedules
+from node.model.optimizers import Optimizers
+
+__all__ = ["DataCalls"]
+
+
+class DataCalls:
+    """The base of :class:`node.node.Node`, whose users call these methods of it."""
+
+    def _prepare_data(self, samplers: Samplers, optimizers: Optimizers) -> None:
+        self._share = Share(samplers)
+        self._schedules = Schedules(optimizers.all, self.progress)
+
+    def epochs(self, n: int, data: Any) -> Iterator[int]:
+        """Iterate over the epochs of a run of ``n`` epochs, by the swarm's count of samples.
+
+        The numbers begin at the epoch that the swarm has reached, and the iterator ends once the swarm has trained on
+        ``n`` times the samples of an epoch, or has finished. Iterators of :meth:`loader` and :meth:`shard` then end
+        too, inside a pass. The epochs of several calls are the same ones: another call goes on counting.
+
+        Args:
+            n: The number of epochs.
+            data: The loader or dataset that the loop trains on, or the samples in an epoch.
+
+        Raises:
+            ConfigError: ``n`` is no whole number of at least 1.
+            DataError: The length of ``data`` is unknown.
+        """
+        return self._schedules.followed(self._share.epochs(n, data))
+
+    def loader(self, loader: DataLoader[Any]) -> ShareLoader:
+        """Return a DataLoader like ``loader`` that gives this node's share of its samples, as members come and go.
+
+        All else is kept: dataset, batch size, collation, workers, pinning. A sampler that draws (with weights) keeps
+        its weights, within the share. Call it once or in each epoch: one loader gives the same object. Each ``iter`` is
+        a pass. ``len`` is the batches of this node's pass, and stays the same while it runs.
+
+        Args:
+            loader: A ``torch.utils.data.DataLoader``. One over an IterableDataset is used as it is: let the dataset
+                read files of :meth:`shards`.
+
+        Raises:
+            DataError: Its batches cannot be divided.
+            ConfigError: It is no DataLoader.
+        """
+        return self._share.loader(loader)
+
+    def shard(
+        self,
+        dataset: Any,
+        batch_size: int,
+        shuffle: bool = True,
+        epochs: int = 1,
+        collate_fn: Callable[[list[Any]], Any] | None = None,
+        drop_last: bool = False,
+    ) -> Iterator[Any]:
+        """Iterate over this node's share of ``dataset`` in batches.
+
+        Rendezvous hashing shards the data over the living members. The share follows their changes, so that a dead
+        member's part is covered again.
+
+        Args:
+            dataset: A dataset with a length.
+            batch_size: Samples in a batch.
+            shuffle: True to shuffle each pass.
+            epochs: The number of passes.
+            collate_fn: Makes a batch of a list of samples, as in a DataLoader.
+            drop_last: True to leave out a rest that is no whole batch. Otherwise the last batches share it.
+
+        Returns:
+            An iterator over batches.
+        """
+        return iter(self._share.shard(dataset, batch_size, shuffle, epochs, collate_fn, drop_last))
+
+    def sampler(
+        self,
+        dataset_or_length: Any,
+        batch_size: int | None = None,
+        shuffle: bool = True,
+        drop_last: bool = False,
+        seed: int = 0,
+    ) -> ShareSampler | ShareBatchSampler:
+        """Return this node's share as indices for a ``torch.utils.data.DataLoader`` of your own.
+
+        Each ``iter`` is one pass. The sampler's ``state_dict`` is part of the node's.
+
+        Args:
+            dataset_or_length: A dataset, or its number of samples.
+            batch_size: If given, the result is for DataLoader's ``batch_sampler``, otherwise for ``sampler``.
+            shuffle: True to shuffle each pass.
+            drop_last: True to drop an incomplete last batch.
+            seed: The seed of the shuffling.
+
+        Raises:
+            DataError: The dataset does not fit.
+            ConfigError: An argument does not fit.
+        """
+        return self._share.samplers.make(dataset_or_length, batch_size, shuffle, drop_last, seed)
+
+    def shards(
+        self, files: Iterable[str], epochs: int | None = None, shuffle: bool = True, samples: int | None = None
+    ) -> FileShards:
+        """Return this node's share of data files, for a dataset that reads them as a stream.
+
+        Each ``iter`` of the result gives names, for an ``IterableDataset`` of your own or a pipeline of webdataset
+        (docs/node.md). Files of members that die are given to others, and a newcomer takes over its share. A list of
+        the names would not follow them: ``list`` raises DataError without ``epochs``.
+
+        Args:
+            files: Paths, URLs or other texts, the same on all nodes. Give several per node: shares of few files are
+                uneven, and a node whose share is empty reads a file that another one reads too.
+            epochs: Passes per ``iter``; None: without end.
+            shuffle: True to shuffle the files in each pass.
+            samples: The samples in all files together, if known: members then agree on the number of the pass.
+
+        Raises:
+            DataError: There are no files.
+            ConfigError: A number is impossible.
+        """
+        return self._share.files(files, epochs, shuffle, samples)
+
+    def split(self, dataset: Any, fractions: Sequence[float], seed: int = 0) -> list[Subset[Any]]:
+        """Return disjoint random parts of ``dataset``, the same on all nodes: for training, validation and test.
+
+        torch's global seed does not matter. A split by ``random_split`` differs between nodes whose seeds differ, and
+        each then trains on what others hold out.
+
+        Args:
+            dataset: A dataset with a length, or tensors of equal length.
+            fractions: The fraction of each part; together at most 1.
+            seed: Draws another division.
+
+        Raises:
+            ConfigError: A fraction or the seed does not fit.
+            DataError: The dataset does not fit.
+        """
+        return split(dataset, fractions, seed)
+
+    def progress(self, total: int | None = None) -> float:
+        """Return the share of the run that the swarm has trained, 0 to 1. It is 1 once the run has finished.
+
+        Args:
+            total: The samples of the whole run; by default those of :meth:`epochs`.
+
+        Raises:
+            ConfigError: The total is unknown, or no number above 0.
+        """
+        samples = self._share.draws.total(total)
+        if samples is None:
+            raise ConfigError("The run's samples are unknown: give total=, or loop over node.epochs first.")
+        sharers = self._share.samplers.sharers
+        return 1.0 if sharers.finished() else min(1.0, sharers.swarm_samples() / samples)
+
+    def schedule(self, schedule: Any, total: int | None = None, steps: int | None = None) -> None:
+        """Let learning rates follow the swarm's progress, inside :meth:`step` and at once.
+
+        Kills, late starts and a changing number of members do not matter, unlike to a scheduler that counts this node's
+        steps. Leave calls of the scheduler's ``step`` out.
+
+        Args:
+            schedule: A scheduler of ``torch.optim``, made for a run of one process. It is advanced to the step that the
+                progress says, never back and never beyond its last. Or a function from the progress, 0 to 1, to the
+                factor of all learning rates.
+            total: The samples of the whole run; by default those of :meth:`epochs`.
+            steps: How often one process would call the scheduler's ``step`` in a whole run. OneCycleLR,
+                CosineAnnealingLR, PolynomialLR, chains that end in one of them, and transformers' schedules know it.
+
+        Raises:
+            ConfigError: The steps are unknown, or it is no schedule. :meth:`step` raises it if the total is unknown.
+        """
+        self._schedules.add(schedule, total, steps)
+        self._schedules.advance(must_know=self._share.draws.last_total is not None)

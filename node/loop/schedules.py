@@ -1,0 +1,187 @@
+"""Learning rates that follow the swarm's progress, whatever the steps of one node: it may start late, or again."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Any, Protocol, TypeVar
+
+import torch
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import (
+    ChainedScheduler,
+    CosineAnnealingLR,
+    LambdaLR,
+    LRScheduler,
+    OneCycleLR,
+    PolynomialLR,
+    ReduceLROnPlateau,
+    SequentialLR,
+)
+
+from gossip.errors import ConfigError
+
+__all__ = ["Schedules"]
+
+T = TypeVar("T")
+
+
+class RateSchedule(Protocol):
+    """A schedule of the learning rates of some optimizers."""
+
+    optimizers: Sequence[Optimizer]
+
+    def advance(self, progress: float) -> None:
+        """Set the rates for this progress of the run, 0 to 1. A smaller one than before changes nothing."""
+
+
+class Schedules:
+    """The schedules of one node.
+
+    Args:
+        optimizers: The node's optimizers, whose rates a function scales.
+        progress: Returns the progress of a run of so many samples; of the running epochs if that is None.
+    """
+
+    def __init__(self, optimizers: Sequence[Optimizer], progress: Callable[[int | None], float]) -> None:
+        self.optimizers, self.progress = optimizers, progress
+        self.all: list[tuple[RateSchedule, int | None]] = []  # With the samples of the run.
+
+    def add(self, schedule: Any, total: int | None, steps: int | None) -> None:
+        """Let a torch scheduler, or a function of the progress, follow the swarm in place of an earlier one."""
+        schedule = getattr(schedule, "scheduler", schedule)  # Accelerate wraps it.
+        if isinstance(schedule, LRScheduler):
+            made: RateSchedule = SchedulerSteps(schedule, steps)
+        elif callable(schedule):
+            made = Factor(schedule, self.optimizers)
+        else:
+            raise ConfigError(
+                f"A {type(schedule).__name__} is no schedule: give a scheduler of torch.optim, or a function from the "
+                "run's progress (0 to 1) to a factor of the learning rates."
+            )
+        others = [(one, samples) for one, samples in self.all if one.optimizers != made.optimizers]
+        self.all = [*others, (made, total)]
+
+    def advance(self, must_know: bool = True) -> None:
+        """Set all rates for the present progress; without ``must_know`` only those of runs whose samples are given."""
+        for schedule, total in self.all:
+            if must_know or total is not None:
+                schedule.advance(self.progress(total))
+
+    def followed(self, epochs: Iterator[T]) -> Iterator[T]:
+        """Yield epochs, at each of which the rates are set: those of a late node are right in its first step."""
+        for epoch in epochs:
+            self.advance()
+            yield epoch
+
+
+class Factor:
+    """A schedule that scales each learning rate by a function of the progress.
+
+    Args:
+        function: Takes the progress, 0 to 1, and returns the factor.
+        optimizers: The optimizers. Their rates at this moment, or "initial_lr" if a group has it, count as 1.
+
+    Raises:
+        ConfigError: There are no optimizers.
+    """
+
+    def __init__(self, function: Callable[[float], float], optimizers: Sequence[Optimizer]) -> None:
+        if not optimizers:
+            raise ConfigError("Node has no torch optimizer to schedule: read node.progress() in the loop instead.")
+        self.function, self.optimizers = function, optimizers
+        self.base_rates = [[base_rate(group) for group in optimizer.param_groups] for optimizer in optimizers]
+        self.progress = 0.0
+
+    def advance(self, progress: float) -> None:
+        self.progress = max(self.progress, progress)
+        factor = float(self.function(self.progress))
+        if not 0 <= factor < math.inf:
+            raise ConfigError(f"The schedule's factor at progress {self.progress:.3f} is {factor}: return at least 0.")
+        for optimizer, rates in zip(self.optimizers, self.base_rates, strict=True):
+            rates += [base_rate(group) for group in optimizer.param_groups[len(rates) :]]  # Groups added since.
+            for group, rate in zip(optimizer.param_groups, rates, strict=False):
+                set_rate(group, rate * factor)
+
+
+class SchedulerSteps:
+    """A torch scheduler that was made for ``steps`` steps of one process, at the step of the swarm's progress.
+
+    A node makes as many steps of the scheduler in a whole run as one process would. A late one makes many at once.
+
+    Args:
+        scheduler: The scheduler. Steps by others count: only what is missing is added.
+        steps: Its steps in a whole run; None: what it says itself.
+
+    Raises:
+        ConfigError: The steps are unknown, or the scheduler follows something else.
+    """
+
+    def __init__(self, scheduler: LRScheduler, steps: int | None) -> None:
+        kind = type(scheduler).__name__
+        if isinstance(scheduler, ReduceLROnPlateau):
+            raise ConfigError(
+                f"{kind} follows a figure and not the progress: call its step with node.reduce({{...}}) instead."
+            )
+        known = steps_of(scheduler)
+        self.steps = known if steps is None else steps
+        if self.steps is None:
+            raise ConfigError(
+                f"{kind} does not say for how many steps it was made: give node.schedule steps=, how often one process "
+                "would call its step() in the whole run (the epochs, or the batches of all epochs)."
+            )
+        if isinstance(self.steps, bool) or not isinstance(self.steps, int) or self.steps < 1:
+            raise ConfigError(f"steps is {self.steps!r}: give a whole number of at least 1.")
+        # OneCycleLR anneals until the last batch, and its rate is undefined after it.
+        self.last = self.steps if not isinstance(scheduler, OneCycleLR) else min(self.steps, scheduler.total_steps - 1)
+        self.scheduler = scheduler
+        self.counter = scheduler._schedulers[0] if isinstance(scheduler, ChainedScheduler) else scheduler
+        self.optimizers: Sequence[Optimizer] = [self.counter.optimizer]
+
+    def advance(self, progress: float) -> None:
+        assert self.steps is not None
+        position = min(int(progress * self.steps + 1e-6), self.last)
+        if position <= self.counter.last_epoch:
+            return
+        for group, rate in zip(self.counter.optimizer.param_groups, self.scheduler.get_last_lr(), strict=False):
+            set_rate(group, rate)  # A checkpoint may have brought another, from which some schedulers would go on.
+        with warnings.catch_warnings():
+            if not self.counter.last_epoch:  # torch warns of steps before the optimizer's first.
+                warnings.simplefilter("ignore", UserWarning)
+            while self.counter.last_epoch < position:
+                self.scheduler.step()
+
+
+def steps_of(scheduler: Any) -> int | None:
+    """Return the number of steps for which a scheduler was made; None if it does not say."""
+    match scheduler:
+        case OneCycleLR():
+            return int(scheduler.total_steps)
+        case CosineAnnealingLR():
+            return int(scheduler.T_max)
+        case PolynomialLR():
+            return int(scheduler.total_iters)
+        case SequentialLR():
+            last = steps_of(scheduler._schedulers[-1])
+            return None if last is None else int(scheduler._milestones[-1]) + last
+        case ChainedScheduler():
+            return max(filter(None, map(steps_of, scheduler._schedulers)), default=None)
+        case LambdaLR():  # The schedules of transformers are functions with their numbers.
+            given = [function.keywords for function in scheduler.lr_lambdas if isinstance(function, partial)]
+            return next((int(known["num_training_steps"]) for known in given if "num_training_steps" in known), None)
+    return None
+
+
+def base_rate(group: dict[str, Any]) -> float:
+    """Return the rate of a parameter group that counts as 1, and keep it where torch's schedulers do."""
+    return float(group.setdefault("initial_lr", float(group["lr"])))
+
+
+def set_rate(group: dict[str, Any], rate: Any) -> None:
+    """Set a group's rate, in place if it is a tensor, which a captured graph reads."""
+    if isinstance(group["lr"], torch.Tensor):
+        group["lr"].fill_(rate)
+    else:
+        group["lr"] = rate

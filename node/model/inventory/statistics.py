@@ -1,0 +1,80 @@
+"""The live statistics of a model, moved towards a partner's without waiting for their device."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from gossip.averaging.vectors import REACH, Statistics
+
+__all__ = ["StatisticsMixer"]
+
+
+class StatisticsMixer:
+    """The statistics of one model: which of their elements local steps change, and their mixing.
+
+    :mod:`gossip.averaging.vectors` has the rule.
+    """
+
+    def __init__(self) -> None:
+        self._last: Tensor | None = None  # The values that the last mix left, flat.
+        self._anchor: Tensor | None = None  # The values that the last local step left.
+        self._varies: Tensor | None = None  # For each element, whether local steps have changed it: bool (elements,).
+
+    @torch.no_grad()
+    def begin(self, live: Sequence[Tensor]) -> None:
+        """Note the values that are there at the start, or that others have just written: no local step made them."""
+        self._last = self._anchor = flat(live)
+
+    @torch.no_grad()
+    def shift(self, live: Sequence[Tensor], statistics: Statistics) -> Tensor:
+        """Return the shift of all statistics, flat float32 on their device, and count it as made."""
+        now = flat(live)
+        shift = self._mixed(now, live, statistics, torch.from_numpy(statistics.values).to(now.device)) - now
+        self._last = now + shift
+        return shift
+
+    @torch.no_grad()
+    def mix(self, live: Sequence[Tensor], statistics: Statistics, values: Tensor | None = None) -> None:
+        """Move the live statistics, which stay between their own and the partner's values.
+
+        ``values`` are those of ``statistics`` on the device of the live ones, if that is not the host.
+        """
+        now = flat(live)
+        self._last = self._mixed(now, live, statistics, values)
+        parts = torch.split(self._last, [tensor.numel() for tensor in live])
+        views = [part.view(tensor.shape) for part, tensor in zip(parts, live, strict=True)]
+        torch._foreach_copy_(list(live), views)
+
+    def _mixed(
+        self, now: Tensor, live: Sequence[Tensor], statistics: Statistics, values: Tensor | None
+    ) -> Tensor:  # fmt: skip
+        """Return the mixed statistics, flat; ``now`` are the live ones."""
+        if self._varies is None or self._varies.numel() != now.numel():
+            self._varies = torch.zeros_like(now, dtype=torch.bool)
+        if self._last is None or self._anchor is None or self._last.numel() != now.numel():
+            self._last = self._anchor = now
+        # The program may have moved the model to another device.
+        varies, last, anchor = (each.to(now.device) for each in (self._varies, self._last, self._anchor))
+        changed = now != last
+        self._varies = varies | changed
+        anchor = self._anchor = torch.where(changed.any(), now, anchor)
+        # The largest element of each tensor, spread over its elements.
+        peaks = torch.cat([
+            part.abs().amax().expand(part.numel()) if part.numel() else part
+            for part in torch.split(anchor, [tensor.numel() for tensor in live])
+        ])  # fmt: skip
+        reach = torch.where(peaks > 0, REACH * peaks, 1.0)
+        target = torch.from_numpy(statistics.values) if values is None else values
+        moves = (self._varies | statistics.moves_all) & ~target.isnan()
+        # Both sides of a pair with equal weights get the same bits: w x + w p, and not x + w (p - x).
+        near = torch.minimum(torch.maximum(target, anchor - reach), anchor + reach)
+        mixed = (1.0 - statistics.weight) * now + statistics.weight * near
+        return torch.where(moves, mixed, now)
+
+
+def flat(live: Sequence[Tensor]) -> Tensor:
+    """Return a copy of the statistics, one after the other, float32 on their device."""
+    return torch.cat([tensor.detach().reshape(-1).float() for tensor in live]) if live else torch.empty(0, device="cpu")

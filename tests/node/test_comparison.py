@@ -1,0 +1,233 @@
+"""Members that train on other data, or on the same batches, are told so in a sentence, and others are not."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset
+
+from node import Node
+from node.data.likeness import Likeness, likeness_of
+from node.loop.comparison import mark_of
+from node.observe.reduced import DATA, FIRST_LOSSES, mark_in
+from tests.node.conftest import QUICK
+
+torch.set_num_threads(1)
+X = torch.randn(200, 3, generator=torch.Generator().manual_seed(1))
+ORDER = torch.randperm(200, generator=torch.Generator().manual_seed(2))
+
+
+class Augmented(Dataset):
+    """A dataset whose items are random, by all generators that there are, and that counts how often it is asked."""
+
+    def __init__(self, rows, paths=()):
+        self.rows, self.paths, self.asked = rows, paths, 0
+
+    def __len__(self):
+        return len(self.rows)
+
+    def __getitem__(self, index):
+        self.asked += 1
+        return self.rows[index] + torch.randn(3) + random.random() + np.random.default_rng().random()
+
+
+class Computed(Dataset):
+    def __len__(self):
+        return 200
+
+    def __getitem__(self, index):
+        raise AssertionError("no item is fetched to compare it")
+
+
+def differs(one, other):
+    return likeness_of(one, len(one)).difference(likeness_of(other, len(other)))
+
+
+def names(folder, order=range(200)):
+    return [f"{folder}/{index:04}.png" for index in order]
+
+
+SAME = {
+    "tensors": (TensorDataset(X), TensorDataset(X.clone())),
+    "a tensor and an array": (X, X.numpy()),
+    "rounding": (X, (X.double() * 3).float() / 3 * (1 + 2e-7)),
+    "random items": (Augmented(X), Augmented(X)),
+    "files of another folder": (Augmented(X, names("/data")), Augmented(X, names("/mnt/disk"))),
+    "items that are computed": (Computed(), Computed()),
+    "texts": (["a", "b"] * 50, ["a", "b"] * 50),
+    "mappings": ([{"x": row, "y": 1} for row in X], [{"x": row.clone(), "y": 1} for row in X]),
+    "subsets": (Subset(TensorDataset(X), range(50, 90)), Subset(TensorDataset(X), list(range(50, 90)))),
+    "nothing known": ([object()] * 9, [None] * 9),
+    "sparse": (Augmented(X.to_sparse()), Augmented(X.to_sparse())),
+    "not finite": (X / 0, X / 0),
+}
+OTHER = {
+    "tensors": (TensorDataset(X), TensorDataset(X[ORDER])),
+    "labels alone": (torch.arange(200) % 2, (torch.arange(200) % 2)[ORDER]),
+    "random items": (Augmented(X), Augmented(X[ORDER])),
+    "files listed in another order": (Augmented(X, names("/data")), Augmented(X, names("/data", ORDER.tolist()))),
+    "texts": (names("a"), names("a", ORDER.tolist())),
+    "mappings": ([{"x": row} for row in X], [{"x": row} for row in X[ORDER]]),
+    "subsets": (Subset(TensorDataset(X), range(50, 90)), Subset(TensorDataset(X), range(51, 91))),
+}
+
+
+@pytest.mark.parametrize(("one", "other"), SAME.values(), ids=SAME)
+def test_equal_data_do_not_differ(one, other):
+    torch.manual_seed(3)
+    assert differs(one, other) is None
+    assert getattr(one, "asked", 0) == 0
+
+
+@pytest.mark.parametrize(("one", "other"), OTHER.values(), ids=OTHER)
+def test_another_order_or_other_samples_differ(one, other):
+    assert "in another order, or other samples" in differs(one, other)
+
+
+@given(st.integers(1, 2000), st.integers(1, 2000))
+def test_another_length_is_named(one, other):
+    difference = differs(range(one), range(other))
+    assert difference is None if one == other else f"{other:,} samples where this node has {one:,}" in difference
+
+
+def told(node, text):
+    return [str(event) for event in node.history() if text in str(event)]
+
+
+def compared(until, nodes, name):
+    """Wait until each of two nodes has read the other's mark of this name, and has compared it."""
+
+    def has_heard(node):
+        ((record, _),) = node._training.network.peer.membership.members()
+        return mark_in(record, name) is not None
+
+    until(lambda: all(map(has_heard, nodes)), 60)
+    comparisons = [node._training.comparison for node in nodes]
+    for _ in range(2):  # The first may have begun before.
+        before = [comparison.compared_at for comparison in comparisons]
+        until(lambda: all(one.compared_at > was for one, was in zip(comparisons, before, strict=True)), 60)  # noqa: B023
+
+
+def divide(length, order=None):
+    """Return the work of a loop that draws a batch of its share at each step."""
+
+    def work(trainee):
+        data = X[:length] if order is None else X[order]
+        loader = DataLoader(TensorDataset(data), 4)
+        while True:
+            for batch in trainee.node.loader(loader):
+                trainee.batch = batch
+                yield
+
+    return work
+
+
+@pytest.fixture
+def pair(train):
+    """``pair(work, work)`` trains two nodes, each with a generator of the trainee as its work."""
+
+    def begin(*works, **options):
+        for work in works:
+            seeds = [trainees[0].node.address] if trainees else []
+            trainee = train(nn.Linear(4, 2), seeds=seeds, **options)
+            trainee.phase, running = 1, work(trainee)
+            trainee.work = lambda running=running: next(running)
+            trainees.append(trainee)
+        return [trainee.node for trainee in trainees]
+
+    begin.trainees = trainees = []
+    return begin
+
+
+def test_a_member_with_fewer_samples_is_told_once_to_each(pair, until):
+    nodes = pair(divide(200), divide(180))
+    until(lambda: told(nodes[0], "180 samples where this node has 200"))
+    until(lambda: told(nodes[1], "200 samples where this node has 180"))
+    compared(until, nodes, DATA)
+    assert [len(told(node, "samples where")) for node in nodes] == [1, 1]
+
+
+def test_a_member_with_the_samples_in_another_order_is_told(pair, until):
+    nodes = pair(divide(200), divide(200, ORDER))
+    until(lambda: all(told(node, "in another order") for node in nodes))
+
+
+def test_equal_data_and_later_other_data_are_not_told(pair, until):
+    """One also reads a dataset for evaluation. Then it trains on a second one, as a late member does from the start."""
+
+    def evaluates(trainee):
+        loader, held_out = DataLoader(TensorDataset(X), 50), DataLoader(TensorDataset(X[:30]), 30)
+        while trainee.phase == 1:
+            for loaded in (loader, held_out):
+                for _ in trainee.node.loader(loaded):
+                    yield
+        yield from divide(120)(trainee)
+
+    first, second = pair(evaluates, divide(200))
+    compared(until, (first, second), DATA)
+    for trainee in pair.trainees:
+        trainee.phase = 2
+    own = first._training.comparison
+    until(lambda: own.marks[DATA] is None, 60)
+    assert not told(first, "samples") + told(second, "samples")
+
+
+def test_a_short_first_pass_is_long_enough_to_hear_of_the_others():
+    nodes = [Node({"w": torch.zeros(4)}, config=QUICK).start()]
+    nodes.append(Node({"w": torch.zeros(4)}, seeds=[nodes[0].address], config=QUICK).start())
+    try:
+        passes = [iter(node.shard(X[:length], 50)) for node, length in zip(nodes, (200, 180), strict=True)]
+        for node, batches in zip(nodes, passes, strict=True):
+            next(batches)
+            node.step()
+        for batches in passes:
+            for _ in batches:
+                pass
+        assert any(told(node, "180") for node in nodes)
+    finally:
+        for node in nodes:
+            node.close()
+
+
+def losses(seed, steps=10**6, zero=False):
+    def work(trainee):
+        draws, model = torch.Generator().manual_seed(seed), nn.Linear(4, 3)
+        nn.init.constant_(model.weight, 0.0 if zero else 0.5)
+        nn.init.zeros_(model.bias)
+        for _ in range(steps):
+            loss = nn.functional.cross_entropy(model(torch.randn(8, 4, generator=draws)), torch.arange(8) % 3)
+            model.zero_grad()
+            loss.backward()
+            with torch.no_grad():
+                model.weight -= 0.1 * model.weight.grad
+            yield loss
+
+    return work
+
+
+def test_two_loops_of_one_seed_are_told_once_that_they_draw_the_same_batches(pair, until):
+    nodes = pair(losses(5), losses(5))
+    compared(until, nodes, FIRST_LOSSES)
+    assert [len(told(node, "equal to the bit")) for node in nodes] == [1, 1]
+
+
+def test_loops_of_other_seeds_are_not_told_even_if_their_first_losses_are_equal(pair, until):
+    nodes = pair(losses(5, zero=True), losses(6, zero=True))
+    compared(until, nodes, FIRST_LOSSES)
+    assert not any(told(node, "equal to the bit") for node in nodes)
+
+
+def test_constant_losses_say_nothing():
+    assert mark_of(0.1, 0.1) is None
+    assert mark_of(0.2, float("nan")) is None
+    assert mark_of(0.2, 0.1) == mark_of(0.2, 0.1) != mark_of(0.3, 0.1)
+
+
+def test_what_is_unknown_does_not_differ():
+    assert Likeness(5, 0.0).difference(Likeness(5, 77.0)) is None

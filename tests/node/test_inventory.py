@@ -1,0 +1,294 @@
+"""What travels how: every tensor of a model and of its optimizers has one treatment, and travels by it."""
+
+from __future__ import annotations
+
+import math
+import re
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from gossip.errors import ConfigError, LayoutError
+from node.model.inventory.items import Choices
+from node.model.snapshot import ModelState
+from tests.node.vectors import mlp, vector_of
+
+
+def treatments(model, optimizer=None, **choices):
+    state = ModelState(model, optimizer, Choices(**choices))
+    return {item.name: item.treatment for item in state.inventory()}
+
+
+class Parts(nn.Module):
+    """Tensors of many kinds."""
+
+    def __init__(self, seed=0):
+        super().__init__()
+        drawn = torch.Generator().manual_seed(seed)
+        self.trained = nn.Parameter(torch.randn(3, 2, generator=drawn))
+        self.frozen = nn.Parameter(torch.randn(4, generator=drawn), requires_grad=False)
+        self.base = nn.Parameter(torch.randint(-9, 9, (5,), dtype=torch.int8, generator=drawn), requires_grad=False)
+        self.register_buffer("mean", torch.randn(2, generator=drawn))
+        self.register_buffer("mask", torch.full((2, 2), -math.inf).triu(1))
+        self.register_buffer("order", torch.randperm(6, generator=drawn))
+        self.register_buffer("flags", torch.rand(3, generator=drawn) < 0.5)
+        self.register_buffer("turns", torch.randn(3, dtype=torch.complex64, generator=drawn))
+        self.register_buffer("cache", torch.zeros(2), persistent=False)
+
+
+def test_each_tensor_has_the_treatment_of_its_kind():
+    assert treatments(Parts()) == {
+        "trained": "average", "frozen": "copy", "base": "copy", "mean": "average", "mask": "copy", "order": "copy",
+        "flags": "copy", "turns": "copy", "cache": "local",
+    }  # fmt: skip
+
+
+def test_a_newcomer_takes_all_that_travels_bit_for_bit():
+    donor, newcomer = Parts(0), Parts(1)
+    donor.mask[0, 0] = math.inf
+    ModelState(newcomer).adopt(vector_of(ModelState(donor), full=True), (), {})
+    for name, tensor in donor.state_dict().items():
+        assert torch.equal(newcomer.state_dict()[name], tensor), name
+
+
+def test_a_mix_moves_only_what_is_averaged():
+    model = Parts()
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    state = ModelState(model)
+    assert state.size() == 3 * 2 + 2
+    state.add(np.ones(state.size(), np.float32))
+    moved = {name for name, tensor in model.state_dict().items() if not torch.equal(tensor, before[name])}
+    assert moved == {"trained", "mean"}
+
+
+def test_the_user_can_choose_by_pattern_tensor_and_module():
+    model = nn.ModuleDict({"body": nn.Linear(2, 2), "head": nn.Linear(2, 1), "teacher": nn.Linear(2, 2)})
+    model["teacher"].requires_grad_(False)
+    assert treatments(model, local=["head.*"], copy=[model["body"].bias], average=model["teacher"]) == {
+        "body.weight": "average", "body.bias": "copy", "head.weight": "local", "head.bias": "local",
+        "teacher.weight": "average", "teacher.bias": "average",
+    }  # fmt: skip
+
+
+def test_local_tensors_stay_as_they_are_at_a_newcomer():
+    donor, newcomer = mlp(), mlp()
+    head = newcomer[2].weight.clone()
+    for model in (donor, newcomer):
+        model.state = ModelState(model, choices=Choices(local="2.*"))
+    newcomer.state.adopt(vector_of(donor.state, full=True), (), {})
+    assert torch.equal(newcomer[0].weight, donor[0].weight)
+    assert torch.equal(newcomer[2].weight, head)
+
+
+@pytest.mark.parametrize(
+    ("choices", "error", "sentence"),
+    [
+        ({"local": ["haed.*"]}, ConfigError, r"local= names no tensor of the model by 'haed.\*'"),
+        ({"copy": "2.weigth"}, ConfigError, "did you mean '2.weight'"),
+        ({"average": [3]}, ConfigError, "average= has a int: give names"),
+    ],
+)
+def test_a_choice_that_names_nothing_is_refused(choices, error, sentence):
+    with pytest.raises(error, match=sentence):
+        ModelState(mlp(), choices=Choices(**choices))
+
+
+def test_an_average_of_what_has_none_is_refused_by_name():
+    with pytest.raises(LayoutError, match=r"'order' is int64 and named in average=: .*leave it out"):
+        ModelState(Parts(), choices=Choices(average=["order"]))
+    with pytest.raises(LayoutError, match=r"'mask' is named in average= and is not finite: element 1 is -inf"):
+        ModelState(Parts(), choices=Choices(average=["mask"]))
+
+
+def test_a_trained_parameter_that_is_not_finite_is_refused_by_name():
+    model = mlp()
+    model[2].bias.data[1] = math.nan
+    with pytest.raises(LayoutError, match=r"'2.bias' is not finite before training \(element 1 is nan\)"):
+        ModelState(model)
+
+
+def test_the_table_says_why():
+    table = str(ModelState(Parts()).inventory())
+    assert table.splitlines()[0].split() == ["tensor", "shape", "type", "treatment", "reason"]
+    assert re.search(r"^mask +2x2 +float32 +copy +a constant: element 1 is -inf$", table, re.MULTILINE)
+    counts = ModelState(Parts()).inventory().counts()
+    assert counts.startswith("Of the model 2 tensors averaged, 6 tensors copied to newcomers, 1 tensor kept local;")
+
+
+# -- memory that two tensors share ------------------------------------------------------------------------------------
+
+
+class Tied(nn.Module):
+    def __init__(self, tie):
+        super().__init__()
+        self.first = nn.Parameter(torch.arange(6.0).reshape(2, 3))
+        self.second = nn.Parameter(tie(self.first.data))
+
+
+@pytest.mark.parametrize(
+    "tie", [lambda w: w.t(), lambda w: w.view(6), lambda w: w.unsqueeze(0), lambda w: w], ids=["t", "view", "1", "same"]
+)
+def test_memory_under_two_parameters_is_mixed_once(tie):
+    model = Tied(tie)
+    state = ModelState(model)
+    assert state.size() == 6
+    state.add(np.ones(6, np.float32))
+    assert model.first.flatten().tolist() == [1, 2, 3, 4, 5, 6]
+    assert {item.name: item.reason for item in state.inventory()}["second"] == "the same memory as first"
+
+
+@pytest.mark.parametrize("tie", [lambda w: w[0], lambda w: w[:, :2], lambda w: w.view(6)[1:5]])
+def test_memory_that_two_parameters_share_in_part_is_refused_by_name(tie):
+    with pytest.raises(LayoutError, match="'first' and 'second' share a part of their memory"):
+        ModelState(Tied(tie))
+
+
+def test_views_of_other_columns_share_nothing():
+    whole = torch.zeros(4, 6)
+    model = nn.ParameterDict({"left": nn.Parameter(whole[:, :3]), "right": nn.Parameter(whole[:, 3:])})
+    state = ModelState(model)
+    state.add(np.append(np.ones(12), np.full(12, 2)).astype(np.float32))
+    assert whole[0].tolist() == [1, 1, 1, 2, 2, 2]
+
+
+def test_an_expanded_buffer_is_refused_by_name():
+    model = mlp()
+    model.register_buffer("scale", torch.ones(1).expand(4))
+    with pytest.raises(LayoutError, match="'scale' share one place in memory"):
+        ModelState(model)
+
+
+# -- optimizers -------------------------------------------------------------------------------------------------------
+
+
+def test_parameters_that_the_model_lacks_are_refused_unless_they_are_local():
+    model, loss = mlp(), nn.Linear(3, 2)
+    optimizer = torch.optim.SGD([*model.parameters(), *loss.parameters()], 0.1)
+    with pytest.raises(LayoutError, match=r"SGD trains 2 tensors \(2x3, 2\) that the model of this Node lacks"):
+        ModelState(model, optimizer)
+    assert ModelState(model, optimizer, Choices(local=[loss])).size() == ModelState(mlp()).size()
+    assert ModelState(nn.ModuleList([model, loss]), optimizer).size() == ModelState(mlp()).size() + 8
+
+
+class Custom(torch.optim.Optimizer):
+    """An optimizer that keeps, under a name of its own, what ``keep`` returns for each parameter."""
+
+    def __init__(self, params, keep, key="mine"):
+        super().__init__(params, {"lr": 0.1})
+        self.keep, self.key = keep, key
+
+    @torch.no_grad()
+    def step(self):
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                self.state[parameter].setdefault(self.key, self.keep(parameter))
+
+
+def stepped(model, optimizer):
+    model(torch.ones(2, 8)).square().sum().backward()
+    optimizer.step()
+    return optimizer
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    "keep", [lambda p: p.detach().float().clone(), lambda p: 0.95 * p.detach().float()], ids=["copy", "near"]
+)
+def test_state_that_nearly_equals_the_weights_moves_with_them(keep, dtype):
+    model = mlp().to(dtype)
+    optimizer = stepped(model.float(), Custom(model.parameters(), keep))
+    model.to(dtype)
+    state = ModelState(model, optimizer)
+    before = optimizer.state[model[0].weight]["mine"].clone()
+    state.add(np.ones(state.size(), np.float32))
+    torch.testing.assert_close(optimizer.state[model[0].weight]["mine"], before + 1, atol=0.01, rtol=0)
+    assert treatments(model, optimizer)["Custom.mine"] in ("follow", "give")
+    assert {item.name: item.treatment for item in state.inventory()}["Custom.mine"] == "follow"
+
+
+@pytest.mark.parametrize("call", ["add_weighted", "add_read", "merge", "add_at", "add_scaled", "write"])
+def test_every_way_of_moving_the_weights_moves_their_copies(call):
+    model = mlp()
+    optimizer = stepped(model, Custom(model.parameters(), lambda p: p.detach().clone()))
+    state = ModelState(model, optimizer)
+    ones = np.ones(state.size(), np.float32)
+    arguments = {
+        "add_weighted": (ones, 0.5), "add_read": (ones, 0.5), "merge": (ones, 0.5), "write": (ones,),
+        "add_at": (ones[:5].copy(), np.arange(5)), "add_scaled": (ones, 0.5, 1),
+    }  # fmt: skip
+    getattr(state, call)(*arguments[call])
+    for parameter in model.parameters():
+        torch.testing.assert_close(optimizer.state[parameter]["mine"], parameter.detach())
+
+
+def test_momentum_that_happens_to_equal_the_weights_does_not_move():
+    model = nn.Linear(4, 1, bias=False)
+    optimizer = torch.optim.SGD(model.parameters(), 1e-6, momentum=0.9)
+    model.weight.square().sum().div(2).backward()  # The gradient is the weight.
+    optimizer.step()
+    state = ModelState(model, optimizer)
+    before = optimizer.state[model.weight]["momentum_buffer"].clone()
+    state.add(np.ones(4, np.float32))
+    assert torch.equal(optimizer.state[model.weight]["momentum_buffer"], before)
+
+
+class Lookahead(torch.optim.Optimizer):
+    """A wrapper with slow weights of its own, as it is often written."""
+
+    def __init__(self, inner):
+        self.optimizer, self.param_groups = inner, inner.param_groups
+        self.defaults, self.state = inner.defaults, {}
+
+    def step(self):
+        self.optimizer.step()
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                self.state.setdefault(parameter, {"slow_param": parameter.detach().clone()})
+
+
+def test_a_wrapping_optimizer_and_the_wrapped_one_both_travel():
+    model = mlp()
+    optimizer = stepped(model, Lookahead(torch.optim.Adam(model.parameters(), 0.01)))
+    state = ModelState(model, optimizer)
+    assert set(state.optimizer_keys) == {"exp_avg", "exp_avg_sq", "slow_param"}
+    state.add(np.ones(state.size(), np.float32))
+    torch.testing.assert_close(optimizer.state[model[2].bias]["slow_param"], model[2].bias.detach())
+    fresh_model = mlp()
+    fresh = Lookahead(torch.optim.Adam(fresh_model.parameters(), 0.01))
+    before = [parameter.detach().clone() for parameter in model.parameters()]
+    joined = ModelState(fresh_model, fresh)
+    joined.adopt(vector_of(state, full=True), state.optimizer_keys, state.optimizer_scalars())
+    assert joined.state_refusal == ""
+    for ours, theirs, old in zip(fresh_model.parameters(), model.parameters(), before, strict=True):
+        assert torch.equal(theirs, old), "telling what the optimizer keeps has stepped it"
+        assert torch.equal(fresh.optimizer.state[ours]["exp_avg"], optimizer.optimizer.state[theirs]["exp_avg"])
+        assert torch.equal(fresh.state[ours]["slow_param"], optimizer.state[theirs]["slow_param"])
+
+
+def test_a_parameter_that_is_its_own_state_moves_once():
+    model = nn.Linear(4, 1, bias=False)
+    optimizer = Custom(model.parameters(), lambda p: p.data, key="old_p")  # As after SAM's second step.
+    stepped_once = ModelState(model, optimizer)
+    optimizer.step()
+    before = model.weight.detach().clone()
+    stepped_once.add(np.ones(4, np.float32))
+    assert torch.equal(model.weight.detach(), before + 1)
+
+
+def test_a_default_device_of_the_program_does_not_matter():
+    model = mlp()
+    optimizer = torch.optim.Adam(model.parameters(), 0.01)
+    stepped(model, optimizer)
+    torch.set_default_device("meta")  # On it nothing can be read: an allocation without a device would show.
+    try:
+        state = ModelState(model, optimizer)
+        vector = state.buffer(state.optimizer_range().stop)
+        state.read(vector[: state.layout.size])
+        state.begin_read_optimizer(vector[state.layout.size :], state.layout.size)
+        state.add(np.zeros(state.size(), np.float32))
+        state.adopt(vector, state.optimizer_keys, state.optimizer_scalars())
+        assert state.state_refusal == ""
+    finally:
+        torch.set_default_device(None)

@@ -1,0 +1,361 @@
+"""An existing DataLoader gives a node's share, in epochs that the whole swarm counts."""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+from torch.utils.data import (
+    DataLoader,
+    Dataset,
+    IterableDataset,
+    RandomSampler,
+    Sampler,
+    SubsetRandomSampler,
+    TensorDataset,
+    WeightedRandomSampler,
+)
+
+from gossip.errors import ConfigError, DataError
+from node import Node
+from node.data.share import Share
+from tests.node.sharers import IDS, Swarm, groups
+
+torch.set_num_threads(1)
+
+
+class Numbers(Dataset):
+    """Items are their own indices, and say which process fetched them."""
+
+    def __init__(self, length=100):
+        self.length = length
+
+    def __len__(self):
+        return self.length
+
+    def __getitem__(self, index):
+        worker = torch.utils.data.get_worker_info()
+        return index, -1 if worker is None else worker.seed
+
+
+def share(swarm, me=IDS[0]):
+    return Share(swarm.samplers(me))
+
+
+def drawn(loader):
+    return [int(index) for batch, _ in loader for index in batch]
+
+
+def tagged(items):
+    return [index for index, _ in items]
+
+
+# What of a loader is kept --------------------------------------------------------------------------------------------
+
+
+@given(st.integers(1, 200), groups, st.integers(1, 30), st.booleans())
+def test_the_loaders_of_all_members_give_everything_once(length, members, size, shuffle):
+    swarm, loader = Swarm(*members), DataLoader(Numbers(length), size, shuffle=shuffle)
+    parts = [drawn(share(swarm, me).loader(loader)) for me in members]
+    assert sorted(index for part in parts for index in part) == list(range(length))
+    assert shuffle or all(part == sorted(part) for part in parts)
+
+
+def test_all_of_a_loader_is_kept_but_its_sampler():
+    begun = []
+    loader = DataLoader(
+        Numbers(), 8, collate_fn=tagged, num_workers=1, worker_init_fn=begun.append, prefetch_factor=3, drop_last=True,
+        generator=torch.Generator().manual_seed(3), multiprocessing_context="fork", timeout=5, pin_memory=False,
+    )  # fmt: skip
+    ours = share(Swarm(IDS[0])).loader(loader)
+    for name in (
+        "dataset", "batch_size", "collate_fn", "num_workers", "worker_init_fn", "prefetch_factor", "drop_last",
+        "generator", "multiprocessing_context", "timeout", "pin_memory", "persistent_workers",
+    ):  # fmt: skip
+        assert getattr(ours, name) == getattr(loader, name), name
+    assert list(DataLoader(Numbers(8), 4, collate_fn=tagged)) == [
+        sorted(batch) for batch in share(Swarm()).loader(DataLoader(Numbers(8), 4, collate_fn=tagged))
+    ]
+
+
+class OwnLoader(DataLoader):
+    """A loader of another library, with an attribute and an iteration of its own."""
+
+    def __init__(self, *args, scale, **options):
+        super().__init__(*args, **options)
+        self.scale = scale
+
+    def __iter__(self):
+        return (self.scale * batch for batch, _ in super().__iter__())
+
+
+def test_a_loader_of_another_class_stays_of_that_class():
+    batches = list(share(Swarm(IDS[0])).loader(OwnLoader(Numbers(10), 5, scale=100)))
+    assert [batch.tolist() for batch in batches] == [[0, 100, 200, 300, 400], [500, 600, 700, 800, 900]]
+
+
+@pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")  # of Python 3.12, by workers
+def test_workers_that_persist_serve_every_pass_and_epoch():
+    whole = share(Swarm(IDS[0]))
+    loader = DataLoader(Numbers(40), 8, shuffle=True, num_workers=2, persistent_workers=True)
+    seeds = {int(seed) for _ in range(3) for _, seeds in whole.loader(loader) for seed in seeds}
+    assert len(seeds) == 2, "of two workers, each started once"
+    assert whole.loader(loader) is whole.loader(loader)
+
+
+def test_a_change_of_members_is_followed_at_the_next_batch():
+    swarm = Swarm(*IDS[:2])
+    loader = iter(share(swarm).loader(DataLoader(Numbers(300), 10)))
+    first = next(loader)[0].tolist()
+    swarm.set(IDS[0])
+    assert sorted([*first, *drawn(loader)]) == list(range(300))
+
+
+def test_its_length_stays_while_a_pass_runs():
+    swarm = Swarm(*IDS[:3])
+    loader = share(swarm).loader(DataLoader(Numbers(300), 10))
+    before = len(loader)
+    running = iter(loader)
+    next(running)
+    swarm.set(IDS[0])
+    assert len(loader) == before
+    for _ in running:
+        assert len(loader) == before
+    assert len(loader) == 30, "after it, that of the next"
+
+
+def test_a_dataset_of_whole_batches_is_divided_by_batch():
+    loaders = [share(Swarm(*IDS[:2]), me).loader(DataLoader(Numbers(20), batch_size=None)) for me in IDS[:2]]
+    assert sorted(int(index) for loader in loaders for index, _ in loader) == list(range(20))
+
+
+def test_a_stream_of_a_nodes_files_is_used_as_it_is_and_counted(quick):
+    with Node(nn.Linear(4, 2), config=quick) as node:
+        node.shards(["a", "b"])
+        loader = DataLoader(Endless(), 4)
+        assert node.loader(loader).inner is loader
+        batches = []
+        for batch in node.loader(loader):
+            node.step()
+            batches.append(batch.tolist())
+        assert batches[-1] == [8, 9]
+        assert (node.metrics().steps, node.swarm_samples) == (3, 10)
+
+
+# Samplers of the user ------------------------------------------------------------------------------------------------
+
+
+def test_a_subset_is_divided():
+    subset = list(range(50, 90))
+    swarm, loader = Swarm(*IDS[:3]), DataLoader(Numbers(), 8, sampler=SubsetRandomSampler(subset))
+    parts = [drawn(share(swarm, me).loader(loader)) for me in IDS[:3]]
+    assert sorted(index for part in parts for index in part) == subset
+    assert any(part != sorted(part) for part in parts)
+
+
+def test_the_weights_of_a_weighted_sampler_go_with_the_share():
+    """1,000 samples of class 0 and 100 of class 1, weighted to equal parts; members never draw each other's samples."""
+    weights = torch.cat([torch.full((1000,), 0.1), torch.ones(100)])
+    swarm, seen = Swarm(*IDS[:3]), Counter()
+    owners = [Counter() for _ in range(3)]
+    for me, owner in zip(IDS, owners, strict=False):
+        sampler = WeightedRandomSampler(weights, 6000, generator=torch.Generator().manual_seed(me[0]))
+        owner.update(drawn(share(swarm, me).loader(DataLoader(Numbers(1100), 50, sampler=sampler))))
+        seen.update(owner)
+    assert not any(set(one) & set(other) for one, other in itertools.combinations(owners, 2))
+    rare = sum(count for index, count in seen.items() if index >= 1000)
+    assert abs(sum(seen.values()) - 6000) < 5 * 78, "binomial: three draws of 6,000 at one third each"
+    assert abs(rare / sum(seen.values()) - 0.5) < 5 * 0.0065
+
+
+def test_equal_draws_of_all_members_are_divided_without_a_rest():
+    draws = []
+    for me in IDS[:3]:
+        sampler = RandomSampler(Numbers(), True, 77, generator=torch.Generator().manual_seed(5))
+        draws += drawn(share(Swarm(*IDS[:3]), me).loader(DataLoader(Numbers(), 8, sampler=sampler)))
+    assert Counter(draws) == Counter(RandomSampler(Numbers(), True, 77, generator=torch.Generator().manual_seed(5)))
+
+
+class Downwards(Sampler):
+    def __len__(self):
+        return 100
+
+    def __iter__(self):
+        return iter(range(99, -1, -1))
+
+
+class Unknown(Sampler):
+    __len__ = None
+
+    def __iter__(self):
+        return iter(range(5))
+
+
+class Outside(Downwards):
+    def __iter__(self):
+        return iter([3, 100])
+
+
+class Pairs(Sampler):
+    def __len__(self):
+        return 50
+
+    def __iter__(self):
+        return ([index, index + 1] for index in range(0, 100, 2))
+
+
+class Endless(IterableDataset):
+    def __iter__(self):
+        return iter(torch.arange(10))
+
+
+def test_a_sampler_of_the_users_own_keeps_its_order():
+    parts = [drawn(share(Swarm(*IDS[:2]), me).loader(DataLoader(Numbers(), 8, sampler=Downwards()))) for me in IDS[:2]]
+    assert sorted(parts[0] + parts[1]) == list(range(100))
+    assert all(part == sorted(part, reverse=True) for part in parts)
+
+
+def refused_at_once(**options):
+    return lambda: share(Swarm(IDS[0])).loader(DataLoader(Numbers(), **options))
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "said"),
+    [
+        (refused_at_once(batch_sampler=Pairs()), DataError, "makes its batches by a Pairs"),
+        (refused_at_once(batch_sampler=Swarm(IDS[0]).sampler(100, 8)), DataError, "has node.sampler's order already"),
+        (refused_at_once(sampler=Swarm(IDS[0]).sampler(100)), DataError, "has node.sampler's order already"),
+        (refused_at_once(sampler=Unknown()), DataError, "Unknown has no length"),
+        (refused_at_once(sampler=SubsetRandomSampler([])), DataError, "is empty"),
+        (lambda: list(refused_at_once(sampler=Outside())()), DataError, "outside the dataset's 100"),
+        (lambda: share(Swarm(IDS[0])).loader([1, 2]), ConfigError, "not a list: node.shard divides"),
+        (lambda: share(Swarm(IDS[0])).loader(DataLoader(Endless(), 2)), DataError, "node.shards"),
+    ],
+    ids=["batches", "divided batches", "divided", "no length", "empty", "outside", "no loader", "stream"],
+)
+def test_what_cannot_be_divided_is_refused_in_a_sentence(make, error, said):
+    with pytest.raises(error, match=said) as caught:
+        make()
+    assert "\n" not in str(caught.value)
+
+
+# In a loop -----------------------------------------------------------------------------------------------------------
+
+
+def train_epochs(node, count, loader, batches=10**6, **step):
+    """Run a loop of epochs, and return their numbers and the sizes of all batches."""
+    numbers, sizes = [], []
+    for number in node.epochs(count, loader):
+        numbers.append(number)
+        for rows in node.loader(loader):
+            node.step(**step)
+            sizes.append(len(rows[0]))
+            if len(sizes) == batches:
+                return numbers, sizes
+    return numbers, sizes
+
+
+def test_epochs_of_one_node_are_those_of_a_plain_loop(quick):
+    loader = DataLoader(TensorDataset(torch.zeros(103, 4)), 16, shuffle=True)
+    with Node(nn.Linear(4, 2), config=quick) as node:
+        numbers, sizes = train_epochs(node, 4, loader)
+        assert numbers == [0, 1, 2, 3]
+        assert len(sizes) == 4 * len(loader)
+        assert node.swarm_samples == sum(sizes) == 4 * 103
+
+
+def test_dropped_batches_count_for_no_epoch(quick):
+    loader = DataLoader(TensorDataset(torch.zeros(103, 4)), 16, drop_last=True)
+    with Node(nn.Linear(4, 2), config=quick) as node:
+        numbers, sizes = train_epochs(node, 3, loader)
+        assert (numbers, sizes) == ([0, 1, 2], [16] * 18)
+
+
+def test_a_killed_loop_goes_on_in_its_epoch_and_a_finished_one_gives_nothing(quick, tmp_path):
+    loader = DataLoader(TensorDataset(torch.zeros(96, 4)), 16)
+    with Node(nn.Linear(4, 2), config=quick) as node:
+        train_epochs(node, 4, loader, batches=6 * 2 + 3)
+        node.save(tmp_path / "run")
+    with Node(nn.Linear(4, 2), config=quick) as node:
+        node.load(tmp_path / "run")
+        numbers, sizes = train_epochs(node, 4, loader)
+        assert numbers == [2, 3]
+        assert sum(sizes) == 96 + 48
+        assert train_epochs(node, 4, loader) == ([], [])
+        assert train_epochs(node, 5, loader)[0] == [4]
+        node.finish(0)
+        assert train_epochs(node, 9, loader) == ([], [])
+
+
+def test_the_run_ends_inside_a_pass_of_a_loader_and_of_a_shard(quick):
+    data = TensorDataset(torch.zeros(96, 4))
+    with Node(nn.Linear(4, 2), config=quick) as node:
+        for _ in node.epochs(2, data):
+            for _ in node.shard(data, 16):
+                node.step(samples=64)  # others train three times as much meanwhile
+        assert node.metrics().steps == 3
+        assert len(list(node.shard(data, 16))) == 6, "after the epochs a pass is whole again"
+
+
+def test_a_late_node_begins_in_the_swarms_epoch(train, until, quick):
+    loader = DataLoader(TensorDataset(torch.zeros(100, 4)), 10)
+    first = train(nn.Linear(4, 2))
+    until(lambda: first.node.swarm_samples > 250)
+    with Node(nn.Linear(4, 2), seeds=[first.node.address], config=quick) as late:
+        reached = late.swarm_samples // 100
+        number = next(late.epochs(10**6, loader))
+        assert reached <= number <= late.swarm_samples // 100
+
+
+@pytest.mark.parametrize(
+    ("count", "data", "error"), [(0, 10, ConfigError), (2.5, 10, ConfigError), (1, 0, DataError), (1, None, DataError)]
+)
+def test_epochs_that_cannot_be_are_refused(count, data, error):
+    with pytest.raises(error):
+        share(Swarm(IDS[0])).epochs(count, data)
+
+
+# The samples of a step -----------------------------------------------------------------------------------------------
+
+
+def test_a_step_counts_what_was_drawn_since_the_last(quick):
+    data = TensorDataset(torch.zeros(90, 4))
+    with Node(nn.Linear(4, 2), config=quick) as node:
+        for number, _ in enumerate(node.loader(DataLoader(data, 10)), 1):
+            if number % 3 == 0:  # gradient accumulation
+                node.step()
+        assert node.swarm_samples == 90
+        for batch in node.shard(data, 10):
+            node.step(samples=len(batch[0]))
+        assert node.swarm_samples == 180, "samples that the loop gives come in place of those"
+        node.step()
+        assert node.swarm_samples == 181
+
+
+@pytest.mark.parametrize(
+    ("samples", "count"),
+    [(3, 3), (0, 0), (torch.tensor(5), 5), (torch.tensor([5]), 5), (torch.ones(7).sum(), 7), (8.0, 8)],
+)
+def test_whole_numbers_of_any_kind_are_samples(quick, samples, count):
+    with Node({"w": torch.zeros(4)}, config=quick) as node:
+        node.step(samples=samples)
+        if isinstance(samples, torch.Tensor):
+            samples.fill_(10**6)  # the loop's next value
+        assert node.swarm_samples == count
+        assert type(node.swarm_samples) is int
+
+
+@pytest.mark.parametrize(
+    "samples",
+    [-1, 2.5, float("nan"), float("inf"), "8", True, [8], torch.zeros(3), torch.tensor(float("nan")), torch.tensor(-2)],
+    ids=range(10),
+)
+def test_other_samples_are_refused_in_a_sentence(quick, samples):
+    with Node({"w": torch.zeros(4)}, config=quick) as node, pytest.raises(ConfigError, match="samples is ") as caught:
+        node.step(samples=samples)
+    assert "\n" not in str(caught.value)

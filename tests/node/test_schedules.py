@@ -1,0 +1,233 @@
+"""Learning rates follow the swarm's progress: at each progress the rate that a plain loop of one process has there."""
+
+from __future__ import annotations
+
+import warnings
+
+import pytest
+import torch
+from torch import nn
+from torch.optim import lr_scheduler as torch_schedulers
+from torch.utils.data import DataLoader, TensorDataset
+
+from gossip.errors import ConfigError
+from node import Node
+from node.loop.schedules import Schedules
+
+STEPS = 100  # Of one process, in all of the run.
+TOTAL = 100 * STEPS
+
+MAKERS = {
+    "one cycle": (lambda sgd: torch_schedulers.OneCycleLR(sgd, 0.4, total_steps=STEPS), None),
+    "cosine": (lambda sgd: torch_schedulers.CosineAnnealingLR(sgd, STEPS), None),
+    "polynomial": (lambda sgd: torch_schedulers.PolynomialLR(sgd, STEPS, power=2.0), None),
+    "steps": (lambda sgd: torch_schedulers.StepLR(sgd, 30), STEPS),
+    "milestones": (lambda sgd: torch_schedulers.MultiStepLR(sgd, [10, 80]), STEPS),
+    "exponential": (lambda sgd: torch_schedulers.ExponentialLR(sgd, 0.97), STEPS),
+    "lambda": (lambda sgd: torch_schedulers.LambdaLR(sgd, lambda step: min(1.0, (step + 1) / 20)), STEPS),
+    "restarts": (lambda sgd: torch_schedulers.CosineAnnealingWarmRestarts(sgd, 25), STEPS),
+    "warm-up": (
+        lambda sgd: torch_schedulers.SequentialLR(
+            sgd,
+            [torch_schedulers.LinearLR(sgd, 0.1, total_iters=20), torch_schedulers.CosineAnnealingLR(sgd, STEPS - 20)],
+            milestones=[20],
+        ),
+        None,
+    ),
+    "chained": (
+        lambda sgd: torch_schedulers.ChainedScheduler(
+            [torch_schedulers.ConstantLR(sgd, 0.5, 10), torch_schedulers.CosineAnnealingLR(sgd, STEPS)]
+        ),
+        None,
+    ),
+}
+
+
+def optimizer(rate=0.1):
+    return torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=rate, momentum=0.9)
+
+
+def rates_of(sgd):
+    return [group["lr"] for group in sgd.param_groups]
+
+
+def plain_rates(make):
+    """Return the rate with which a plain loop takes each of its steps."""
+    sgd = optimizer()
+    scheduler, rates = make(sgd), []
+    for _ in range(STEPS):
+        rates.append(sgd.param_groups[0]["lr"])
+        sgd.step()
+        scheduler.step()
+    return rates
+
+
+class Run:
+    """A run whose progress a test sets."""
+
+    def __init__(self, make, steps):
+        self.sgd, self.samples = optimizer(), 0
+        self.schedules = Schedules([self.sgd], lambda total: min(1.0, self.samples / TOTAL))
+        self.schedules.add(make(self.sgd), TOTAL, steps)
+
+    def rate_at(self, samples):
+        self.samples = samples
+        self.schedules.advance()
+        rate = self.sgd.param_groups[0]["lr"]
+        self.sgd.step()
+        return rate
+
+
+each_scheduler = pytest.mark.parametrize(("make", "steps"), MAKERS.values(), ids=MAKERS)
+
+
+@each_scheduler
+def test_the_rate_is_that_of_a_plain_loop_at_every_step_of_the_run(make, steps):
+    run, want = Run(make, steps), plain_rates(make)
+    assert [run.rate_at(100 * step) for step in range(STEPS)] == pytest.approx(want, rel=1e-9, abs=1e-12)
+
+
+@each_scheduler
+def test_a_late_or_resumed_node_has_at_once_the_rate_of_the_others(make, steps):
+    want = plain_rates(make)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for step in (1, 37, 99):
+            run = Run(make, steps)
+            run.sgd.param_groups[0]["lr"] = 77.0  # that of a checkpoint, loaded after the scheduler was made
+            assert run.rate_at(100 * step + 50) == pytest.approx(want[step], rel=1e-9, abs=1e-12)
+
+
+@each_scheduler
+def test_a_schedule_goes_neither_back_nor_beyond_its_end(make, steps):
+    run = Run(make, steps)
+    late = run.rate_at(9000)
+    assert run.rate_at(100) == late, "the count falls when the nodes settle"
+    end = run.rate_at(TOTAL)
+    assert run.rate_at(7 * TOTAL) == end
+    for _ in range(STEPS):
+        assert run.rate_at(8 * TOTAL) == end
+
+
+def test_a_function_scales_the_rates_of_all_groups_and_optimizers():
+    first, second = optimizer(0.1), optimizer(torch.tensor(4.0))
+    first.add_param_group({"params": [nn.Parameter(torch.zeros(1))], "lr": 0.5})
+    kept = second.param_groups[0]["lr"]
+    schedules = Schedules([first, second], lambda total: 0.25)
+    schedules.add(lambda progress: 1 - progress, None, None)
+    for _ in range(2):  # twice makes no difference
+        schedules.add(lambda progress: 1 - progress, None, None)
+        schedules.advance()
+        assert rates_of(first) == pytest.approx([0.075, 0.375])
+        assert rates_of(second)[0] is kept
+        assert float(kept) == 3.0
+
+
+@pytest.mark.parametrize(
+    ("schedule", "options", "said"),
+    [
+        (lambda sgd: torch_schedulers.StepLR(sgd, 30), {}, "StepLR does not say for how many steps"),
+        (lambda sgd: torch_schedulers.StepLR(sgd, 30), {"steps": 0}, "steps is 0"),
+        (torch_schedulers.ReduceLROnPlateau, {}, "node.reduce"),
+        (lambda sgd: 0.1, {}, "A float is no schedule"),
+        (lambda sgd: lambda progress: -1.0, {}, "factor at progress 0.000 is -1"),
+        (lambda sgd: lambda progress: 1.0, {"total": -5}, "total is -5"),
+        (lambda sgd: lambda progress: 1.0, {"total": "many"}, "total is 'many'"),
+    ],
+    ids=["unknown steps", "no steps", "plateau", "no schedule", "no factor", "negative", "text"],
+)
+def test_a_schedule_that_cannot_follow_is_refused_in_a_sentence(quick, schedule, options, said):
+    model = nn.Linear(4, 2)
+    sgd = torch.optim.SGD(model.parameters(), lr=0.1)
+    with Node(model, sgd, config=quick) as node, pytest.raises(ConfigError, match=said) as caught:
+        node.schedule(schedule(sgd), **({"total": 100} | options))
+    assert "\n" not in str(caught.value)
+
+
+def test_without_a_total_or_an_optimizer_a_sentence_says_what_to_do(quick):
+    model = nn.Linear(4, 2)
+    with Node(model, torch.optim.SGD(model.parameters(), lr=0.1), config=quick) as node:
+        node.schedule(lambda progress: 1.0)
+        with pytest.raises(ConfigError, match="give total=, or loop over"):
+            node.step()
+        with pytest.raises(ConfigError, match="give total="):
+            node.progress()
+        assert node.progress(4) == 0.25
+    with Node(model, config=quick) as node, pytest.raises(ConfigError, match="no torch optimizer to schedule"):
+        node.schedule(lambda progress: 1.0)
+
+
+def test_in_a_loop_of_epochs_one_cycle_ends_with_the_run_and_a_second_life_goes_on(quick, tmp_path):
+    data, seen, node_steps = TensorDataset(torch.zeros(96, 4)), [], []
+    loader = DataLoader(data, 16)
+    want = []
+    for stop_at in (15, 10**6):
+        model = nn.Linear(4, 2)
+        sgd = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+        scheduler = torch_schedulers.OneCycleLR(sgd, 0.4, epochs=4, steps_per_epoch=len(loader))
+        want = want or plain_one_cycle(len(loader))
+        with Node(model, sgd, config=quick) as node:
+            node.schedule(scheduler)
+            if (tmp_path / "run.safetensors").exists():
+                node.load(tmp_path / "run")
+            for _ in node.epochs(4, loader):
+                for _ in node.loader(loader):
+                    seen.append(sgd.param_groups[0]["lr"])
+                    sgd.step()
+                    node.step()
+                    node_steps.append(node.progress())
+                    if len(seen) == stop_at:
+                        break
+                if len(seen) == stop_at:
+                    break
+            node.save(tmp_path / "run")
+    assert seen == pytest.approx(want)
+    assert node_steps == pytest.approx([(step + 1) / 24 for step in range(24)])
+
+
+def plain_one_cycle(batches):
+    sgd = optimizer()
+    scheduler, rates = torch_schedulers.OneCycleLR(sgd, 0.4, epochs=4, steps_per_epoch=batches), []
+    for _ in range(4 * batches):
+        rates.append(sgd.param_groups[0]["lr"])
+        sgd.step()
+        scheduler.step()
+    return rates
+
+
+def test_a_late_node_takes_its_first_step_with_the_rate_of_the_others(train, until, quick):
+    first = train(nn.Linear(4, 2))
+    until(lambda: first.node.swarm_samples > 250)
+    model = nn.Linear(4, 2)
+    sgd = torch.optim.SGD(model.parameters(), lr=1.0)
+    with Node(model, sgd, seeds=[first.node.address], config=quick) as late:
+        late.schedule(lambda progress: 1 - progress)
+        next(late.epochs(100, 10_000))
+        assert 0 < 1 - rates_of(sgd)[0] <= late.progress() + 1e-9
+        assert late.progress() == pytest.approx(late.swarm_samples / 10**6, rel=0.01)
+
+
+def test_a_finished_run_is_at_its_end(quick):
+    with Node({"w": torch.zeros(4)}, config=quick) as node:
+        node.step(samples=5)
+        node.finish(0)
+        assert node.progress(10**6) == 1.0
+
+
+@pytest.mark.parametrize("loss", [torch.ones(3), "0.5", [1.0], object(), torch.tensor(1j)], ids=range(5))
+def test_a_loss_that_is_no_scalar_is_refused_in_a_sentence(quick, loss):
+    with Node({"w": torch.zeros(4)}, config=quick) as node, pytest.raises(ConfigError, match="loss is ") as caught:
+        node.step(loss=loss)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("loss", [None, 1, 0.5, torch.tensor(2.0), torch.ones(1, 1), torch.tensor(3), float("nan")])
+def test_a_scalar_of_any_kind_is_a_loss(quick, loss):
+    with Node({"w": torch.zeros(4)}, config=quick) as node:
+        node.step(loss=loss)
+
+
+@pytest.mark.parametrize("rate", ["0.1", float("nan"), -1.0, torch.ones(2)], ids=range(4))
+def test_a_rate_that_is_none_is_refused_in_a_sentence(quick, rate):
+    with Node({"w": torch.zeros(4)}, config=quick) as node, pytest.raises(ConfigError, match="lr is "):
+        node.step(lr=rate)

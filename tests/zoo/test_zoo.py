@@ -1,0 +1,41 @@
+"""Programs of the kinds that people run are as good on three nodes as alone, which agree and accuse nobody."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.zoo.harness import play
+from tests.zoo.registry import programs
+
+NODES = 3
+QUICK = ("metric_learning", "one_cycle", "weighted_sampler")
+LARGEST_DIFFERENCE = 1e-6  # The largest relative difference of a tensor between two nodes after settle.
+
+
+def check(name, **faults):
+    """Play a program alone and as a swarm, and compare them."""
+    program = programs()[name]
+    alone, swarm = play(program), play(program, NODES, **faults)
+    assert swarm.accusations == []
+    assert set(swarm.notices) <= {*program.notices, *(["member"] if faults else [])}, swarm.notices
+    assert swarm.difference < LARGEST_DIFFERENCE, swarm.tensor
+    assert program.loss(swarm.mean, alone.mean) < program.spread, f"{swarm.metrics}, alone {alone.mean}"
+    return swarm
+
+
+@pytest.mark.parametrize("name", QUICK)
+def test_a_quick_program_is_as_good_on_three_nodes_as_alone(name):
+    check(name)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", sorted(set(programs()) - set(QUICK)))
+def test_a_program_is_as_good_on_three_nodes_as_alone(name):
+    check(name)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", programs())
+def test_a_program_survives_a_kill_and_a_late_join(name):
+    swarm = check(name, kill=True, late=True)
+    assert len(swarm.nodes) == NODES, "two of the first three and the late one"
