@@ -130,7 +130,7 @@ class Exchanges(Ledger[AnySession]):
 
     def begin_settling(self) -> list[Effect]:
         """Begin to settle: withdraw from what has not begun to stream, because settlements come one at a time."""
-        self.convergence, self.agrees, self.setbacks = Convergence(), False, Setbacks()
+        self.convergence, self.equal_since, self.setbacks = Convergence(), None, Setbacks()
         reserved = self.reserved_session
         effects: list[Effect] = [] if reserved is None else reserved.withdrawal("late")
         for session in list(self.table.values()):
@@ -192,7 +192,9 @@ class Exchanges(Ledger[AnySession]):
             return self.reservations.answer_reservation(self, sender, offer, now)
         if offer.mixing == self.settlement_class.MIXING:
             return self.settlement_class.answer_offer(self, sender, offer, now)
-        if self.local.settling and self.agrees:  # A member that trains would part us from those that settle.
+        if (
+            self.local.settling and self.equal_since is not None
+        ):  # A member that trains would part us from those that settle.
             return [Send(sender, Busy(offer.session))]
         return self.session_class.answer_offer(self, sender, offer, now)
 
@@ -351,7 +353,7 @@ class Exchanges(Ledger[AnySession]):
         if exchange.is_initiator and exchange.COUNTS_ANSWER:
             self.answer_waits.add(partner, exchange.answer_s)
         self.done_count += 1
-        self.agrees = False
+        self.equal_since = None
         self.last_partner = partner
         self.misbehaviour.take_back(partner, "wasted")
         self.excused_partners.pop(partner, None)

@@ -73,7 +73,9 @@ class Ledger(Generic[AnySession]):
         # square of our vector's norm. A group's distance is converted to that of a pair.
         self.last_squares: deque[tuple[float, float]] = deque(maxlen=8)
         self.done_count: int = 0  # Finished exchanges.
-        self.agrees = False  # Our last exchange was a settlement that found both vectors equal.
+        # ``done_count`` at the first of our last settlements that all found both vectors equal; None if the last
+        # exchange changed our weights.
+        self.equal_since: int | None = None
         self.failures_by_reason: dict[str, int] = {}  # Number of failed exchanges by reason, one of REASONS or "other".
         self.last_partner: PeerId | None = None
         # The next five tell what has happened since Peer last looked.

@@ -330,9 +330,8 @@ class Membership:
         """Shift all timers after a stop of this process, which a timer that is late by 0.5 s shows."""
         gap_s = now - max(self.deadline, self._woke_at)
         if gap_s > self._config.internal.probe_timeout_min_s:
-            self._woke_at = self.misbehaviour.woke_at = (
-                now  # Waiting messages may come before the tick: count the gap once.
-            )
+            # Waiting messages may come before the tick: count the gap once.
+            self._woke_at = self.misbehaviour.woke_at = now
             self._detector.shift_timers(gap_s)
             self._states.shift_timers(gap_s)
 

@@ -26,6 +26,7 @@ __all__ = ["Settling"]
 FAREWELL_S = 0.5  # Time for a newcomer to request the next piece of a finished run's weights.
 VISIT_PERIOD_S = 0.02  # Seconds between two visits of the boundary while the loop waits.
 QUICK_VISIT_PERIOD_S = 0.005  # The same for a wait that ends within a second.
+ALONE_S = 1.0  # Seconds without others after which a node settles alone: busy machines lose each other for less.
 LOOK_PERIOD_S = 0.05  # Seconds between two looks at what the other members say.
 PRESENT = MemberState.ALIVE, MemberState.SUSPECT  # Slow machines are often suspected, and still count.
 DIGEST_BYTES = 8
@@ -40,6 +41,7 @@ class Standing:
     """How far a loop that settles agrees with the other members."""
 
     digest: bytes | None = None  # Of our weights, once a partner had the same values; None before.
+    equal_since: int | None = None  # The exchange from which on partners had the values of this digest.
     samples: int = 0  # The number of samples that we told with it.
     others: int = 0  # Members to agree with.
     missing: int = 0  # Those of them that do not say that they have the same weights.
@@ -113,6 +115,8 @@ class Settling:
             has_all: False if a wait for members that do not settle was in vain, so that they do not count.
         """
         standing, looked_at, agreed_at = Standing(), -math.inf, math.inf
+        # The time at which another member was last present; -inf for a node that has mixed with none.
+        company_at = time.monotonic() if self.network.peer.exchanges.done_count else -math.inf
         while (now := time.monotonic()) < until:
             self.live.wake.wait(VISIT_PERIOD_S)
             self.visit()
@@ -123,9 +127,12 @@ class Settling:
             others = self.present_members()
             if others is None:
                 continue
-            if not others:  # A node that comes now takes the weights of this one.
+            company_at = now if others else company_at
+            if not others:  # A node that comes later takes the weights of this one.
                 standing.missing = 0
-                break
+                if now - company_at >= ALONE_S:
+                    break
+                continue
             run, own_mark = self.network.peer.view.run_id, standing.mark
             marks = [
                 mark_in(record, AGREED) for record in others
@@ -143,10 +150,10 @@ class Settling:
     def update_digest(self, standing: Standing) -> None:
         """Tell the members the digest of our weights once a partner had the same values, and take it back later."""
         peer = self.network.peer
-        if not peer.exchanges.agrees:
+        if standing.equal_since != (equal_since := peer.exchanges.equal_since):
             standing.digest = None
-        elif standing.digest is None and not self.live.boundary.pending_updates:
-            standing.digest = self.read_digest()
+        if equal_since is not None and standing.digest is None and not self.live.boundary.pending_updates:
+            standing.digest, standing.equal_since = self.read_digest(), equal_since
         standing.samples = peer.local.progress.samples
         if standing.mark != self.own_figures.marks.get(AGREED):
             self.announce(AGREED, standing.mark)

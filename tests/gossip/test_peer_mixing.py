@@ -78,7 +78,7 @@ def test_settling_mixes_until_it_is_told_to_stop():
     assert min(len(node.mixes) for node in nodes) > 10
     spread = max(node.value for node in nodes) - min(node.value for node in nodes)
     assert spread < Fraction(1, 1000)
-    assert all(node.peer.exchanges.agrees for node in nodes)
+    assert all(node.peer.exchanges.equal_since is not None for node in nodes)
     for node in nodes:
         node.perform(node.peer.settle(False, swarm.now))
     swarm.run(1.0)

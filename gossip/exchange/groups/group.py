@@ -403,7 +403,7 @@ class Group(Session):
         if self.state is not IN_DOUBT:
             exchanges.durations.add(self.inviter, now - self.phase_began_at)
         exchanges.done_count += 1
-        exchanges.agrees = False
+        exchanges.equal_since = None
         exchanges.partners.mixes += 1
         exchanges.last_partner = self.other_members[0]
         exchanges.mixed_partners += self.other_members

@@ -59,6 +59,8 @@ class Settlement(Pair):
 
     def finish(self, now: float) -> list[Effect]:
         """Apply the difference, and note whether there was any."""
+        exchanges, earlier = self.exchanges, self.exchanges.equal_since
         effects = Pair.finish(self, now)
-        self.exchanges.agrees = self.is_equal
+        if self.is_equal:
+            exchanges.equal_since = exchanges.done_count if earlier is None else earlier
         return effects

@@ -152,3 +152,14 @@ def test_progress_costs_an_exchange_a_few_bytes_of_two_messages(claim, most):
         return len(encode(Accept(1, 0.0, 0.5, "fp32", stated)))
 
     assert 0 < size(claim) - size(UNSTATED) <= most
+
+
+def test_nodes_that_join_end_with_the_higher_number_as_far_as_their_limits_allow():
+    ahead, behind, far = trained(), trained(), trained()
+    ahead.samples, behind.samples, far.samples = 1_000_010, 1_000_000, 0
+    claims = [progress.claim for progress in (ahead, behind, far)]
+    ahead.mix(claims[0], claims[1], peer_id(1), chosen=True, joins=True)
+    behind.mix(claims[1], claims[0], peer_id(0), chosen=False, joins=True)
+    far.mix(claims[2], claims[0], peer_id(0), chosen=False, joins=True)
+    assert (ahead.samples, behind.samples) == (1_000_010, 1_000_010)
+    assert far.samples == claims[2].most < 1_000_000

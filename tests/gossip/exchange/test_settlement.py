@@ -84,13 +84,13 @@ def settled(x, session, difference_sq):
 def test_near_pairs_join_and_whether_the_last_was_equal_is_known():
     x = settling(Side())
     assert not settled(x, 70, 1e-2).joins
-    assert not x.agrees
+    assert x.equal_since is None
     assert settled(x, 71, 1e-6).joins
-    assert not x.agrees
+    assert x.equal_since is None
     assert settled(x, 72, 0.0).joins
-    assert x.agrees
+    assert x.equal_since is not None
     settled(x, 73, 1e-6)
-    assert not x.agrees
+    assert x.equal_since is None
 
 
 def test_members_that_agree_are_not_parted_by_one_that_trains():

@@ -28,6 +28,7 @@ from gossip.filters.clip import (
     taper,
 )
 from gossip.filters.registry import filter_of
+from gossip.filters.trimmed import Trimmed
 from gossip.ids import PeerId
 from gossip.wire.messages import Offer
 from tests.gossip.exchange.sides import A, B, C, Side
@@ -408,3 +409,35 @@ def test_a_rounding_does_not_decide_what_share_is_taken(kept):
     nearby = [math.nextafter(distance, 0.0), distance, math.nextafter(distance, 4.0)]
     assert {clip_factor(value * value, radius) for value in nearby} == {kept / 4096}
     assert {rounded_share(radius, value) for value in nearby} == {kept / 4096}
+
+
+# -- settling ----------------------------------------------------------------------------------------------------------
+def settled_share(rule, partner, distance, elements=400):
+    return rule.take_settling_share(partner, 0.5, distance**2, elements, list, 0.0)
+
+
+def test_while_members_settle_the_radius_stays_and_what_shrinks_is_taken_whole():
+    rule = known(radius=20.0)
+    for distance in (20.0, 10.0, 5.0, 0.1, 0.0):
+        assert settled_share(rule, PEERS[0], distance) == (1.0, ())
+    assert rule.radius(400) == pytest.approx(20.0)
+    share, why = settled_share(rule, PEERS[1], 200.0)
+    assert share == pytest.approx(MIN_RADII / 10, abs=1e-3)
+    assert why == ("clipped",)
+
+
+def test_a_partner_has_no_larger_budget_while_members_settle():
+    rule, taken = known(radius=20.0), 0.0
+    for _ in range(100):
+        for partner in PEERS[:3]:
+            settled_share(rule, partner, 0.0)
+        taken += settled_share(rule, PEERS[3], 20.0)[0]
+    assert taken <= 4.0, "of a hundred moves"
+
+
+def test_in_groups_pairs_that_settle_are_cut_by_the_distance_in_the_last_group():
+    rule = Trimmed(Config(mixing="group", filter="trimmed", filter_limit=1))
+    assert settled_share(rule, PEERS[0], 1e6) == (1.0, ()), "no distance is known"
+    rule.on_group(20.0**2, 400)
+    assert settled_share(rule, PEERS[0], 20.0) == (1.0, ())
+    assert settled_share(rule, PEERS[0], 2e3)[0] < 0.01

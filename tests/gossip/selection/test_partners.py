@@ -165,6 +165,23 @@ def test_one_with_whom_alone_there_is_anything_to_mix_never_waits():
     assert not settling.is_declined(b, 0.0), "to agree on everything takes all the mixes there can be"
 
 
+def test_members_that_settle_mix_in_pairs_and_in_other_pairs_each_time():
+    """The exponential graph would give the same pair again and again, since versions stand still."""
+    a, b, c, _ = peers = ids(4)
+    at_once = partners(a, peers, selection="ring", partners=0)
+    assert at_once.all_at_once
+    at_once.local.settling = True
+    assert not at_once.all_at_once
+    assert at_once.count_own_mix() == 1
+    assert at_once.max_weight(b, 1) == 0.5
+    made = partners(a, peers, selection="exponential", mix_every_steps=4)
+    made.local.settling, chosen = True, set()
+    for _ in range(4):
+        chosen.add(made.choose(set(), 0.0))
+        made.count_own_mix()
+    assert chosen == {b, c}
+
+
 def test_the_memory_of_who_mixed_with_us_is_bounded():
     peers = ids(200)
     made = partners(peers[0], peers)
