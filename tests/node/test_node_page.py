@@ -35,7 +35,7 @@ def test_the_examples_run_one_after_the_other(tmp_path, monkeypatch, capsys):
 
 
 def test_every_argument_of_the_constructor_is_in_the_table():
-    table = re.findall(r"^\| `(\w+)` \|", PAGE.partition("## with Node")[0], re.MULTILINE)
+    table = re.findall(r"^\| `(\w+)` \|", PAGE.partition("### What travels")[0], re.MULTILINE)
     assert table == [name for name in inspect.signature(Node.__init__).parameters if name != "self"]
 
 

@@ -28,6 +28,7 @@ BOUNDS = {
     "exchanges.durations.durations_s[]": 8,  # DURATIONS_PER_PARTNER
     "exchanges.refusals.counts": 256,  # MAX_REFUSALS
     "exchanges.last_squares": 8,
+    "exchanges.setbacks.exchanges": 1_024,  # MAX_EXCHANGES
     "exchanges.filter.mean_squares": 16,
     "exchanges.own_exchanges": 16,  # the most partners of a mix
     "donating.table": 2,  # MAX_SERVED, each a snapshot
