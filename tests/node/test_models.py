@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import queue
+
 import pytest
 import torch
 from torch import nn
@@ -63,7 +65,8 @@ def test_a_model_of_every_kind_of_tensor_mixes(train, until):
     until(lambda: all(one.node.metrics().exchanges_done >= 5 for one in (a, b)))
     for one in (a, b):
         one.work = None  # settle on what both hold, without training
-    until(lambda: b.do(lambda node: node.settle(1.0)) < 1e-2)
+    a.tasks.put((lambda node: node.settle(10.0, wait_s=20.0), queue.SimpleQueue()))
+    assert b.do(lambda node: node.settle(10.0, wait_s=20.0)) == 0.0
     assert {name: value.dtype for name, value in b.model.state_dict().items()} == types
     assert b.model.again.weight is b.model.tied.weight
 

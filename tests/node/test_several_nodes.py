@@ -23,6 +23,13 @@ def gathered(place, environment, **given):
     return Settings.gather(NodeOptions(**given), environment, place=place)
 
 
+@pytest.fixture(autouse=True)
+def first_places(monkeypatch):
+    """No Node that an earlier test has left open takes a place in this process."""
+    monkeypatch.setattr(running, "_places", {})
+    monkeypatch.setattr(running, "ports", {})
+
+
 # -- settings ----------------------------------------------------------------------------------------------------------
 def test_the_second_node_of_a_process_has_the_next_ports_and_files_of_its_own(tmp_path):
     environment = {
