@@ -51,15 +51,14 @@ class LocalSwarm:
     ended, none found by name.
 
     Args:
-        script: The path of the training script.
-        args: The script's own arguments.
+        script: The path of the training script; or "-m", as for ``python -m``.
+        args: The script's own arguments, after the name of the module.
         nodes: The number of nodes to begin with; the first is the others' seed.
         folder: Keeps each node's log and outputs: node-0.jsonl, node-0.out and node-0.err. If not given they are
             deleted with the swarm.
         threads: Threads of arithmetic per process; processes that each take every core slow one another down.
         config: Keys of :class:`gossip.Config`, as a mapping or as the path of a TOML file.
         trace: True if each node writes a timeline into the folder, node-0.trace.json and so on.
-        is_module: True if ``script`` is the name of a module, which is run as ``python -m`` does it.
 
     Raises:
         ConfigError: The script or the settings cannot work.
@@ -76,9 +75,9 @@ class LocalSwarm:
         threads: int = 1,
         config: Mapping[str, Any] | str | os.PathLike[str] | None = None,
         trace: bool = False,
-        is_module: bool = False,
     ) -> None:
-        check_script(Path(script), is_module)
+        is_module = str(script) == "-m"
+        check_script(Path(str(args[0])) if is_module and args else Path(script), is_module)
         if not 0 <= nodes <= MAX_NODES:
             raise ConfigError(f"nodes = {nodes} cannot work: take 0 to {MAX_NODES} processes of one machine.")
         settings = None  # The text of a configuration file that is to be written.
@@ -91,7 +90,7 @@ class LocalSwarm:
         self._folder = Path(tempfile.mkdtemp(prefix="gossip-") if folder is None else folder).resolve()
         self._folder.mkdir(parents=True, exist_ok=True)
         self._rows: deque[dict[str, Any]] = deque(maxlen=MAX_ROWS)
-        self._job = [*["-m"] * is_module, str(script), *map(str, args)]
+        self._job = [str(script), *map(str, args)]
         self._options = ["--quiet", "--threads", str(threads)]
         self._traces = trace
         if settings is not None:

@@ -87,7 +87,7 @@ def with_coarse_wait(line: str) -> str:
 
 def run_local(
     script: Path, args: Sequence[str], *, nodes: int, threads: int, config: Path | None, log_dir: Path | None,
-    wait_for: tuple[int, float] | None = None, trace: Path | None = None, is_module: bool = False,
+    wait_for: tuple[int, float] | None = None, trace: Path | None = None,
 ) -> int:  # fmt: skip
     """Run a script in ``nodes`` processes, the first the seed of the others, with the options of `gossip local`.
 
@@ -97,8 +97,7 @@ def run_local(
     with ending_on_signals(), folder_of(log_dir) as folder:
         for _ in range(PORT_TRIES):
             with LocalSwarm(
-                script, args, folder=folder, threads=threads, config=config, trace=trace is not None,
-                is_module=is_module,
+                script, args, folder=folder, threads=threads, config=config, trace=trace is not None
             ) as swarm:  # fmt: skip
                 port = free_port()
                 seed = f"127.0.0.1:{port}"

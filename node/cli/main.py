@@ -293,8 +293,10 @@ def local(
     if wait_for is not None and wait_for > nodes:
         raise ConfigError(f"--wait-for {wait_for} waits for more members than -n {nodes} starts: lower it or raise -n.")
     wait = (nodes if wait_for is None else wait_for, TOGETHER_S if wait_s is None else wait_s)
+    if module:
+        script, args = Path("-m"), [str(script), *args]
     return run_local(
-        script, args, is_module=module, nodes=nodes, threads=threads, wait_for=wait, config=config,
+        script, args, nodes=nodes, threads=threads, wait_for=wait, config=config,
         log_dir=log_dir, trace=timeline_file(trace),
     )  # fmt: skip
 
