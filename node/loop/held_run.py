@@ -13,8 +13,9 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
+from gossip.effects import MemberState
 from gossip.errors import CheckpointError, LocalError
-from gossip.ids import quantity
+from gossip.ids import PeerId, from_hex, quantity, short
 from node.data.sampler import Samplers
 from node.loop.live import LiveModel
 from node.loop.network_side import NetworkSide
@@ -69,6 +70,7 @@ class HeldRun:
         # The file with the weights that this node gave up for another run's, once there were any.
         self.before_merge_path: Path | None = None
         self.uploads = CheckpointUploads(network.notify)
+        self.has_told_of_replaced = False  # The user knows that several nodes save to one path.
         self.url: str | None = None  # The URL of the last save to a store; None before the first.
         self.early_state: Mapping[str, Any] | None = None  # A state that was loaded before the node started.
         self.steps = self.samples = 0  # Those of this loop.
@@ -122,7 +124,26 @@ class HeldRun:
                 self.save(file, state)
             self.url = str(path)
             return
-        self.live.archive.save(path, self.state_dict() if state is None else state, keep)
+        self.tell_of_replaced(path, self.live.archive.save(path, self.state_dict() if state is None else state, keep))
+
+    def tell_of_replaced(self, path: str | os.PathLike[str], replaced: Mapping[str, Any]) -> None:
+        """Tell the user once if another node of this run saves to the same path, by the metadata that was replaced.
+
+        A node that takes the place of a dead one may save to its path, and so may a new life of a node.
+        """
+        peer, writer = self.network.peer, from_hex(replaced.get("node"))
+        if writer is None or self.has_told_of_replaced or replaced.get("run_id") != peer.view.run_id.hex():
+            return
+        member = PeerId(writer)
+        if member == peer.id or not peer.membership.was_contacted(member):
+            return
+        if peer.membership.state(member) is not MemberState.DEAD:
+            self.has_told_of_replaced = True
+            text = (
+                f"Member {short(member)} saves to {path} as well, and this save has replaced its checkpoint: save on "
+                "one node alone, or put node.id into the path."
+            )
+            self.network.notify("overwritten", text)
 
     def load(self, path: str | os.PathLike[str]) -> dict[str, Any]:
         """Continue the run of the checkpoint at a path or URL, and return the checkpoint's metadata."""

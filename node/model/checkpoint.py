@@ -89,7 +89,7 @@ def save(
     optimizer_state: Mapping[str, Any] | None,
     meta: Mapping[str, Any],
     keep: int = 1,
-) -> None:
+) -> dict[str, Any]:
     """Write ``path``, an ``.optimizer`` file next to it, and a ``.json`` file that describes it.
 
     All are written to a temporary directory, synced and renamed, the weights last. A process that is killed, or that
@@ -102,6 +102,9 @@ def save(
         optimizer_state: An optimizer's ``state_dict()``.
         meta: Names mapped to numbers, strings, None, and lists, tuples and mappings of them.
         keep: The number of checkpoints to keep under this name; older ones become run.1.safetensors and so on.
+
+    Returns:
+        The metadata of the checkpoint that had this name until now; empty if there was none.
 
     Raises:
         CheckpointError: The file could not be written. The message says whether the previous checkpoint is intact.
@@ -119,7 +122,7 @@ def save(
         writers[target.with_name(companion(target.name))] = partial(_write, held, half)
     writers[target.with_name(companion(target.name, DESCRIPTION))] = lambda file: file.write_text(described + "\n")
     writers[target] = partial(_write, tensors, document)
-    _replace(target, writers, keep)
+    return _replace(target, writers, keep)
 
 
 def export(path: str | os.PathLike[str], tensors: Mapping[str, Tensor]) -> None:
@@ -270,8 +273,8 @@ def _write(tensors: Mapping[str, Tensor], document: Mapping[str, Any], file: Pat
     tensor_file.write(tensors, file, {"format": "pt", _KEY: json.dumps(document, allow_nan=False)})
 
 
-def _replace(target: Path, writers: Mapping[Path, Callable[[Path], object]], keep: int = 1) -> None:
-    """Write files of one directory, then replace all in their order; raise as :func:`save` does.
+def _replace(target: Path, writers: Mapping[Path, Callable[[Path], object]], keep: int = 1) -> dict[str, Any]:
+    """Write files of one directory, then replace all in their order; return and raise as :func:`save` does.
 
     Args:
         target: The last of them: until it is replaced the previous checkpoint stays valid.
@@ -290,13 +293,24 @@ def _replace(target: Path, writers: Mapping[Path, Callable[[Path], object]], kee
                 write(folder / path.name)
                 with (folder / path.name).open("rb") as written:
                     os.fsync(written.fileno())
+            replaced = _described(target)
             keep_older(target, keep, folder)
             for path in writers:
                 os.replace(folder / path.name, path)
+            return replaced
     except OSError as error:
         outcome = "the previous checkpoint is intact" if os.path.exists(target) else "nothing was written"
         advice = "free room or choose another path" if error.errno in _NO_ROOM else "choose another path"
         raise CheckpointError(f"Could not save to {target}: {_reason(error)}; {outcome}; {advice}.") from error
+
+
+def _described(target: Path) -> dict[str, Any]:
+    """Return the metadata in the description next to a checkpoint; empty if it has none."""
+    try:
+        meta = json.loads(target.with_name(companion(target.name, DESCRIPTION)).read_text())["meta"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return {}
+    return meta if isinstance(meta, dict) else {}
 
 
 @contextlib.contextmanager
@@ -348,8 +362,8 @@ class Archive:
     def __init__(self, state: State, optimizers: Optimizers) -> None:
         self.state, self.optimizers = state, optimizers
 
-    def save(self, path: str | os.PathLike[str], meta: Mapping[str, Any], keep: int = 1) -> None:
-        """Write the model, the optimizers and this metadata to ``path``.
+    def save(self, path: str | os.PathLike[str], meta: Mapping[str, Any], keep: int = 1) -> dict[str, Any]:
+        """Write the model, the optimizers and this metadata to ``path``; return what :func:`save` does.
 
         Args:
             path: As in :func:`save`.
@@ -360,7 +374,7 @@ class Archive:
             CheckpointError: As in :func:`save`.
         """
         meta = {"fingerprint": self.state.layout.contents_fingerprint, **meta}
-        save(path, self.state.tensors(), self.optimizers.state_dict(), meta, keep)
+        return save(path, self.state.tensors(), self.optimizers.state_dict(), meta, keep)
 
     def export(self, path: str | os.PathLike[str]) -> None:
         """Write the model's tensors alone. Raises CheckpointError, as :func:`save`."""

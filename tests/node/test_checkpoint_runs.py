@@ -13,8 +13,9 @@ from safetensors.torch import save_file
 from torch import nn
 
 from gossip.averaging.jobs import MixJob
-from gossip.effects import Mix
+from gossip.effects import MemberState, Mix
 from gossip.errors import CheckpointError
+from gossip.ids import MemberRecord, PeerId
 from gossip.wire.records import check, trusting
 from node import Node
 from node.loop import held_run
@@ -193,3 +194,48 @@ def test_load_returns_when_the_network_thread_has_dropped_what_was_pending(train
         return gate.is_set(), side.network.runtime.averager.outside_replacements
 
     assert second.do(load) == (True, 1)
+
+
+def overwritten(caplog):
+    return [record.getMessage() for record in caplog.records if getattr(record, "kind", "") == "overwritten"]
+
+
+def test_nodes_of_a_run_that_save_to_one_path_are_told_once(train, until, caplog, tmp_path):
+    first = train(linear())
+    second = train(linear(1), seeds=[first.node.address])
+    for node in (first, first, second, second, second):
+        node.do(lambda node: node.save(tmp_path / "run"))
+        node.do(lambda node: node.save(tmp_path / node.id))
+    until(lambda: overwritten(caplog))
+    first.do(lambda node: node.save(tmp_path / "run"))
+    until(lambda: len(overwritten(caplog)) == 2)
+    for sentence, node in zip(overwritten(caplog), (first, second), strict=True):
+        assert f"Member {node.node.id[:8]} saves to {tmp_path / 'run'} as well" in sentence
+        assert sentence.endswith("save on one node alone, or put node.id into the path.")
+
+
+def test_a_node_that_ends_right_after_its_save_is_named_by_one_that_saves_later(train, until, caplog, tmp_path):
+    first = train(linear())
+    second = train(linear(1), seeds=[first.node.address])
+    first.do(lambda node: node.save(tmp_path / "run"))
+    first.stop()
+    until(lambda: second.side.network.peer.membership.state(first.side.me) is MemberState.LEFT)
+    second.do(lambda node: node.save(tmp_path / "run"))
+    until(lambda: overwritten(caplog))
+
+
+def test_a_node_may_save_over_its_own_checkpoint_and_those_of_dead_nodes_and_of_other_runs(train, caplog, tmp_path):
+    first = train(linear())
+    second = train(linear(1), seeds=[first.node.address])
+    run = first.node._training.network.peer.view.run_id.hex()
+    membership = second.side.network.peer.membership
+    dead = MemberRecord(PeerId(b"d" * 16), b"k" * 32, 1, run_id=bytes.fromhex(run), ready=True)
+    membership._table.add(dead, MemberState.DEAD, 0.0).was_contacted = True
+    checkpoint_of = {"node": dead.id.hex(), "run_id": run}, {"node": first.node.id, "run_id": "cd" * 16}, {"node": 7}
+    for meta in (*checkpoint_of, {}):
+        saved(tmp_path / "run", **meta)
+        second.do(lambda node: node.save(tmp_path / "run"))
+        second.do(lambda node: node.save(tmp_path / "run"))
+    (tmp_path / "run.json").write_text("[]")
+    second.do(lambda node: node.save(tmp_path / "run"))
+    assert overwritten(caplog) == []
