@@ -97,7 +97,7 @@ class TrainingSide:
         self.corrected_at_step = 0
         self.correcting_steps = 0  # The steps that a correction in progress covers; 0 if none is in progress.
         self.previous_handler: Any = None  # The handler of SIGTERM before ours; None if ours is not installed.
-        self.owner: running.Side = self  # The side that the program closes.
+        self.owner: running.Side = self  # The side that the program closes, also if another node over the model starts.
         trace = settings.trace
         self.timeline = None if trace is None else LoopTimeline(trace, self.service.listeners, live.state)
 
@@ -107,18 +107,13 @@ class TrainingSide:
         """Return the model, which identifies another node over it (:func:`node.running.enter`)."""
         return self.live.model
 
-    def start(self, owner: running.Side | None = None) -> None:
-        """Start the network thread and join the swarm; return when this node holds weights to train.
-
-        Args:
-            owner: The side to close if another node over this model starts, by default this one.
-        """
+    def start(self) -> None:
+        """Start the network thread and join the swarm; return when this node holds weights to train."""
         if self.service.runtime is not None:
             raise LocalError(running.USED)
         self.network.check()  # A closed node must not appear on the network.
         if running.is_stop_requested():
             raise SystemExit(128 + signal.SIGTERM)
-        self.owner = owner or self
         replaced_nodes = self.startup.enter(self.owner)
         if not self.settings.joins:
             self.live.begin_mixing()

@@ -37,7 +37,7 @@ def test_no_folder_is_full():
 
 
 def test_a_constructor_takes_what_a_reader_keeps_in_mind():
-    public = {"LocalSwarm": 8, "Node": 18}
+    public = {"Node": 18}
     of_one_caller = {"Host": 12, "Presence": 9, "Swarm": 8}
     assert figures.constructors(7) == public | of_one_caller
 

@@ -62,6 +62,7 @@ class Leader:
         assert isinstance(live.boundary, RanksBoundary)
         self.boundary = live.boundary
         self.side = TrainingSide(live, settings, ranks=self, sharing=self)
+        self.side.owner = self
         self.live, self.network, self.run = live, self.side.network, self.side.run
         self.samplers = self.side.samplers
         self.listeners = self.side.listeners
@@ -88,12 +89,12 @@ class Leader:
         sharded, fingerprint = self.sharded, self.live.state.layout.fingerprint
         self.ranks.send_command("hello", (fingerprint, kinds, self.is_lockstep, sharded is not None))
         if sharded is None:
-            self.side.start(self)
+            self.side.start()
         else:
             sharded.work.begin()
             with sharded.starting():
                 warn_of_absent(sharded.absent_ranks)
-                self.side.start(self)
+                self.side.start()
         self.has_replaced_weights = True  # The ranks' models may differ before the start.
 
     def close(self, error: BaseException | None = None) -> None:
