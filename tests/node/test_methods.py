@@ -88,8 +88,12 @@ def swarm(train, until):
             trainees.append(train({"x": vector}, config=config, seeds=seeds))
 
         def complete() -> bool:  # of one run: a busy machine may have begun two, one of which gives way
-            runs = {trainee.side.network.peer.view.run_id for trainee in trainees}
-            return len(runs) == 1 and all(trainee.node.metrics().members_alive == NODES for trainee in trainees)
+            views = [trainee.side.network.peer.view for trainee in trainees]
+            is_one_run = len({view.run_id for view in views}) == 1 and all(view.ready for view in views)
+            boundaries = [trainee.side.live.boundary for trainee in trainees]
+            is_adopting = any(boundary.adoption is not None or boundary.has_requests for boundary in boundaries)
+            has_all = all(trainee.node.metrics().members_alive == NODES for trainee in trainees)
+            return is_one_run and has_all and not is_adopting
 
         until(complete)
         return Swarm(trainees, vectors, start)

@@ -1,4 +1,4 @@
-"""Play the zoo and print its table: python -m tests.zoo [NAME ...] [--nodes 3] [--seeds 1] [--kill] [--late]."""
+"""Play the zoo and print its tables: python -m tests.zoo [NAME ...] [--seeds 3]."""
 
 from __future__ import annotations
 
@@ -10,51 +10,58 @@ from collections.abc import Sequence
 from tests.zoo.harness import Outcome, play
 from tests.zoo.registry import Program, programs
 
-COLUMNS = (
-    "program", "metric", "alone", "nodes: mean", "worst", "mixes", "apart after settle", "settle", "changed lines",
-    "inventory", "notices",
-)  # fmt: skip
+# The runs of a program beside the plain loop: name, nodes, and what befalls them.
+SWARMS = {"3 nodes": {"nodes": 3}, "8 nodes": {"nodes": 8}, "kill, late join": {"nodes": 3, "kill": True, "late": True}}
+WORKERS = 3
+COLUMNS = ("program", "metric", "alone", f"batch x {WORKERS}", *SWARMS, "apart", "settle 3, 8", "mixes", "notices")
 
 
-def row(program: Program, alone: Sequence[Outcome], swarms: Sequence[Outcome]) -> str:
-    """Return a program's row of the table, over all seeds."""
-    lone = statistics.mean(outcome.mean for outcome in alone)
-    metrics = [metric for outcome in swarms for metric in outcome.metrics]
-    worst = min(metrics) if program.best == "high" else max(metrics)
+def figures(metrics: Sequence[float]) -> str:
+    """Return the mean with the least and the largest value."""
+    return f"{statistics.mean(metrics):.3g} ({min(metrics):.3g} to {max(metrics):.3g})"
+
+
+def rows(program: Program, seeds: range) -> tuple[str, str]:
+    """Play a program with all seeds, and return its rows of both tables."""
+    cells = [figures([play(program, seed=seed, workers=workers).mean for seed in seeds]) for workers in (1, WORKERS)]
+    swarms: list[Outcome] = []
+    settled: list[str] = []
+    for choices in SWARMS.values():
+        outcomes = [play(program, seed=seed, **choices) for seed in seeds]  # type: ignore[arg-type]
+        cells.append(figures([metric for outcome in outcomes for metric in outcome.metrics]))
+        settled.append(f"{max(node.settle_s for outcome in outcomes for node in outcome.nodes):.1f}")
+        swarms += outcomes
     farthest = max(swarms, key=lambda outcome: outcome.difference)
     apart = "exact" if all(swarm.is_exact for swarm in swarms) else f"{farthest.difference:.1e} ({farthest.tensor})"
-    settle_s = max(node.settle_s for outcome in swarms for node in outcome.nodes)
-    mixes = round(statistics.mean(node.mixes for outcome in swarms for node in outcome.nodes))
-    counts = ", ".join(f"{count} {name}" for name, count in swarms[0].nodes[0].counts.items())
+    mixes = round(statistics.mean(node.mixes for swarm in swarms[: len(seeds)] for node in swarm.nodes))
     notices = sum((outcome.notices for outcome in swarms), Counter())
-    told = ", ".join(f"{kind} {count}" for kind, count in notices.items()) or "none"
+    told = ", ".join(f"{kind} {count}" for kind, count in sorted(notices.items())) or "none"
+    for text in sorted({text for swarm in swarms for node in swarm.nodes for _, text in node.notices}):
+        print(f"    {program.name}: {text}", flush=True)
+    name = f"{program.title} (`{program.name}`)"
+    counts = ", ".join(f"{count} {treatment}" for treatment, count in swarms[0].nodes[0].counts.items())
     return (
-        f"| {program.title} (`{program.name}`) | {program.metric} | {lone:.4g} | {statistics.mean(metrics):.4g} | "
-        f"{worst:.4g} | {mixes} | {apart} | {settle_s:.1f} s | {program.changed_lines} | {counts} | {told} |"
+        f"| {' | '.join([name, program.metric, *cells, apart, ', '.join(settled[:2]), str(mixes), told])} |",
+        f"| `{program.name}` | {program.changed_lines} | {counts} |",
     )
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tests.zoo", description=__doc__)
     parser.add_argument("names", nargs="*", help="programs, all by default")
-    parser.add_argument("--nodes", type=int, default=3)
-    parser.add_argument("--seeds", type=int, default=1)
-    parser.add_argument("--kill", action="store_true", help="kill one node halfway")
-    parser.add_argument("--late", action="store_true", help="add a node at 40 %% of the run")
+    parser.add_argument("--seeds", type=int, default=3)
     options = parser.parse_args()
-    known = programs()
+    known, ports = programs(), ["| program | changed lines | inventory |\n|---|---|---|"]
     print("| " + " | ".join(COLUMNS) + " |\n" + "|---" * len(COLUMNS) + "|", flush=True)
     for name in options.names or known:
-        program, seeds = known[name], range(options.seeds)
         try:
-            alone = [play(program, seed=seed) for seed in seeds]
-            swarms = [play(program, options.nodes, seed, options.kill, options.late) for seed in seeds]
+            played, port = rows(known[name], range(options.seeds))
         except AssertionError as error:
-            print(f"| {program.title} (`{name}`) | failed: {str(error).strip().splitlines()[-1]} |", flush=True)
+            print(f"| {known[name].title} (`{name}`) | failed: {str(error).strip().splitlines()[-1]} |", flush=True)
             continue
-        print(row(program, alone, swarms), flush=True)
-        for text in {text for swarm in swarms for node in swarm.nodes for _, text in node.notices}:
-            print(f"    {name}: {text}", flush=True)
+        print(played, flush=True)
+        ports.append(port)
+    print("\n" + "\n".join(ports))
 
 
 if __name__ == "__main__":

@@ -167,13 +167,16 @@ def tensors_of(model: Any) -> dict[str, Tensor]:
     return dict([*model.named_parameters(), *model.named_buffers()])
 
 
-def play(program: Program, nodes: int = 0, seed: int = 0, kill: bool = False, late: bool = False) -> Outcome:
+def play(
+    program: Program, nodes: int = 0, seed: int = 0, kill: bool = False, late: bool = False, workers: int = 1
+) -> Outcome:
     """Run a program alone (0 nodes) or as a swarm.
 
     Args:
         program: The program.
         nodes: The nodes that begin together.
         seed: The seed of the first process; each has another.
+        workers: Alone, the batches that make one step, as in synchronous training by so many workers.
         kill: Kill one of the nodes halfway.
         late: Add one more node before that.
 
@@ -186,7 +189,7 @@ def play(program: Program, nodes: int = 0, seed: int = 0, kill: bool = False, la
     if late:
         fates.append("late")
     with tempfile.TemporaryDirectory(prefix="zoo-") as folder:
-        with started(program, folder, fates, nodes, seed) as processes:
+        with started(program, folder, fates, nodes, seed, workers) as processes:
             for process in processes:
                 process.join(LIMIT_S)
         ranks = [rank for rank, fate in enumerate(fates) if fate != "killed"]
@@ -196,12 +199,14 @@ def play(program: Program, nodes: int = 0, seed: int = 0, kill: bool = False, la
 
 
 @contextmanager
-def started(program: Program, folder: str, fates: Sequence[str], nodes: int, seed: int) -> Iterator[list[Any]]:
+def started(
+    program: Program, folder: str, fates: Sequence[str], nodes: int, seed: int, workers: int
+) -> Iterator[list[Any]]:
     """Start the processes, which have torch already (a fork server keeps it), and end those that are left."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([__name__, "sklearn.datasets"])
     processes = [
-        context.Process(target=child, args=(program.name, folder, rank, nodes, fate, seed), daemon=True)
+        context.Process(target=child, args=(program.name, folder, rank, nodes, fate, seed, workers), daemon=True)
         for rank, fate in enumerate(fates)
     ]
     try:
@@ -215,12 +220,12 @@ def started(program: Program, folder: str, fates: Sequence[str], nodes: int, see
                 process.join()
 
 
-def child(name: str, folder: str, rank: int, nodes: int, fate: str, seed: int) -> None:
+def child(name: str, folder: str, rank: int, nodes: int, fate: str, seed: int, workers: int) -> None:
     """Run the program in this process, and leave its result in the folder."""
     torch.set_num_threads(1)
     logging.getLogger("gossip").addHandler(logging.NullHandler())  # Notices are read as events.
     program, place = programs()[name], Place(folder, rank, nodes, fate)
-    Placed.place = place
+    Placed.place, Plain.workers = place, workers
     try:
         if fate == "late":
             place.read("late")

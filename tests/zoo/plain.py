@@ -6,6 +6,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from types import SimpleNamespace
 from typing import Any, Self
 
+from torch.utils.data import DataLoader, IterableDataset
+
 from node.data.splitting import split
 
 __all__ = ["Plain"]
@@ -14,9 +16,10 @@ KINDS = ("mean", "median", "min", "max")  # As in node.observe.reduced.Reduced.
 
 
 class Plain:
-    """One process without a swarm: epochs are a range, a loader is itself, and a step does nothing."""
+    """One process without a swarm: epochs are a range, a loader gives its batches, and a step does nothing."""
 
     finished = False
+    workers = 1  # Batches that make one, as in synchronous training by so many workers.
 
     def __init__(self, model: Any, optimizer: Any = None, **choices: Any) -> None:
         self.schedulers: list[Any] = []
@@ -33,7 +36,13 @@ class Plain:
             yield epoch
 
     def loader(self, loader: Any) -> Any:
-        return loader
+        if self.workers == 1:
+            return loader
+        sampler = None if isinstance(loader.dataset, IterableDataset) else loader.sampler
+        return DataLoader(
+            loader.dataset, self.workers * loader.batch_size, sampler=sampler, collate_fn=loader.collate_fn,
+            drop_last=loader.drop_last,
+        )  # fmt: skip
 
     def shards(self, files: Iterable[str], **options: Any) -> list[str]:
         return list(files)
@@ -46,7 +55,7 @@ class Plain:
         self.schedulers.append(scheduler)
 
     def step(self, loss: Any = None, samples: int | None = None) -> None:
-        for scheduler in self.schedulers:
+        for scheduler in self.schedulers * self.workers:  # Which counts the steps of one process.
             if scheduler.last_epoch < scheduler.total_steps - 1:
                 scheduler.step()
 
