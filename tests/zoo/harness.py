@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -29,6 +29,7 @@ __all__ = ["Outcome", "Result", "play"]
 
 LIMIT_S = 300.0  # A busy machine needs a minute where an idle one takes ten seconds.
 POLL_S = 0.05
+SLOW_STEP_S = 0.1  # The pace of the others until a late node has come.
 KILLED_AT, LATE_AT = 0.5, 0.4  # The share of the run's samples at which one node is killed, and a late one joins.
 ORDINARY = {"alone", "together", "asleep", "stalled", "moving"}  # Warnings that a busy machine causes in any program.
 
@@ -80,12 +81,13 @@ class Place:
         rank: The number of this process, from 0.
         size: The number of processes that begin together.
         fate: "" for a node from beginning to end, "killed" or "late".
+        expects_late: The run has a late node, and this is another one.
     """
 
-    def __init__(self, folder: str, rank: int, size: int, fate: str) -> None:
+    def __init__(self, folder: str, rank: int, size: int, fate: str, expects_late: bool) -> None:
         self.folder, self.rank, self.size, self.fate = Path(folder), rank, size, fate
         self.nodes: list[Placed] = []
-        self.has_called = False  # The late node was told to begin.
+        self.expects_late = expects_late  # A late node has yet to come.
         self.result = Result()
 
     def write(self, name: str, text: str) -> None:
@@ -130,13 +132,21 @@ class Placed(Node):
     def step(self, loss: Any = None, samples: int | None = None, lr: float | None = None) -> None:
         super().step(loss, samples, lr)
         place = self.place
-        if self.number or not (place.fate == "killed" or (place.rank == 0 and not place.has_called)):
+        if self.number or not (place.fate == "killed" or place.expects_late):
             return
-        if place.fate == "killed" and self.progress() > KILLED_AT:
+        progress = self.progress()
+        if place.fate == "killed" and progress > KILLED_AT:
             os.kill(os.getpid(), signal.SIGKILL)
-        if place.rank == 0 and self.progress() > LATE_AT:
-            place.has_called = True
+        if place.expects_late and progress > LATE_AT:
             place.write("late", "")
+            place.expects_late = not (place.folder / "arrived").exists()
+            time.sleep(SLOW_STEP_S)  # A busy machine starts a process for longer than a short program trains.
+
+    def __enter__(self) -> Self:
+        entered = super().__enter__()
+        if self.place.fate == "late":
+            self.place.write("arrived", "")
+        return entered
 
     def settle(self, seconds: float = 5.0, wait_s: float = 0.0) -> float | None:
         began = time.monotonic()
@@ -206,7 +216,9 @@ def started(
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([__name__, "sklearn.datasets"])
     processes = [
-        context.Process(target=child, args=(program.name, folder, rank, nodes, fate, seed, workers), daemon=True)
+        context.Process(
+            target=child, args=(program.name, folder, rank, nodes, fate, "late" in fates, seed, workers), daemon=True
+        )
         for rank, fate in enumerate(fates)
     ]
     try:
@@ -220,11 +232,13 @@ def started(
                 process.join()
 
 
-def child(name: str, folder: str, rank: int, nodes: int, fate: str, seed: int, workers: int) -> None:
+def child(
+    name: str, folder: str, rank: int, nodes: int, fate: str, late: bool, seed: int, workers: int
+) -> None:  # fmt: skip
     """Run the program in this process, and leave its result in the folder."""
     torch.set_num_threads(1)
     logging.getLogger("gossip").addHandler(logging.NullHandler())  # Notices are read as events.
-    program, place = programs()[name], Place(folder, rank, nodes, fate)
+    program, place = programs()[name], Place(folder, rank, nodes, fate, late and fate != "late")
     Placed.place, Plain.workers = place, workers
     try:
         if fate == "late":
