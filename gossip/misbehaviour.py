@@ -86,7 +86,7 @@ class MisbehaviourLog:
             self.counts[key] += 1
         elif level >= threshold and len(self.counts) < MAX_REPORTED:
             self.counts[key] = round(level)
-            self.news.append(Notice("suspicious", sentence(who, kind)))
+            self.news.append(notice(who, kind))
 
     def take_back(self, who: PeerId | str, kind: str) -> None:
         """Take back one count after the opposite behaviour."""
@@ -110,6 +110,10 @@ class MisbehaviourLog:
             yield who if isinstance(who, str) else who.hex(), kind, count
 
 
-def sentence(who: PeerId | str, kind: str) -> str:
-    subject = f"A peer at {who}" if isinstance(who, str) else f"Member {short(who)}"
-    return f"{subject} misbehaves: {KINDS[kind].description}."
+def notice(who: PeerId | str, kind: str) -> Notice:
+    """Return the notice for the user. An honest member of a busy machine wastes exchanges, so these prove nothing."""
+    subject = f"a peer at {who}" if isinstance(who, str) else f"member {short(who)}"
+    if kind == "wasted":
+        causes = "it or this node is overloaded, the link is bad, or it means harm"
+        return Notice("overloaded", f"Exchanges with {subject} come to nothing, again and again: {causes}.")
+    return Notice("suspicious", f"{subject[0].upper()}{subject[1:]} misbehaves: {KINDS[kind].description}.")

@@ -18,7 +18,11 @@ ACCURACY = 0.01
 PROGRESS = 1.2  # growth of the sample counts, as a multiple of the growth by the rule for this many members
 BUDGET_MB = 64.0  # memory that an attacker may make a node use: all tables and buffers at their limits at once
 WELL_S = 10.0  # within which the swarm must recover
-NAMING = ("misbehaves", "stopped moving")  # phrases of log lines that name a peer and its misbehaviour
+NAMING = (
+    "misbehaves",
+    "come to nothing",
+    "stopped moving",
+)  # phrases of log lines that name a peer and its misbehaviour
 JOINS_S = 10.0  # within which a newcomer must join
 
 

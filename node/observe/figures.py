@@ -263,9 +263,9 @@ FIGURES = (
         metric="gossip_events_dropped_total",
     ),
     Figure(
-        "suspicious", "members that misbehave: member, how, count", "",
+        "suspicious", "members that misbehave, or whose exchanges come to nothing: member, how, count", "",
         lambda source: tuple(islice(source.peer.misbehaviour.rows(), SHOWN_ROWS)), logged=False, status=True,
-        heading="misbehaves",
+        heading="suspicious",
     ),
     Figure(
         "mixed", "recent partners: member, codec, seconds ago", "",

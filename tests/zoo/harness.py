@@ -31,7 +31,8 @@ LIMIT_S = 300.0  # A busy machine needs a minute where an idle one takes ten sec
 POLL_S = 0.05
 SLOW_STEP_S = 0.1  # The pace of the others until a late node has come.
 KILLED_AT, LATE_AT = 0.5, 0.4  # The share of the run's samples at which one node is killed, and a late one joins.
-ORDINARY = {"alone", "together", "asleep", "stalled", "moving"}  # Warnings that a busy machine causes in any program.
+# Warnings that a busy machine causes in any program.
+ORDINARY = {"alone", "together", "asleep", "stalled", "moving", "overloaded"}
 
 
 @dataclass
