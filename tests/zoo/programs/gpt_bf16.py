@@ -52,7 +52,7 @@ def run(Node, seed):
     optimizer = torch.optim.AdamW(model.parameters(), 1e-2, weight_decay=0.1)
     loader = DataLoader(TensorDataset(train), 32, shuffle=True, drop_last=True)
     with Node(model, optimizer) as node:
-        for _ in node.epochs(6, loader):
+        for _ in node.epochs(10, loader):
             for number, (rows,) in enumerate(node.loader(loader), 1):
                 with torch.autocast("cpu", torch.bfloat16):
                     loss = F.cross_entropy(model(rows[:, :-1]).flatten(0, 1), rows[:, 1:].flatten())
