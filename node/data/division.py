@@ -159,8 +159,7 @@ class Pass:
             whole: True to leave out a rest that is no whole batch; otherwise the last batches share it.
             ranks: The number of ranks that divide the batch.
         """
-        self.follow_changes()
-        left, size = len(self.pending) - self.position, count // ranks
+        left, size = self.left, count // ranks
         per_rank = -(-left // ranks)  # The last index may come twice, so that all ranks get equally many.
         batches = -(-per_rank // size)
         if whole:
@@ -175,10 +174,10 @@ class Pass:
         return taken
 
     @property
-    def is_over(self) -> bool:
-        """Return True if nothing is left with the present members."""
+    def left(self) -> int:
+        """Return the number of indices that are left with the present members."""
         self.follow_changes()
-        return self.is_exhausted
+        return len(self.pending) - self.position
 
     def follow_changes(self) -> None:
         """Divide the dataset again if members came or went."""

@@ -85,14 +85,18 @@ class ShareSampler(Sampler[int]):
         """Return the number of the last pass that began, or of the next if none has."""
         return self.recent_passes[-1][0].number if self.recent_passes else self.next_number
 
-    def begin(self) -> Pass:
-        """Begin the next pass, or resume one of an earlier life if the swarm is not ahead of it."""
+    def begin(self, least: int = 1) -> Pass:
+        """Begin the next pass, or resume one of an earlier life if the swarm is not ahead of it.
+
+        Args:
+            least: The samples that a resumed pass must still have.
+        """
         sharers = self.sharers
         # The pass that the swarm's sample count has reached, or the next of this loop if that is later.
         number = max(self.next_number, sharers.swarm_samples() // self.length)
         earlier_parts = self.earlier_parts if number == self.next_number else []
         next_pass = Pass(self.length, number, self.seed, sharers, earlier_parts)
-        if earlier_parts and next_pass.is_over:  # The earlier life has finished this pass.
+        if earlier_parts and next_pass.left < least:  # The earlier life has finished this pass.
             next_pass = Pass(self.length, number + 1, self.seed, sharers)
         trained_before = sharers.own_samples()
         # The loader has taken all of the last pass, but its loop may still train on it: the new pass begins after it.
@@ -148,8 +152,10 @@ class ShareBatchSampler(BatchSampler):
         super().__init__(sampler, batch_size, drop_last)
 
     def __iter__(self) -> Iterator[list[int]]:
-        current_pass, ranks = self.sampler.begin(), self.sampler.sharers.ranks
-        while len(batch := current_pass.take(self.batch_size * ranks, self.drop_last, ranks)):
+        ranks = self.sampler.sharers.ranks
+        count = self.batch_size * ranks
+        current_pass = self.sampler.begin(count if self.drop_last else 1)
+        while len(batch := current_pass.take(count, self.drop_last, ranks)):
             yield self.sampler.indices(current_pass, batch).tolist()
         self.sampler.on_pass(True)
 
@@ -183,7 +189,7 @@ class DrawSampler(ShareSampler):
         super().__init__(length, False, 0, sharers)
         self.draw, self.samples = draw, samples
 
-    def begin(self) -> Pass:
+    def begin(self, least: int = 1) -> Pass:
         """Begin the next pass, with a new draw."""
         number = max(self.next_number, self.sharers.swarm_samples() // self.length)
         self.next_number = number + 1

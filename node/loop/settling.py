@@ -105,7 +105,10 @@ class Settling:
         self.network.sync()
         if not self.live.outer.is_plain:
             self.live.reset_outer()
-        return self.report_end(standing, time.monotonic() - began_at)
+        remedy = "Settle on all nodes at the same time, with wait_s, or for longer."
+        if wait_s > 0:
+            remedy = f"Give settle more than {seconds:g} s: it ends as soon as all agree."
+        return self.report_end(standing, time.monotonic() - began_at, remedy)
 
     def mix_until_agreed(self, until: float, has_all: bool) -> Standing:
         """Visit the boundary until all members agree, no other is left, or it is ``until``.
@@ -179,7 +182,7 @@ class Settling:
                 self.live.state.write(vector)
             self.on_replaced(vector)
 
-    def report_end(self, standing: Standing, took_s: float) -> float | None:
+    def report_end(self, standing: Standing, took_s: float, remedy: str) -> float | None:
         """Tell the user how settling has ended, and return the distance from the last partners, None if unknown."""
         if standing.is_agreed:
             self.round_wide_weights()
@@ -192,7 +195,8 @@ class Settling:
             sentence = f"This node settled alone ({digest.hex()})."
         else:
             sentence = f"Settling ended after {took_s:.1f} s with weights {digest.hex()}."
-            self.network.notify("apart", apart_sentence(standing.missing, distance, tensor, took_s))
+            apart = apart_sentence(standing.missing, distance, tensor, took_s)
+            self.network.notify("apart", f"{apart} {remedy}")
         event = SettledEvent("settled", time.time(), sentence, distance, tensor, digest.hex())
         fields = {"distance": distance, "tensor": tensor, "digest": event.digest}
         self.network.call(lambda: self.network.service.announce(event, **fields))
@@ -290,7 +294,4 @@ def apart_sentence(missing: int, distance: float | None, tensor: str, took_s: fl
     if missing:
         others = f"{quantity(missing, 'member')} {'has' if missing == 1 else 'have'} not told of the same weights"
     where = f", most of all tensor {quoted(tensor)}, by {distance:.2g} of its norm" if distance else ""
-    return (
-        f"Settling ended after {took_s:.1f} s without agreement: {others}{where}. Settle on all nodes at the same "
-        "time, with wait_s, or for longer."
-    )
+    return f"Settling ended after {took_s:.1f} s without agreement: {others}{where}."

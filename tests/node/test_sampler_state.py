@@ -41,6 +41,17 @@ def test_a_pass_goes_on_where_its_state_was_taken(size):
     assert list(again) not in (whole, whole[5:]), "the next pass"
 
 
+def test_a_pass_that_drop_last_ended_is_not_resumed_without_a_batch():
+    """Its rest, less than a batch, would otherwise be an epoch in which the loop trains nothing."""
+    swarm = Swarm(IDS[0])
+    sampler = swarm.sampler(300, 16, drop_last=True)
+    for batch in sampler:
+        swarm.trained += len(batch)
+    again = Swarm(IDS[0]).sampler(300, 16, drop_last=True)
+    again.load_state_dict(kept(sampler))
+    assert len(list(again)) == 18
+
+
 @pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")  # of Python 3.12, by workers
 def test_what_workers_fetched_ahead_and_nobody_trained_on_is_given_again():
     swarm = Swarm(*IDS[:3])

@@ -138,6 +138,7 @@ def test_a_node_that_cannot_agree_says_which_tensor_differs_and_returns_the_dist
     assert event.distance == distances[0]
     assert f"tensor 'bias', by {distances[0]:.2g} of its norm" in str(warning)
     assert "1 member has not told of the same weights" in str(warning)
+    assert str(warning).endswith("Give settle more than 0.5 s: it ends as soon as all agree.")
 
 
 def test_the_last_node_that_hears_that_all_agree_does_not_wait_for_those_that_train_on(train, until):
