@@ -160,7 +160,8 @@ class LocalSwarm:
         with out.open("wb") as stdout, err.open("wb") as stderr:
             process = subprocess.Popen(
                 [sys.executable, "-P", "-c", START, PACKAGES_FOLDER, "run", *options, *self._job],
-                env={**environment, "PYTHONUNBUFFERED": "1"},
+                # Sets of texts have one order in all processes, so that a vocabulary made of one is the same.
+                env={"PYTHONHASHSEED": "0", **environment, "PYTHONUNBUFFERED": "1"},
                 stdin=subprocess.DEVNULL,
                 stdout=stdout,
                 stderr=stderr,

@@ -96,15 +96,22 @@ def values_of(item: Any) -> np.ndarray[Any, np.dtype[np.float64]]:
     if isinstance(item, Mapping):
         item = list(item.values())
     if isinstance(item, str | PurePath):  # Of a path the last part: folders differ between machines.
-        digest = hashlib.blake2b(PurePath(item).name.encode(errors="replace"), digest_size=4).digest()
-        return np.array([int.from_bytes(digest, "little") / 2**32])
+        return hashed(PurePath(item).name.encode(errors="replace"))
     if isinstance(item, list | tuple):
         parts = [values_of(part) for part in item[:MAX_VALUES]]
         return np.concatenate(parts) if parts else np.empty(0)
     try:
-        values = np.asarray(item).reshape(-1)[:MAX_VALUES].astype(np.float64)
+        values = np.asarray(item).reshape(-1)[:MAX_VALUES]
+        if values.dtype.kind in "iu" and values.itemsize >= 4:  # Tokens and ids: large ones would be squashed alike.
+            return hashed(values.astype("<i8").tobytes())
+        values = values.astype(np.float64)
     except (TypeError, ValueError):
         return np.empty(0)  # Another object, which says nothing.
     values = np.nan_to_num(values, nan=0.0, posinf=1e300, neginf=-1e300)
     squashed: np.ndarray[Any, np.dtype[np.float64]] = values / (1.0 + np.abs(values))
     return squashed
+
+
+def hashed(content: bytes) -> np.ndarray[Any, np.dtype[np.float64]]:
+    """Return a number of 0 to 1 for these bytes."""
+    return np.array([int.from_bytes(hashlib.blake2b(content, digest_size=4).digest(), "little") / 2**32])

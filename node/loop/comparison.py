@@ -1,6 +1,6 @@
-"""The comparison of this loop's data with those of other members: their datasets, and the batches that they draw.
+"""The comparison of this loop with those of other members: datasets, drawn batches, and constants of the models.
 
-Each node states its own in two marks of its record. Whatever differs, or should and does not, is told once.
+Each node states its own in three marks of its record. Whatever differs, or should and does not, is told once.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ from collections.abc import Callable
 from gossip.ids import MemberRecord, short
 from node.data.likeness import Likeness
 from node.loop.network_side import NetworkSide
-from node.observe.reduced import DATA, FIRST_LOSSES, mark_in
+from node.model.inventory.constants import Constants
+from node.observe.reduced import CONSTANTS, DATA, FIRST_LOSSES, mark_in
 
 __all__ = ["DataComparison"]
 
@@ -45,7 +46,8 @@ class DataComparison:
         self.losses: Mark | None = None  # Of the first two losses, if this loop divides no data.
         self.has_losses = False  # They are known, and perhaps say nothing.
         self.told_members: set[bytes] = set()  # Members whose data were told to differ.
-        self.is_draw_told = False
+        self.constants: Constants | None = None  # Those of the model, as they were before the first step.
+        self.is_draw_told = self.are_constants_told = False
         self.is_awaited = False  # A few members have not stated their data yet.
         self.compared_at = 0.0
 
@@ -56,6 +58,7 @@ class DataComparison:
         return {
             DATA: None if data is None else (data.checksum, data.length),
             FIRST_LOSSES: self.losses if self.data is None else None,
+            CONSTANTS: None if self.constants is None else self.constants.mark,
         }
 
     def on_pass(self, data: Likeness, is_over: bool) -> None:
@@ -125,6 +128,17 @@ class DataComparison:
                     ))  # fmt: skip
             if marks[FIRST_LOSSES] is not None and mark_in(record, FIRST_LOSSES) == marks[FIRST_LOSSES]:
                 self.tell_of_equal_draws(record)
+            if self.constants is not None and (mark := mark_in(record, CONSTANTS)) and self.constants.differ(mark):
+                self.tell_of_constants(self.constants, record)
+
+    def tell_of_constants(self, constants: Constants, record: MemberRecord) -> None:
+        if not self.are_constants_told:
+            self.are_constants_told = True
+            self.network.notify("data", (
+                f"The model of member {short(record.id)} was made with other values in tensors that do not travel "
+                f"({constants}): if the model computes with them, the nodes train different functions. Register them "
+                "as persistent buffers, or draw them from one seed on all nodes."
+            ))  # fmt: skip
 
     def tell_of_equal_draws(self, record: MemberRecord) -> None:
         if not self.is_draw_told:

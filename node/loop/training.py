@@ -32,6 +32,7 @@ from node.loop.settling import Settling
 from node.loop.startup import Startup
 from node.loop.step_watch import StepWatch
 from node.loop.steps import StepLoop
+from node.model.inventory.constants import constants_of
 from node.model.inventory.items import Inventory
 from node.model.inventory.watch import ModelWatch
 from node.model.loss import LastLoss
@@ -126,6 +127,7 @@ class TrainingSide:
             if self.timeline is not None:
                 self.timeline.start(self.me.hex())
             self.model_watch.begin()
+            self.comparison.constants = constants_of(self.model)
             self.startup.join()
             if self.finished and not self.live.boundary.replacements:
                 self.run.load_final()
@@ -251,12 +253,13 @@ class TrainingSide:
         self.run.samples += samples
         if loss is not None:
             self.loss.set(loss)
-        self.model_watch.on_step()
+        self.model_watch.on_step(loss is not None)
         if self.live.outer.correction is not None:
             self.apply_correction(self.live.outer.correction)
         self.loop.step(self.run.steps, start + self.service.clock_s)
         if self.loop.is_lockstep:
             self.wait_for_mix()
+        self.model_watch.on_stepped()
         self.overheads_s.append(time.perf_counter() - start)
         if self.timeline is not None:
             self.timeline.record_step(self.run.steps, self.overheads_s[-1])

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from itertools import islice
 from typing import Any
 
 import torch
@@ -41,7 +40,7 @@ OF_GRADIENTS = frozenset({
 # State in the coordinates of the weights: ASGD, schedule-free, Lookahead, masters of half-precision weights, averages.
 OF_WEIGHTS = frozenset({
     "ax", "cached_params", "ema", "fp32_param", "lookahead_slow_buff", "master", "master_param", "master_weight",
-    "old_p", "p0", "param_ema", "slow_buffer", "slow_param", "slow_params", "slow_weights", "x", "z",
+    "old_p", "p0", "param_ema", "slow_buffer", "slow_param", "slow_params", "slow_weights", "x", "x0", "z",
 })  # fmt: skip
 # The square of the relative distance up to which state is a copy of the weights by its values. Momentum of any other
 # scale than the weights' is at a distance of 1 or more.
@@ -52,8 +51,8 @@ Key = tuple[str, str]  # The name of an optimizer's class, and a key of its stat
 class OptimizerState:
     """The state of the ``optimizers`` for a model's ``tensors``; empty without optimizers.
 
-    A *trained* parameter requires a gradient and is in an optimizer. Several optimizers may hold state of it, as one
-    that wraps another.
+    A *trained* parameter is averaged, or requires a gradient, and is in an optimizer. Several optimizers may hold state
+    of it, as one that wraps another.
 
     Raises:
         LayoutError: An optimizer holds parameters that the model lacks, and that the user has not named as local.
@@ -64,6 +63,7 @@ class OptimizerState:
         self._local_ids = {key for key, chosen in (choices or Choices()).chosen_ids.items() if chosen == "local"}
         self._copy: ScalarCopy | None = None  # The copy that is on its way from the device.
         self._arrived: dict[str, float] | None = None  # The scalars of the last copy that has arrived.
+        self._elements: int | None = None  # The number of trained elements when the node started.
         self._follows: dict[Key, bool] = {}  # For each key of state: it is in the coordinates of the weights.
         # Without wrappers whose state cannot be told in advance, as SAM, which steps with a closure alone.
         self._givers = tuple(
@@ -91,19 +91,37 @@ class OptimizerState:
     def keys(self) -> tuple[str, ...]:
         """Return the sorted names of the state tensors that trained parameters have in their own shape.
 
-        A parameter may lack some of them, as one that had no gradient yet, or one of another optimizer.
+        A parameter may lack some of them, as one that had no gradient yet, or one of another optimizer. There are none
+        once the optimizers hold other parameters than at the start, since members agree on the length of the state.
         """
-        # "step" is always a scalar, but its shape does not show that if the parameter is a scalar too.
-        keys = {
-            key for parameter, states in self.rows() for state in states for key, value in state.items()
-            if key != "step" and is_state_of(value, parameter)
-        }  # fmt: skip
+        if self.has_other_parameters:
+            return ()
+        named = [
+            (key, value, parameter) for parameter, states in self.rows() for state in states
+            for key, value in state.items() if isinstance(value, Tensor)
+        ]  # fmt: skip
+        # Scalars of a parameter that is a scalar too have its shape; those of the other parameters show what they are.
+        scalars = {"step", *(key for key, value, parameter in named if parameter.dim() and not value.dim())}
+        keys = {key for key, value, parameter in named if key not in scalars and is_state_of(value, parameter)}
         if len(keys) > MAX_OPTIMIZER_KEYS:
             raise LayoutError(
                 f"The optimizers keep {len(keys)} tensors for each parameter and at most {MAX_OPTIMIZER_KEYS} are "
                 "given to newcomers: they begin with the weights alone."
             )
         return tuple(sorted(keys))
+
+    def begin(self) -> None:
+        """Note the number of trained elements, on which the members agree."""
+        self._elements = self.trained_elements
+
+    @property
+    def trained_elements(self) -> int:
+        return sum(parameter.numel() for parameter in self.trained())
+
+    @property
+    def has_other_parameters(self) -> bool:
+        """Return True if parameters were added to the optimizers, or taken out, since the node started."""
+        return self._elements is not None and self._elements != self.trained_elements
 
     @property
     def left_out(self) -> tuple[str, ...]:
@@ -162,8 +180,12 @@ class OptimizerState:
         """Return the trained parameters in the layout's order."""
         if not self._optimizers:
             return []
-        holders = self.holders()
-        return [tensor for tensor in self._tensors.current() if id(tensor) in holders and tensor.requires_grad]
+        holders, segments = self.holders(), self._tensors.layout.segments
+        # An averaged parameter counts whether or not it requires a gradient now, which a GAN's loop switches.
+        return [
+            tensor for segment, tensor in zip(segments, self._tensors.current(), strict=False)
+            if id(tensor) in holders and (segment.kind == "parameter" or tensor.requires_grad)
+        ]  # fmt: skip
 
     def rows(self) -> Iterator[tuple[Tensor, list[Mapping[str, Any]]]]:
         """Yield each trained parameter with its states, one of each optimizer that has any."""
@@ -206,13 +228,13 @@ class OptimizerState:
 
     # -- what follows the weights ----------------------------------------------------------------------------------
     def has_followers(self) -> bool:
-        """Return True if any state follows the weights, by the first state of each optimizer: every mix asks."""
+        """Return True if any state follows the weights. Every mix asks, so it looks at names where those decide."""
+        # Parameters differ in their state: only those of half precision may have masters.
         return any(
             self.follows(optimizer, key)
             for optimizer in self._optimizers
-            for state in islice(optimizer.state.values(), 1) if isinstance(state, Mapping)
-            for key, value in state.items() if isinstance(value, Tensor) and value.dim()
-        )  # fmt: skip
+            for key in set().union(*(state for state in optimizer.state.values() if isinstance(state, Mapping)))
+        )
 
     def followers(self) -> list[tuple[Tensor, Tensor]]:
         """Return the state in the coordinates of the weights: each parameter with its state tensor."""
@@ -250,7 +272,9 @@ class OptimizerState:
         apart_sq = own_sq = 0.0
         for parameter, state in optimizer.state.items():
             value = state.get(key) if isinstance(state, Mapping) else None
-            if isinstance(parameter, Tensor) and isinstance(value, Tensor) and is_state_of(value, parameter):
+            if not (isinstance(parameter, Tensor) and isinstance(value, Tensor) and parameter.dim()):
+                continue  # A scalar's step counts and products have its shape.
+            if is_state_of(value, parameter):
                 weights, values = local_part(parameter).float(), local_part(value).float()
                 apart_sq += float((values - weights).square().sum())
                 own_sq += float(weights.square().sum())

@@ -63,7 +63,7 @@ class ModelState(State):
 
     A vector of the weights follows the layout. It may end before the frozen tensors. The vector that newcomers take has
     the whole layout, followed by the optimizers' state. That is, for each of :attr:`optimizer_keys`, the tensors of all
-    trained parameters in the layout's order. A trained parameter requires a gradient and is in an optimizer.
+    trained parameters in the layout's order. A trained parameter is averaged and in an optimizer.
 
     Args:
         model: A module, or a mapping of names to tensors and arrays.
@@ -119,7 +119,7 @@ class ModelState(State):
     @property
     def trained_elements(self) -> int:
         """Return the number of trained elements: so many has each of :attr:`optimizer_keys` in the vector."""
-        return sum(parameter.numel() for parameter in self.optimizer_state.trained())
+        return self.optimizer_state.trained_elements
 
     def exchanged_tensors(self) -> list[Tensor]:
         """Return the live tensors that exchanges carry, in the layout's order."""
@@ -244,6 +244,15 @@ class ModelState(State):
         with self.optimizer_state.moving(), self.probe.mixing():
             yield
 
+    def averaged_buffers(self) -> list[tuple[str, Tensor]]:
+        """Return the live statistics by name."""
+        named = zip(self.layout.segments, self._tensors.current(), strict=False)  # Bits have no values.
+        return [(segment.name, tensor) for segment, tensor in named if segment.kind == "buffer"]
+
+    def new_buffers(self) -> list[str]:
+        """Return the names of buffers that the program has added since the node was made, which do not travel."""
+        return self._tensors.new_buffers(self._model)
+
     def inventory(self) -> Inventory:
         """Return all tensors of the model and of its optimizers, each with its treatment."""
         return Inventory([*self._tensors.items, *self.optimizer_state.items()])
@@ -277,8 +286,7 @@ class ModelState(State):
         return self._mixer.shift(self._buffers(), statistics).cpu().numpy()
 
     def _buffers(self) -> list[Tensor]:
-        kinds = zip(self.layout.segments, self._tensors.current(), strict=False)  # Bits have no values.
-        return [tensor for segment, tensor in kinds if segment.kind == "buffer"]
+        return [tensor for _, tensor in self.averaged_buffers()]
 
     def add_weighted(self, shift: Floats, weight: float) -> Copies:
         live = self._weights(shift.size)

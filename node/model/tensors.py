@@ -80,6 +80,7 @@ class LiveTensors:
         self._modules: tuple[tuple[nn.Module, str, nn.Module], ...] = ()  # (parent, name, child)
         # Each module with the numbers of its parameters and children, by which new ones are noticed.
         self._counts: tuple[tuple[nn.Module, int, int], ...] = ()
+        self._absent: tuple[tuple[nn.Module, str], ...] = ()  # Parameters that are registered as None: (module, name).
         self._owners: dict[int, nn.Module] = {}  # The module of each dictionary of buffers, by the dictionary's id.
         self.shared: dict[str, Tensor] = {}  # Tensors over memory of other libraries, by name.
         places = list(self._named_tensors(model))
@@ -156,11 +157,23 @@ class LiveTensors:
         for module, parameters, children in self._counts:
             if len(module._parameters) > parameters or len(module._modules) > children:
                 self._refuse_new_parameters(module)
+        for module, name in self._absent:
+            if module._parameters[name] is not None:
+                self._refuse_new_parameters(module)
         return self._look_up(self._slots)
 
     def bits(self) -> list[Tensor]:
         """Return the live tensors of bits in the layout's order, as :meth:`current`."""
         return self._look_up(self._bit_slots)
+
+    def new_buffers(self, model: nn.Module | Mapping[str, Any]) -> list[str]:
+        """Return the names of persistent buffers that the model had not when the node was made."""
+        if not isinstance(model, nn.Module):
+            return []
+        known = {item.name for item in self.items}
+        saved = set(map(plain_name, model.state_dict(keep_vars=True)))
+        names = (plain_name(name) for name, _ in model.named_buffers())
+        return [name for name in names if name in saved and name not in known]
 
     def saved(self, model: nn.Module | Mapping[str, Any]) -> dict[str, Tensor]:
         """Return the tensors of a checkpoint of the model, by plain names.
@@ -236,6 +249,10 @@ class LiveTensors:
                 (parent, name, child) for parent in model.modules() for name, child in parent.named_children()
             )
             self._counts = tuple((module, len(module._parameters), len(module._modules)) for module in model.modules())
+            self._absent = tuple(
+                (module, name)
+                for module in model.modules() for name, value in module._parameters.items() if value is None
+            )  # fmt: skip
             saved = set(map(plain_name, model.state_dict(keep_vars=True)))  # Persistent buffers are in it, others not.
             for name, _ in model.named_parameters():
                 path, _, key = name.rpartition(".")

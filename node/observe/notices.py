@@ -14,6 +14,7 @@ LOGGER = logging.getLogger("gossip")
 # only warnings gets it.
 LEVELS = {
     "inventory": logging.INFO, "optimizer": logging.WARNING, "teacher": logging.WARNING, "undone": logging.WARNING,
+    "buffer": logging.WARNING, "directions": logging.WARNING, "unchanged": logging.WARNING,
     "alone": logging.WARNING, "apart": logging.WARNING, "together": logging.WARNING, "stalled": logging.WARNING,
     "moving": logging.WARNING, "overloaded": logging.WARNING,
     "asleep": logging.WARNING, "device": logging.WARNING, "lossy": logging.WARNING,

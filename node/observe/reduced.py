@@ -15,8 +15,8 @@ from gossip.ids import MemberRecord
 from gossip.wire.records import MAX_EXTRA_BYTES, clamp_field, is_keepable
 
 __all__ = [
-    "AGREED", "DATA", "FIRST_LOSSES", "SETTLING", "STARTED", "Figures", "Reduced", "is_settling", "mark_in", "reduce",
-    "values_in",
+    "AGREED", "CONSTANTS", "DATA", "FIRST_LOSSES", "SETTLING", "STARTED", "Figures", "Reduced", "is_settling",
+    "mark_in", "reduce", "values_in",
 ]  # fmt: skip
 
 MARK = "\0"  # The first character of a mark's name, which no figure may have.
@@ -25,7 +25,8 @@ AGREED = MARK + "a"  # The mark of weights that a settling loop shares with a pa
 STARTED = MARK + "b"  # The mark that this loop has waited for the others to start: the number that it counted.
 DATA = MARK + "d"  # The mark of the data that this loop divides: a checksum and their length.
 FIRST_LOSSES = MARK + "l"  # The mark of its first two losses: the second, and a hash of the first.
-MAX_MARKS = 5  # Marks that a record has room for besides figures.
+CONSTANTS = MARK + "c"  # The mark of tensors of its model that do not travel: a checksum and their number.
+MAX_MARKS = 6  # Marks that a record has room for besides figures.
 MARK_BYTES = 22  # The largest mark: a name of two characters, a float and a count.
 
 FRAMING_BYTES = 4  # msgpack's headers of a record's list of values and of the packed figures in it.

@@ -70,6 +70,7 @@ SAME = {
 OTHER = {
     "tensors": (TensorDataset(X), TensorDataset(X[ORDER])),
     "labels alone": (torch.arange(200) % 2, (torch.arange(200) % 2)[ORDER]),
+    "large numbers": (torch.arange(200) + 50_000, (torch.arange(200) + 50_000)[ORDER]),
     "random items": (Augmented(X), Augmented(X[ORDER])),
     "files listed in another order": (Augmented(X, names("/data")), Augmented(X, names("/data", ORDER.tolist()))),
     "texts": (names("a"), names("a", ORDER.tolist())),

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.nn.utils import prune
 
 from gossip.errors import ConfigError, LayoutError
 from node.model.inventory.items import Choices
@@ -221,6 +222,24 @@ def test_every_way_of_moving_the_weights_moves_their_copies(call):
     getattr(state, call)(*arguments[call])
     for parameter in model.parameters():
         torch.testing.assert_close(optimizer.state[parameter]["mine"], parameter.detach())
+
+
+def test_state_moves_with_the_weights_that_have_it_though_the_first_have_none():
+    """Only weights of half precision have masters, and an optimizer may keep a number of its own beside them."""
+    model = mlp()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    optimizer.state["steps"] = 7
+    optimizer.state[model[0].weight] = {"count": 1}
+    optimizer.state[model[2].weight] = {"mine": model[2].weight.detach().clone()}
+    state = ModelState(model, optimizer)
+    state.add(np.ones(state.size(), np.float32))
+    torch.testing.assert_close(optimizer.state[model[2].weight]["mine"], model[2].weight.detach())
+
+
+def test_a_mask_is_copied_since_zeros_and_ones_have_no_mean():
+    model = mlp()
+    prune.l1_unstructured(model[0], "weight", amount=0.5)
+    assert treatments(model)["0.weight_mask"] == "copy"
 
 
 def test_momentum_that_happens_to_equal_the_weights_does_not_move():

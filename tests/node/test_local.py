@@ -45,7 +45,7 @@ def test_a_local_swarm_has_one_seed_and_one_thread_each(tmp_path, local_command,
         progress.write_event(2.0, "alone", "This node is alone.")
         progress.close(3.0, figures(34, 100))
         print("noise")
-        print(json.dumps([bool(seeds), os.environ["OMP_NUM_THREADS"], sys.argv[1:]]))
+        print(json.dumps([bool(seeds), os.environ["OMP_NUM_THREADS"], os.environ["PYTHONHASHSEED"], sys.argv[1:]]))
         sys.exit(4 if "--fail" in sys.argv and seeds is None else 0)
         """,
     )
@@ -53,7 +53,7 @@ def test_a_local_swarm_has_one_seed_and_one_thread_each(tmp_path, local_command,
     done = local_command("-n", "3", "--log-dir", tmp_path / "logs", script, "--fail")
     assert done.returncode == 4  # the worst
     results = sorted(line for line in done.stdout.splitlines() if "noise" not in line)
-    own = '"1", ["--fail"]]'
+    own = '"1", "0", ["--fail"]]'
     assert results == [f"node 0: [false, {own}", f"node 1: [true, {own}", f"node 2: [true, {own}"]
     assert "node 1: This node is alone." in done.stderr
     assert [row.split("│")[1:4] for row in done.stderr.splitlines() if row.startswith("│")] == [

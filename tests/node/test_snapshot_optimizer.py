@@ -111,6 +111,47 @@ def test_frozen_parameters_have_no_share_in_the_optimizers_part():
     np.testing.assert_array_equal(vector_of(state, full=True), slow_vector([*trained, model[0].weight, *moments]))
 
 
+def test_a_parameter_that_requires_no_gradient_for_a_while_keeps_its_share():
+    """The loop of a GAN switches the gradients of its discriminator off and on."""
+    model = mlp()
+    optimizer = torch.optim.Adam(model.parameters(), 0.01)
+    train(model, optimizer, 2, seed=1)
+    state = ModelState(model, optimizer)
+    whole = vector_of(state, full=True)
+    model[0].requires_grad_(False)
+    np.testing.assert_array_equal(vector_of(state, full=True), whole)
+
+
+def test_once_the_optimizer_holds_other_parameters_it_gives_no_state():
+    """A newcomer would read it at other places than it has at its donor."""
+    model = mlp()
+    optimizer = torch.optim.Adam(model[2].parameters(), 0.01)
+    state = ModelState(model, optimizer)
+    state.optimizer_state.begin()
+    train(model, optimizer, 2, seed=1)
+    assert state.optimizer_range()
+    optimizer.add_param_group({"params": list(model[0].parameters())})
+    assert not state.optimizer_range()
+    assert state.optimizer_keys == ()
+
+
+def test_scalars_of_a_parameter_that_is_a_scalar_are_told_from_its_state():
+    def scaled():
+        model = nn.ParameterDict({"scale": nn.Parameter(torch.tensor(1.0)), "w": nn.Parameter(torch.ones(3))})
+        return model, torch.optim.NAdam(model.parameters(), 0.01)
+
+    (model, optimizer), (joiner, fresh) = scaled(), scaled()
+    (model["scale"] * model["w"].square().sum()).backward()
+    for _ in range(5):
+        optimizer.step()
+    state = ModelState(model, optimizer)
+    assert state.optimizer_keys == ("exp_avg", "exp_avg_sq")
+    ModelState(joiner, fresh).adopt(vector_of(state, full=True), state.optimizer_keys, state.optimizer_scalars())
+    for name, parameter in model.items():
+        for key, value in optimizer.state[parameter].items():
+            torch.testing.assert_close(fresh.state[joiner[name]][key], value)
+
+
 def test_add_leaves_the_optimizers_state_alone():
     model = mlp()
     optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from gossip.errors import LayoutError
+from node.model.inventory.constants import constants_of
 from tests.node.conftest import until
 from tests.node.trainees import linear, towards
 
@@ -112,6 +113,106 @@ def test_a_teacher_is_told_once_and_a_newcomer_takes_it_as_it_is_now(train, monk
     taken = second.at_entry["teacher.weight"]
     assert torch.allclose(taken / taken[0, 0], changed / changed[0, 0], rtol=1e-4)
     assert torch.all(taken.abs() < changed.abs() * 1.001)
+
+
+def test_a_loop_that_trains_a_copy_of_the_model_is_told_so(train):
+    model, trained = linear(), linear(1)
+    trainee = train(model, None, towards(trained, 1.0))
+    until(lambda: told(trainee, "No weight of this Node has changed in 32 steps"))
+
+
+def test_a_loop_whose_rate_begins_at_zero_is_not_told_that_nothing_changes(train):
+    model, rates = linear(), iter([0.0] * 20 + [0.1] * 10**6)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+
+    def work():
+        optimizer.param_groups[0]["lr"] = next(rates)
+        loss = (model.weight - 1.0).square().sum()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    trainee = train(model, optimizer, work)
+    until(lambda: trainee.node.metrics().steps > 60)
+    assert not told(trainee, "No weight of this Node has changed")
+
+
+class Late(nn.Module):
+    """A module whose buffer and parameter are made in a later pass."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(4, 2)
+        self.register_buffer("mean", None)
+        self.register_parameter("bias", None)
+
+
+def test_a_buffer_that_is_made_later_is_told_and_a_parameter_is_refused(train, monkeypatch):
+    monkeypatch.setattr("node.loop.training.OPTIMIZER_S", 0.05)
+    model = Late()
+    trainee = train(model)
+    trainee.do(lambda node: setattr(model, "mean", torch.zeros(2)))
+    until(lambda: told(trainee, "Buffer 'mean' was added while this node trains"))
+    trainee.do(lambda node: setattr(model, "bias", nn.Parameter(torch.zeros(2))))
+    until(lambda: trainee.error is not None)
+    with pytest.raises(LayoutError, match="Parameter 'bias' was added to a Late"):
+        raise trainee.error
+    trainee.error = None
+
+
+class Featured(nn.Module):
+    """A model with a buffer of orthogonal directions, and with constants beside its state."""
+
+    def __init__(self, seed):
+        super().__init__()
+        drawn = torch.Generator().manual_seed(seed)
+        self.linear = nn.Linear(4, 2)
+        self.register_buffer("directions", torch.linalg.qr(torch.randn(8, 8, generator=drawn))[0])
+        self.register_buffer("cache", torch.randn(3, generator=drawn), persistent=False)
+        self.order = torch.randperm(4_000, generator=drawn)
+        self.sizes = [4, 2]
+
+
+def test_directions_that_mixes_make_shorter_are_told(train, monkeypatch):
+    monkeypatch.setattr("node.loop.training.OPTIMIZER_S", 0.05)
+
+    def drawing(seed, seeds=()):
+        model = Featured(0)
+        step = towards(model, 1.0)
+        draws = torch.Generator().manual_seed(seed)
+
+        def work():
+            model.directions = torch.linalg.qr(torch.randn(8, 8, generator=draws))[0]
+            return step()
+
+        return train(model, None, work, seeds=seeds)
+
+    first = drawing(1)
+    assert not told(first, "of one length")
+    drawing(2, [first.node.address])
+    until(lambda: told(first, "The rows or columns of buffer 'directions' were of one length and are not any more"))
+
+
+def test_models_that_were_made_with_other_constants_are_told(train):
+    first = train(Featured(0))
+    second = train(Featured(0), seeds=[first.node.address])
+    until(lambda: second.node.metrics().exchanges_done >= 3)
+    assert not told(first, "do not travel") + told(second, "do not travel")
+    train(Featured(1), seeds=[first.node.address])
+    until(lambda: told(first, "tensors that do not travel ('cache', 'order', 'sizes')"))
+
+
+def test_constants_that_machines_compute_with_other_last_bits_are_the_same():
+    one, other = Featured(0), Featured(0)
+    other.cache = one.cache * (1 + 2e-7)
+    mine = constants_of(one)
+    assert not mine.differ(constants_of(other).mark)
+    other.order[3:5] = one.order[3:5].flip(0)
+    assert not mine.differ(constants_of(other).mark)  # Only some of the values are looked at.
+    other.order = one.order.flip(0)
+    assert mine.differ(constants_of(other).mark)
+    assert constants_of(linear()) is None
 
 
 def test_parameters_that_an_optimizer_gets_later_must_be_in_the_model_too(train, monkeypatch):

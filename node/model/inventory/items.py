@@ -176,6 +176,8 @@ def treatment_of(
         return "copy", "frozen: requires no gradient"
     if not finite:
         return "copy", f"a constant: {not_finite(tensor)}"
+    if "mask" in name.rpartition(".")[2]:  # Of pruning: a mask of another node's zeros would be a half.
+        return "copy", "a mask: zeros and ones have no mean"
     if is_quantiser(owner):
         return "copy", "the range of a quantiser"
     return "average", "a statistic or constant of the model"

@@ -13,7 +13,10 @@ from node.model.state import State
 
 __all__ = ["ModelWatch"]
 
-SAMPLED_ELEMENTS = 16  # Of each frozen tensor, by which a teacher is found that the program changes as a whole.
+SAMPLED_ELEMENTS = 16  # Of each tensor, by which a change is found that the program makes to the whole.
+UNCHANGED_STEPS = 32  # Steps with a loss that change no weight. The first ones of a warm-up may change none.
+# The relative difference between the lengths of rows that are of one length, and of rows that are not any more.
+SAME_LENGTH, OTHER_LENGTH = 1e-4, 1e-2
 
 
 class ModelWatch:
@@ -30,15 +33,37 @@ class ModelWatch:
         self.notify, self.on_changed = notify, on_changed
         self.told: set[str] = set()  # Sentences that the user has seen.
         self.frozen_sample: list[Tensor] | None = None  # The sampled elements of each frozen tensor, at the last look.
+        # The sampled elements of each averaged tensor as the last call of `step` left them; None once a step has
+        # changed any.
+        self.averaged_sample: list[Tensor] | None = None
+        self.unchanged_steps = 0
+        self.normalised: list[str] = []  # Averaged buffers whose rows or columns were of one length at the begin.
 
     def begin(self) -> None:
         """Say what travels how, before the first step."""
         if self.state is not None:
             self.notify("inventory", self.state.inventory().counts())
+            self.averaged_sample = []
+            self.state.optimizer_state.begin()
+            buffers = self.state.averaged_buffers()
+            self.normalised = [name for name, tensor in buffers if has_directions(tensor)]
 
-    def on_step(self) -> None:
-        """Look whether this step has undone a mix. Every training step calls it."""
+    def on_step(self, has_loss: bool) -> None:
+        """Look whether this step has changed the weights, and whether it has undone a mix. Every step calls it."""
         state = self.state
+        if self.averaged_sample and state is not None and has_loss:
+            now = list(map(sampled, state.exchanged_tensors()))
+            if any(not torch.equal(*pair) for pair in zip(now, self.averaged_sample, strict=True)):
+                self.averaged_sample = None
+            else:
+                self.unchanged_steps += 1
+                if self.unchanged_steps == UNCHANGED_STEPS:
+                    self.notify_once(
+                        f"No weight of this Node has changed in {UNCHANGED_STEPS} steps, so that nothing trained is "
+                        "mixed: does the loop train a copy of the model, or other tensors than those given to Node? "
+                        "Make the Node from the model and the optimizer that the loop trains.",
+                        "unchanged",
+                    )
         if state is not None and state.probe.is_waiting and state.probe.on_step():
             names = " or ".join(dict.fromkeys(type(optimizer).__name__ for optimizer in state.optimizers.all))
             self.notify_once(
@@ -47,6 +72,11 @@ class ModelWatch:
                 "weights into it before each step.",
                 "undone",
             )
+
+    def on_stepped(self) -> None:
+        """Handle the end of a call of ``step``, which may have mixed."""
+        if self.averaged_sample is not None and self.state is not None and self.unchanged_steps < UNCHANGED_STEPS:
+            self.averaged_sample = list(map(sampled, self.state.exchanged_tensors()))
 
     def on_adopted(self) -> None:
         """Say why a newcomer's weights came without the optimizer's state, if they did."""
@@ -74,7 +104,31 @@ class ModelWatch:
                 "the weights: they take the weights alone, and their state begins afresh.",
                 "optimizer",
             )
+        if optimizer_state.has_other_parameters:
+            self.notify_once(
+                "The optimizers hold other parameters than when the Node was made, so that newcomers cannot take their "
+                "state and begin it afresh: give the optimizers all parameters before the Node is made.",
+                "optimizer",
+            )
+        if new := self.state.new_buffers():
+            self.notify_once(
+                f"Buffer {new[0]!r} was added while this node trains, and is neither mixed nor given to newcomers: "
+                "register it, with its shape, before the Node is made.",
+                "buffer",
+            )
+        self.look_at_buffers(self.state.averaged_buffers())
         self.look_at_frozen(self.state.frozen_tensors())
+
+    def look_at_buffers(self, named: Sequence[tuple[str, Tensor]]) -> None:
+        """Notice averaged buffers of normalised rows that mixes have made shorter: a queue, codes, random features."""
+        for name, tensor in named if self.normalised else ():
+            if name in self.normalised and not has_directions(tensor, OTHER_LENGTH):
+                self.notify_once(
+                    f"The rows or columns of buffer {name!r} were of one length and are not any more, since the mean "
+                    "of two directions is shorter (a queue, a codebook, random features?): name it in copy= or local=, "
+                    "or normalise it where it is used.",
+                    "directions",
+                )
 
     def look_at_frozen(self, named: Sequence[tuple[str, Tensor]]) -> None:
         """Notice frozen tensors that the program changes, as the teacher of BYOL or a momentum encoder."""
@@ -99,6 +153,20 @@ class ModelWatch:
         if kind not in self.told:
             self.told.add(kind)
             self.notify(kind, sentence)
+
+
+@torch.no_grad()
+def has_directions(tensor: Tensor, tolerance: float = SAME_LENGTH) -> bool:
+    """Return True if the rows or the columns of a tensor are of one length, in different directions."""
+    if tensor.dim() < 2 or min(tensor.shape) < 2:
+        return False
+    rows = tensor.detach().float().flatten(1)
+    if bool((rows == 0).any()):  # An identity, or zeros: a covariance begins so, and may become anything.
+        return False
+    return any(
+        bool(lengths.amax() - lengths.amin() <= tolerance * lengths.amax()) and bool(rows.std() > 0)
+        for lengths in (rows.norm(dim=1), rows.norm(dim=0))
+    )
 
 
 def sampled(tensor: Tensor) -> Tensor:
