@@ -171,12 +171,12 @@ class Node(DataCalls):
 
         Args:
             loss: A scalar tensor or number, for display.
-            samples: The step's samples, by default those drawn from :meth:`loader` or :meth:`shard` since the last
-                step, or 1 if none were. A tensor of one whole number will do; one on a GPU is waited for.
+            samples: The step's samples, if they do not come from :meth:`loader` or :meth:`shard`, whose rows are counted
+                as they are drawn; by default 1. A tensor of one whole number will do; one on a GPU is waited for.
             lr: The learning rate, if the node was given no torch optimizer that has it.
 
         Raises:
-            LocalError: The user has to fix something.
+            LocalError: The user has to fix something, as a ConfigError if samples are needed and unknown.
             FaultError: With ``on_fault="raise"``, after a fault of this library in the network side.
         """
         if lr is not None:

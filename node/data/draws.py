@@ -2,41 +2,139 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeVar
 
-from gossip.errors import ConfigError
+import torch
+
+from gossip.errors import ConfigError, LocalError
 from node.data.epochs import Epochs
 from node.data.sampler import Samplers
 
-__all__ = ["DrawCount"]
+__all__ = ["DrawCount", "Source"]
 
 T = TypeVar("T")
+
+Source = tuple[int | None, bool]
+"""What a pass is over: the samples of its data, None for a stream, and True if gradients were on when it began."""
+
+UNSTEPPED_PASSES = 3  # One pass may accumulate gradients all along.
+COMPARED_STEPS = 8  # Steps before the samples that a loop states are compared with those drawn.
+COMPARED_ONES = 64  # The same for a loop of its own over a sampler, whose workers draw ahead.
+EMPTY_STEPS = 64  # Steps in a row without a sample before a loop is told.
+MUCH = 1.5  # A ratio of stated to drawn samples that padding and skipped batches do not reach.
+
+NO_SAMPLES = (
+    "node.epochs counts samples, and this step has none: loop over node.loader(loader) or node.shard, or give "
+    "node.step(loss, samples=len(batch))."
+)
+SAMPLER_SAMPLES = (
+    "The batches of node.sampler are drawn by a loader that this node does not see: give node.step(loss, "
+    "samples=len(batch)), or loop over node.loader(loader) without that sampler."
+)
+STEPS_AS_SAMPLES = (
+    "Each step counts as one sample in these epochs, since none are drawn from node.loader or node.shard: give "
+    "node.step(loss, samples=len(batch)), or samples=1 if that is meant."
+)
+EMPTY = (
+    f"{EMPTY_STEPS} steps in a row drew nothing from node.loader or node.shard and stated no samples: iterate over the "
+    "loader again for each pass, and not over a copy of its batches, or give node.step(loss, samples=len(batch))."
+)
 
 
 class DrawCount:
     """What one loop has drawn from its share since its last step.
 
+    A pass that begins without gradients is an evaluation, as is one over other data than those of the epochs. It is
+    whole, whatever the run, and its samples count in no step that has drawn others.
+
     Args:
         samplers: The samplers of the node.
+        given: Returns the samples that samplers have given to loaders that this node does not see.
     """
 
-    def __init__(self, samplers: Samplers) -> None:
-        self.samplers = samplers
-        self.pending = 0  # Samples since the last step.
-        self.steps = 0
+    def __init__(self, samplers: Samplers, given: Callable[[], int] = int) -> None:
+        self.samplers, self.given = samplers, given
+        self.pending: dict[Source, int] = {}  # Samples since the last step.
+        self.giving: Source = None, True  # That of the last batch.
+        self.source: Source | None = None  # That of the last batch for training; None before the first.
+        self.passes_open = 0  # Training passes that the loop is inside of.
+        self.steps = self.empty_steps = 0
+        self.stated_steps = self.stated = self.drawn = 0  # Steps that stated their samples, these, and those drawn.
+        self.is_told = False
         self.epochs: Epochs | None = None  # Those of the loop, while it is inside ``node.epochs``.
+        self.epochs_source: Source | None = None  # Of the data of these epochs; None before the first batch.
+        self.counts_steps = True  # A step without samples may count as one in these epochs.
         self.last_total: int | None = None  # The samples of its last run of epochs.
 
+    # -- drawing ---------------------------------------------------------------------------------------------------
     def give(self, samples: int) -> None:
         """Count samples that the loop gets."""
-        self.pending += samples
+        self.pending[self.giving] = self.pending.get(self.giving, 0) + samples
+        if self.giving[1]:
+            self.source = self.giving
         self.samplers.on_draw()
 
-    def take(self, samples: int | None) -> int:
-        """Return the samples of a step: those that the loop gave, or those drawn since the last step, or 1."""
-        drawn, self.pending, self.steps = self.pending, 0, self.steps + 1
-        return (drawn or 1) if samples is None else samples
+    def passes(self, batches: Iterable[T], length: int | None) -> Iterator[T]:
+        """Yield the batches of a pass, up to the end of the run; in the last epoch pass after pass until that end.
+
+        Args:
+            batches: Gives a pass at each ``iter``.
+            length: The samples of the data, those of other members included; None for a stream.
+        """
+        source = length, torch.is_grad_enabled()
+        self.passes_open += source[1]
+        unstepped = 0  # Passes in a row without a step.
+        try:
+            goes_on = not self.is_over(source)
+            while goes_on:
+                goes_on, steps_before = False, self.steps
+                for batch in batches:
+                    self.giving = source
+                    yield batch
+                    if self.is_over(source):
+                        return
+                    goes_on = self.is_of_epochs(source) and self.epochs is not None and self.epochs.is_last
+                unstepped = 0 if self.steps > steps_before else unstepped + 1
+                if goes_on and unstepped == UNSTEPPED_PASSES:
+                    raise LocalError(unstepped_text("passes"))
+        finally:
+            self.passes_open -= source[1]
+
+    def is_of_epochs(self, source: Source) -> bool:
+        """Return True if a pass is one of the running epochs, and ends with their run."""
+        if self.epochs is None or not source[1]:
+            return False
+        if self.epochs_source is None:
+            self.epochs_source = source
+        return source == self.epochs_source
+
+    def is_over(self, source: Source) -> bool:
+        """Return True if a pass is one of epochs whose run has ended, so that it gives nothing more."""
+        return self.is_of_epochs(source) and self.epochs is not None and self.epochs.is_over
+
+    # -- epochs ----------------------------------------------------------------------------------------------------
+    def numbers(self, epochs: Epochs, length: int | None, counts_steps: bool) -> Iterator[int]:
+        """Yield the numbers of these epochs.
+
+        Args:
+            epochs: The epochs.
+            length: The samples of their data, if these are divided.
+            counts_steps: A step without samples may count as one.
+        """
+        self.epochs, self.last_total, self.counts_steps = epochs, epochs.total, counts_steps
+        self.epochs_source = None if length is None else (length, True)
+        try:
+            unstepped = 0  # Epochs in a row that drew batches and took no step.
+            for number in epochs.numbers():
+                steps_before = self.steps
+                yield number
+                unstepped = unstepped + 1 if self.pending and self.steps == steps_before else 0
+                if unstepped == UNSTEPPED_PASSES:
+                    raise LocalError(unstepped_text("epochs"))
+        finally:
+            self.epochs = self.epochs_source = None
+            self.counts_steps = True
 
     def total(self, samples: Any) -> Any:
         """Return the samples of the whole run, by default those of the last epochs; None if they are unknown.
@@ -50,18 +148,77 @@ class DrawCount:
             raise ConfigError(f"total is {samples!r}: give the samples of the whole run, of all members together.")
         return samples
 
-    @property
-    def is_over(self) -> bool:
-        """Return True if the run of the running ``node.epochs`` has ended, so that nothing more is given."""
-        return self.epochs is not None and self.epochs.is_over
+    # -- steps -----------------------------------------------------------------------------------------------------
+    def take(self, stated: int | None) -> int:
+        """Return the samples of a step: those drawn since the last step, else the stated ones, else 1.
 
-    def passes(self, batches: Iterable[T]) -> Iterator[T]:
-        """Yield the batches of a pass, up to the end of the run; in the last epoch pass after pass until that end."""
-        goes_on = not self.is_over
-        while goes_on:
-            goes_on = False
-            for batch in batches:
-                yield batch
-                if self.is_over:
-                    return
-                goes_on = self.epochs is not None and self.epochs.is_last
+        Drawn samples of a dataset are certain, and epochs, shares and progress count the same. In a stream a batch may
+        have any form, so what the loop states counts. A further step on one batch has no samples.
+
+        Raises:
+            ConfigError: The samples are needed, and unknown.
+        """
+        self.steps += 1
+        source, drawn = self.source, 0
+        if self.pending:
+            source, drawn = self.pending_samples()
+            self.pending = {}
+        if (drawn or self.passes_open) and (stated is None or (source is not None and source[0] is not None)):
+            self.empty_steps = 0
+            if stated is not None:
+                self.compare(stated, drawn)
+            return drawn
+        if stated is None:
+            return self.unstated()
+        self.compare(stated, 0)
+        return stated
+
+    def pending_samples(self) -> tuple[Source | None, int]:
+        """Return what a step has drawn: of the epochs' data, else of the last, else in a loop without gradients."""
+        for source in (self.epochs_source, self.source):
+            if source in self.pending:
+                return source, self.pending[source]
+        return (self.source, 0) if torch.is_grad_enabled() else self.pending.popitem()
+
+    def unstated(self) -> int:
+        """Return the samples of a step that has drawn none and states none."""
+        if self.given():
+            raise ConfigError(SAMPLER_SAMPLES)
+        if self.source is not None:
+            self.empty_steps += 1
+            if self.empty_steps == EMPTY_STEPS:
+                self.samplers.notify("samples", EMPTY)
+            return 0 if self.epochs is not None else 1
+        if not self.counts_steps:
+            raise ConfigError(NO_SAMPLES)
+        if self.epochs is not None and not self.is_told:
+            self.is_told = True
+            self.samplers.notify("samples", STEPS_AS_SAMPLES)
+        return 1
+
+    def compare(self, stated: int, drawn: int) -> None:
+        """Compare what the loop states with what it has drawn, now and then, and tell once if they are far apart."""
+        self.stated_steps, self.stated, self.drawn = self.stated_steps + 1, self.stated + stated, self.drawn + drawn
+        steps = self.stated_steps
+        if self.is_told or steps < COMPARED_STEPS or steps & (steps - 1):
+            return
+        if self.drawn:
+            is_far = not self.drawn / MUCH <= self.stated <= self.drawn * MUCH
+            text = f"node.loader and node.shard gave {self.drawn:,}. These count: leave samples out."
+        else:
+            given = self.given()
+            is_step_count = steps >= COMPARED_ONES and self.stated == steps and given >= 4 * steps
+            is_far = given > 0 and (is_step_count or self.stated > MUCH * given)
+            text = f"node.sampler gave {given:,}. Epochs, progress and shares count these: give samples=len(batch)."
+        if is_far:
+            self.is_told = True
+            self.samplers.notify(
+                "samples", f"This loop has stated {self.stated:,} samples in {steps} steps, for which {text}"
+            )
+
+
+def unstepped_text(what: str) -> str:
+    return (
+        f"{UNSTEPPED_PASSES} {what} have drawn batches without node.step(), so this loop would never end: call "
+        "node.step(loss) after each optimizer.step()."
+    )

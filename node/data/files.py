@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import mmap
 from collections.abc import Iterable, Iterator
 from functools import partial
 from typing import Any, TypeVar
@@ -20,6 +21,25 @@ ENDLESS = (
     "These files come without end, so they have no length and make no list: iterate over them (docs/node.md has it for "
     "webdataset), or give epochs=1 for the files of one pass."
 )
+
+
+class NamesGiven:
+    """A note that a name was given, which processes that are forked later share."""
+
+    def __init__(self) -> None:
+        self.byte = mmap.mmap(-1, 1)
+
+    @property
+    def were_given(self) -> bool:
+        return self.byte[0] == 1
+
+    def note(self) -> None:
+        self.byte[0] = 1
+
+    def __reduce__(self) -> tuple[type[NamesGiven], tuple[()]]:
+        """Copy the note for a process that is spawned. Its dataset has the files, and its notes do not come back."""
+        self.note()
+        return NamesGiven, ()
 
 
 class FileShards(Iterable[str]):
@@ -41,6 +61,7 @@ class FileShards(Iterable[str]):
         samples: The samples in all files together, if known. Members then agree on the number of the pass by the
             swarm's sample count, and divide the files without overlap; without it each counts its own passes.
         sharers: The members that share the files.
+        names: Noted when a name is given.
 
     Raises:
         DataError: There are no files, or a name is no text.
@@ -48,8 +69,9 @@ class FileShards(Iterable[str]):
     """
 
     def __init__(
-        self, files: Iterable[str], epochs: int | None, shuffle: bool, samples: int | None, sharers: Sharers
-    ) -> None:
+        self, files: Iterable[str], epochs: int | None, shuffle: bool, samples: int | None, sharers: Sharers,
+        names: NamesGiven | None = None,
+    ) -> None:  # fmt: skip
         self.files = [files] if isinstance(files, str) else [str(file) for file in files]
         if not self.files:
             raise DataError("There are no files to divide: give their names.")
@@ -58,6 +80,7 @@ class FileShards(Iterable[str]):
         if samples is not None and samples < 1:
             raise ConfigError(f"samples is {samples}; give how many all files hold, or leave it out.")
         self.epochs, self.seed, self.samples, self.sharers = epochs, 0 if shuffle else None, samples, sharers
+        self.names = names or NamesGiven()
         self.next_number = 0  # The number of the next pass.
 
     def __len__(self) -> int:
@@ -86,6 +109,7 @@ class FileShards(Iterable[str]):
 
     def begin_pass(self) -> int:
         """Return the number of the pass that begins now. It is counted at once, so that ``break`` skips the rest."""
+        self.names.note()
         number = self.next_number
         if self.samples is not None:
             number = max(number, self.sharers.swarm_samples() // self.samples)

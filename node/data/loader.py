@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections import deque
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -10,10 +11,13 @@ from typing import Any
 from torch.utils.data import DataLoader, IterableDataset, Sampler
 
 from node.data.draws import DrawCount
+from node.data.files import NamesGiven
 from node.data.orders import Order, order_of
 from node.data.sampler import Samplers, ShareBatchSampler, ShareSampler
 
 __all__ = ["ShareLoader"]
+
+UNREAD_BATCHES = 8  # Batches of a stream after which its dataset has surely taken a file; a buffer may come first.
 
 
 class ShareLoader:
@@ -29,15 +33,19 @@ class ShareLoader:
         loader: The user's loader.
         samplers: The samplers of the node.
         draws: The count of what the loop draws.
+        names: The files that were given to datasets of streams, if any.
 
     Raises:
         DataError: The loader cannot be divided.
     """
 
-    def __init__(self, loader: DataLoader[Any], samplers: Samplers, draws: DrawCount) -> None:
-        self.draws, self.inner = draws, loader
+    def __init__(
+        self, loader: DataLoader[Any], samplers: Samplers, draws: DrawCount, names: NamesGiven | None = None
+    ) -> None:
+        self.draws, self.inner, self.names = draws, loader, names
         self.order: Order | None = None
         self.given: SizedSampler | None = None
+        self.unread = 0  # Batches of a stream so far.
         if not isinstance(loader.dataset, IterableDataset):
             self.order = order_of(loader)
             share = self.order.share(samplers)
@@ -59,11 +67,28 @@ class ShareLoader:
         batch = (loader.batch_size or 1) if loader.drop_last else 1
         return max(order.length // batch, 1) * batch
 
+    @property
+    def length(self) -> int | None:
+        """Return the samples of a pass, of all members together; None for a stream."""
+        return None if self.order is None else self.order.length
+
     def __iter__(self) -> Iterator[Any]:
-        for batch in self.draws.passes(self.inner):
+        for batch in self.draws.passes(self.inner, self.length):
+            if self.order is None:
+                self.check_names()
             waiting = None if self.given is None else self.given.waiting
             self.draws.give(waiting.popleft() if waiting else samples_in(batch, self.inner))
             yield batch
+
+    def check_names(self) -> None:
+        """Tell once if a dataset gives samples and has read no file of this node's share."""
+        self.unread += 1
+        if self.unread == UNREAD_BATCHES and self.names is not None and not self.names.were_given:
+            kind = type(self.inner.dataset).__name__
+            self.draws.samplers.notify("data", (
+                f"{kind} has given {UNREAD_BATCHES} batches and taken no file from node.shards, so that each node may "
+                "train on all of its data: let it iterate over what node.shards returned."
+            ))  # fmt: skip
 
     def __len__(self) -> int:
         return len(self.inner)
@@ -97,12 +122,16 @@ class SizedSampler(Sampler[Any]):
 
 
 def samples_in(batch: Any, loader: DataLoader[Any]) -> int:
-    """Return the number of samples in a batch of an iterable dataset, as its first tensor has it."""
+    """Return the number of samples in a batch of an iterable dataset, as its first tensor has it.
+
+    A tensor with more rows than the loader's batch size has rows of another kind, as tokens.
+    """
+    most = loader.batch_size or math.inf
     if isinstance(batch, Mapping):
         batch = list(batch.values())
     while isinstance(batch, list | tuple) and batch and not isinstance(batch[0], str | int | float):
         batch = batch[0]
     shape = getattr(batch, "shape", None)
     if shape is not None and len(shape):
-        return int(shape[0])
-    return len(batch) if isinstance(batch, list | tuple) else loader.batch_size or 1
+        return int(min(shape[0], most))
+    return int(min(len(batch), most)) if isinstance(batch, list | tuple) else loader.batch_size or 1

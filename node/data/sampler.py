@@ -23,7 +23,7 @@ from node.data.division import I64, DrawnPass, Part, Pass, Sharers, rank_share, 
 from node.data.likeness import Likeness, likeness_of
 from node.data.opened import length_of_items
 
-__all__ = ["DrawSampler", "Samplers", "ShareBatchSampler", "ShareSampler"]
+__all__ = ["MAX_LENGTHS", "DrawSampler", "Samplers", "ShareBatchSampler", "ShareSampler"]
 
 MAX_IDS = 128  # Members named in a state, 4 KB. In a larger swarm a resumed pass starts again: a hundredth of the data.
 MAX_LENGTHS = 16  # Dataset lengths in one loop: more than any needs, and a bound for loops that keep making samplers.
@@ -52,6 +52,8 @@ class ShareSampler(Sampler[int]):
         self.earlier_parts: list[Part] = []  # Given in that pass in an earlier life; empty once a pass begins in this.
         # The last two passes that began, and the samples that the loop had trained on before each.
         self.recent_passes: list[tuple[Pass, int]] = []
+        self.given_before = 0  # Samples given in the passes before the last one.
+        self.has_gradients = True  # They were on when the last pass began: it was no evaluation.
         # The last computed size of the share, after the pass and the count of changes of members for which it holds;
         # both are -1 before the first.
         self.cached_size = (-1, -1, 0)
@@ -85,6 +87,12 @@ class ShareSampler(Sampler[int]):
         """Return the number of the last pass that began, or of the next if none has."""
         return self.recent_passes[-1][0].number if self.recent_passes else self.next_number
 
+    @property
+    def given(self) -> int:
+        """Return the samples that this rank was given so far, evaluations left out."""
+        last = self.recent_passes[-1][0].given_count if self.recent_passes and self.has_gradients else 0
+        return self.given_before + last // self.sharers.ranks
+
     def begin(self, least: int = 1) -> Pass:
         """Begin the next pass, or resume one of an earlier life if the swarm is not ahead of it.
 
@@ -92,6 +100,7 @@ class ShareSampler(Sampler[int]):
             least: The samples that a resumed pass must still have.
         """
         sharers = self.sharers
+        self.given_before, self.has_gradients = self.given, torch.is_grad_enabled()
         # The pass that the swarm's sample count has reached, or the next of this loop if that is later.
         number = max(self.next_number, sharers.swarm_samples() // self.length)
         earlier_parts = self.earlier_parts if number == self.next_number else []
@@ -140,6 +149,7 @@ class ShareSampler(Sampler[int]):
         length.
         """
         number, parts = parse_state(state, self.length)
+        self.given_before = self.given
         self.next_number, self.earlier_parts, self.recent_passes = number, parts, []
 
 
@@ -215,6 +225,7 @@ class Samplers:
         self.last = Recent[int, ShareSampler](MAX_LENGTHS)  # By length.
         self.states: dict[int, Mapping[str, Any]] = {}  # Loaded before their samplers were made.
         self.on_draw: Callable[[], object] = bool  # Called at each batch that the loop draws.
+        self.notify: Callable[[str, str], object] = nowhere  # Tells the user of an event of a kind in a sentence.
         # Called with the likeness of the data of each pass that begins, and with True when one is over.
         self.on_pass: Callable[[Likeness, bool], object] | None = None
 
@@ -278,6 +289,10 @@ class Samplers:
                 self.last[length].load_state_dict(state)
             elif type(length) is int and len(self.states) < MAX_LENGTHS:
                 self.states[length] = state
+
+
+def nowhere(kind: str, sentence: str) -> None:
+    """Tell nothing: of the ranks of a node rank 0 speaks."""
 
 
 def length_of(dataset: Any) -> int:

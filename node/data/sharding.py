@@ -41,6 +41,6 @@ class Shard:
 
     def __iter__(self) -> Iterator[Any]:
         for _ in range(self.epochs):
-            for batch in self.draws.passes(self.batches):
+            for batch in self.draws.passes(self.batches, self.batches.sampler.length):
                 self.draws.give(len(batch))
                 yield self.fetch(batch)

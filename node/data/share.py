@@ -8,19 +8,18 @@ from weakref import WeakKeyDictionary
 
 from torch.utils.data import DataLoader, IterableDataset
 
-from gossip.errors import ConfigError, DataError, LocalError
+from gossip.errors import ConfigError, DataError
+from gossip.recent import Recent
 from node.data.draws import DrawCount
 from node.data.epochs import Epochs
-from node.data.files import FileShards
+from node.data.files import FileShards, NamesGiven
 from node.data.likeness import likeness_of
 from node.data.loader import ShareLoader
 from node.data.opened import Collate, open_dataset
-from node.data.sampler import Samplers, ShareBatchSampler
+from node.data.sampler import MAX_LENGTHS, Samplers, ShareBatchSampler, ShareSampler
 from node.data.sharding import Shard
 
 __all__ = ["Share"]
-
-UNSTEPPED_EPOCHS = 3  # One epoch may accumulate gradients all along.
 
 
 class Share:
@@ -31,8 +30,9 @@ class Share:
     """
 
     def __init__(self, samplers: Samplers) -> None:
-        self.samplers, self.draws = samplers, DrawCount(samplers)
-        self.has_files = False  # Files of this node's share were given, for iterable datasets.
+        self.samplers, self.draws = samplers, DrawCount(samplers, self.given)
+        self.own = Recent[int, ShareSampler](MAX_LENGTHS)  # Samplers for the user's own loaders, by length.
+        self.names: NamesGiven | None = None  # Set once files are divided, for iterable datasets.
         self.loaders: WeakKeyDictionary[DataLoader[Any], ShareLoader] = WeakKeyDictionary()
 
     def shard(
@@ -53,19 +53,32 @@ class Share:
             raise ConfigError(
                 f"node.loader takes a torch DataLoader, not a {type(loader).__name__}: node.shard divides a dataset."
             )
-        if isinstance(loader.dataset, IterableDataset) and not self.has_files:
+        if isinstance(loader.dataset, IterableDataset) and self.names is None:
             raise DataError(
                 f"{type(loader.dataset).__name__} is an IterableDataset, which has no parts: let it read the files of "
                 "node.shards, or use its DataLoader without node.loader if each node has data of its own."
             )
         if loader not in self.loaders:
-            self.loaders[loader] = ShareLoader(loader, self.samplers, self.draws)
+            self.loaders[loader] = ShareLoader(loader, self.samplers, self.draws, self.names)
         return self.loaders[loader]
+
+    def sampler(self, *arguments: Any) -> ShareSampler | ShareBatchSampler:
+        """Return a sampler for a loader of the user's own (:meth:`node.data.sampler.Samplers.make`)."""
+        made = self.samplers.make(*arguments)
+        sampler = made.sampler if isinstance(made, ShareBatchSampler) else made
+        previous = self.own.pop(sampler.length, None)
+        sampler.given_before = 0 if previous is None else previous.given
+        self.own[sampler.length] = sampler
+        return made
+
+    def given(self) -> int:
+        """Return the samples that these samplers have given to loaders, of this rank, evaluations left out."""
+        return sum(sampler.given for sampler in self.own.values())
 
     def files(self, files: Iterable[str], epochs: int | None, shuffle: bool, samples: int | None) -> FileShards:
         """Return this node's share of data files."""
-        self.has_files = True
-        shards = FileShards(files, epochs, shuffle, samples, self.samplers.sharers)
+        self.names = self.names or NamesGiven()
+        shards = FileShards(files, epochs, shuffle, samples, self.samplers.sharers, self.names)
         if self.samplers.on_pass is not None:
             self.samplers.on_pass(likeness_of(shards.files, len(shards.files)), False)
         return shards
@@ -73,23 +86,11 @@ class Share:
     def epochs(self, count: int, data: Any) -> Iterator[int]:
         """Yield the numbers of the swarm's epochs over ``data`` (:class:`node.data.epochs.Epochs`)."""
         epochs = Epochs(count, self.epoch_samples(data), self.samplers.sharers)
-        return self.numbers(epochs)
-
-    def numbers(self, epochs: Epochs) -> Iterator[int]:
-        self.draws.epochs, self.draws.last_total = epochs, epochs.total
-        try:
-            unstepped = 0  # Epochs in a row that drew batches and took no step.
-            for number in epochs.numbers():
-                steps_before = self.draws.steps
-                yield number
-                unstepped = unstepped + 1 if self.draws.pending and self.draws.steps == steps_before else 0
-                if unstepped == UNSTEPPED_EPOCHS:
-                    raise LocalError(
-                        f"{unstepped} epochs have drawn batches without node.step(), so this loop would never end: "
-                        "call node.step(loss) after each optimizer.step()."
-                    )
-        finally:
-            self.draws.epochs = None
+        if isinstance(data, DataLoader | ShareLoader):
+            length = self.loader(data).length
+        else:
+            length = None if isinstance(data, int) else epochs.length
+        return self.draws.numbers(epochs, length, isinstance(data, int))
 
     def epoch_samples(self, data: Any) -> int:
         """Return the samples that one process would train in an epoch over a loader, a dataset or a number of them."""

@@ -110,7 +110,7 @@ class DataCalls:
             DataError: The dataset does not fit.
             ConfigError: An argument does not fit.
         """
-        return self._share.samplers.make(dataset_or_length, batch_size, shuffle, drop_last, seed)
+        return self._share.sampler(dataset_or_length, batch_size, shuffle, drop_last, seed)
 
     def shards(
         self, files: Iterable[str], epochs: int | None = None, shuffle: bool = True, samples: int | None = None

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-import torch
 from torch import Tensor, nn
+from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 
 from node import running
 from node.loop.held_run import HeldRun
@@ -16,23 +17,26 @@ from node.model.optimizers import Optimizers
 
 __all__ = ["FORGOTTEN", "StepWatch"]
 
-WRITES = 8  # Writes to the weights before a loop is told: loading weights by hand takes one or two.
-CHANGES = 3  # Draws of a batch before which the weights had changed.
-MAX_DRAWS = 64  # Draws at which weights are read, which waits for a device. Longer accumulation is seen by the writes.
-MAX_WEIGHTS = 8  # Tensors that are watched, spread over the model.
-MAX_ELEMENTS = 4  # Elements of each that are read.
+# Updates of the weights before a running loop is told: several may come before a first step, as those of a critic.
+RUNNING_UPDATES = 16
+ENDED_UPDATES = 8  # The same once the loop has ended: loading weights by hand takes one or two.
+MAX_WEIGHTS = 8  # Tensors whose writes are counted, spread over the model.
 
 FORGOTTEN = (
     "This loop trains the weights and never calls node.step(), so that nothing is mixed and no sample counts: call "
     "node.step(loss) after each optimizer.step()."
 )
 
+_watches: set[StepWatch] = set()  # Those of loops that have taken no step yet.
+_is_hooked = False  # Never undone: other threads may be reading torch's hooks just then.
+os.register_at_fork(after_in_child=_watches.clear)
+
 
 class StepWatch:
     """The watch over one node's loop until its first step.
 
-    It counts writes to the weights, of which torch keeps count. Fused optimizers write behind its back: so the watch
-    also reads some elements at each batch that the loop draws.
+    It counts the steps of optimizers over the model's weights, whoever has made them. torch also counts writes to a
+    tensor, by which loops without its optimizers are seen; fused optimizers write behind that count.
 
     Args:
         live: The model, of which only tensors of torch are watched, and its optimizers.
@@ -42,17 +46,28 @@ class StepWatch:
 
     def __init__(self, live: LiveModel, run: HeldRun, notify: Callable[[str, str], None]) -> None:
         weights = weights_of(live.model, live.optimizers)
+        self.ids = {id(weight) for weight in weights}
         self.weights = weights[:: -(-len(weights) // MAX_WEIGHTS) or 1]
         self.run, self.notify = run, notify
         self.versions: list[int] = []  # When this node itself last changed the weights; empty before it has started.
-        self.elements: list[float] = []  # At the last draw; empty before the first.
-        self.draws = self.changes = 0
+        self.optimizer_steps = 0
         self.is_told = self.is_closed = False
 
     def begin(self) -> None:
         """Watch from here on: the node itself has made the weights what they are."""
         if not self.run.steps:
-            self.versions, self.elements = [weight._version for weight in self.weights], []
+            self.versions = [weight._version for weight in self.weights]
+            if self.ids:
+                _watches.add(self)
+                hook_optimizers()
+
+    def on_optimizer_step(self, optimizer: Optimizer) -> None:
+        """Handle the step of any optimizer of the program."""
+        if self.run.steps:
+            _watches.discard(self)
+        elif any(id(weight) in self.ids for group in optimizer.param_groups for weight in group["params"]):
+            self.optimizer_steps += 1
+            self.check(RUNNING_UPDATES)
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
@@ -63,21 +78,14 @@ class StepWatch:
 
     def on_draw(self) -> None:
         """Handle a batch that the loop draws."""
-        if self.is_told or self.run.steps:
-            return
-        self.draws += 1
-        if self.versions and self.draws <= MAX_DRAWS:
-            elements = [value for weight in self.weights for value in elements_of(weight)]
-            self.changes += bool(self.elements) and elements != self.elements
-            self.elements = elements
-        self.check()
+        self.check(RUNNING_UPDATES)
 
-    def check(self) -> None:
-        """Tell once if the loop forgets its steps."""
+    def check(self, least: int = ENDED_UPDATES) -> None:
+        """Tell once if the loop has made at least so many updates and forgets its steps."""
         if self.is_told or self.run.steps:
             return
         writes = [weight._version - before for weight, before in zip(self.weights, self.versions, strict=False)]
-        if max(writes, default=0) >= WRITES or self.changes >= CHANGES:
+        if max(writes, default=0) >= least or self.optimizer_steps >= least:
             self.is_told = True
             self.notify("unstepped", FORGOTTEN)
 
@@ -86,17 +94,23 @@ class StepWatch:
         if self.is_closed:  # The program may close a node again, and train the model elsewhere meanwhile.
             return
         self.check()
+        _watches.discard(self)
         self.is_closed = True
         if self.is_told and not self.run.steps:
             running.note_unstepped()
 
 
-def elements_of(weight: Tensor) -> list[float]:
-    """Return some elements of a tensor; none of one that is divided over processes."""
-    if type(weight) not in (Tensor, nn.Parameter) or weight.is_sparse or not weight.numel():
-        return []
-    places = range(0, weight.numel(), -(-weight.numel() // MAX_ELEMENTS))
-    return [float(weight.detach().reshape(-1)[place]) for place in places]
+def hook_optimizers() -> None:
+    """Let torch call the watches after each step of an optimizer."""
+    global _is_hooked
+    if not _is_hooked:
+        _is_hooked = True
+        register_optimizer_step_post_hook(on_any_step)
+
+
+def on_any_step(optimizer: Optimizer, arguments: Any, named: Any) -> None:
+    for watch in tuple(_watches):
+        watch.on_optimizer_step(optimizer)
 
 
 def weights_of(model: Any, optimizers: Optimizers) -> list[Tensor]:
@@ -109,4 +123,4 @@ def weights_of(model: Any, optimizers: Optimizers) -> list[Tensor]:
         weights = [weight for weight in model.parameters() if weight.requires_grad]
     else:
         weights = list(model.values()) if isinstance(model, Mapping) else []
-    return [weight for weight in weights if isinstance(weight, torch.Tensor) and not weight.is_inference()]
+    return [weight for weight in weights if isinstance(weight, Tensor) and not weight.is_inference()]

@@ -89,6 +89,7 @@ class TrainingSide:
         self.comparison = DataComparison(self.network, self.settling.announce)
         self.step_watch = StepWatch(live, self.run, self.network.notify)
         self.samplers.on_pass, self.samplers.on_draw = self.comparison.on_pass, self.step_watch.on_draw
+        self.samplers.notify = self.network.notify
         self.loss = LastLoss()
         self.was_loss_finite = True  # At the last report.
         self.learning_rate = math.nan  # As the loop passes it to `step`; used if no optimizer has one.

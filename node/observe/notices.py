@@ -23,6 +23,7 @@ LEVELS = {
     "load": logging.WARNING, "log": logging.WARNING, "loss": logging.WARNING, "mended": logging.WARNING,
     "merged": logging.WARNING, "overwritten": logging.WARNING, "put back": logging.WARNING,
     "refused": logging.WARNING, "replaced": logging.WARNING, "restarted": logging.WARNING,
+    "samples": logging.WARNING,
     "seed": logging.WARNING, "spoiled": logging.WARNING, "state": logging.WARNING, "suspicious": logging.WARNING,
     "twin": logging.WARNING, "unreachable": logging.WARNING, "unstepped": logging.WARNING,
     "untaken": logging.WARNING, "waited": logging.WARNING,

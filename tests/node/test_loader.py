@@ -292,14 +292,18 @@ def test_a_killed_loop_goes_on_in_its_epoch_and_a_finished_one_gives_nothing(qui
         assert train_epochs(node, 9, loader) == ([], [])
 
 
-def test_the_run_ends_inside_a_pass_of_a_loader_and_of_a_shard(quick):
-    data = TensorDataset(torch.zeros(96, 4))
-    with Node(nn.Linear(4, 2), config=quick) as node:
-        for _ in node.epochs(2, data):
-            for _ in node.shard(data, 16):
-                node.step(samples=64)  # others train three times as much meanwhile
-        assert node.metrics().steps == 3
-        assert len(list(node.shard(data, 16))) == 6, "after the epochs a pass is whole again"
+@pytest.mark.parametrize("way", ["loader", "shard"])
+def test_the_run_ends_inside_a_pass(way):
+    data, swarm = TensorDataset(torch.zeros(96, 4)), Swarm(IDS[0])
+    ours, steps = share(swarm), 0
+    for _ in ours.epochs(2, data):
+        batches = ours.loader(DataLoader(data, 16)) if way == "loader" else ours.shard(data, 16, True, 1, None, False)
+        for _ in batches:
+            swarm.trained += ours.draws.take(None)
+            swarm.behind += 48  # others train three times as much meanwhile
+            steps += 1
+    assert steps == 3
+    assert len(list(ours.shard(data, 16, True, 1, None, False))) == 6, "after the epochs a pass is whole again"
 
 
 def test_a_late_node_begins_in_the_swarms_epoch(train, until, quick):
