@@ -257,6 +257,7 @@ class TrainingSide:
         self.loop.step(self.run.steps, start + self.service.clock_s)
         if self.loop.is_lockstep:
             self.wait_for_mix()
+        self.settling.note_weights()
         self.overheads_s.append(time.perf_counter() - start)
         if self.timeline is not None:
             self.timeline.record_step(self.run.steps, self.overheads_s[-1])
@@ -302,6 +303,7 @@ class TrainingSide:
         """Visit the step boundary: fulfil the network thread's requests, and report."""
         self.ranks.send_heartbeat()
         self.loop.visit(self.network.now)
+        self.settling.note_weights()
 
     # -- calls of the step loop ------------------------------------------------------------------------------------
     def on_mixed(self) -> None:
