@@ -42,8 +42,10 @@ class Initiator:
     # -- for the driver ------------------------------------------------------------------------------------------
     @property
     def is_blocked(self) -> bool:
-        """Return True if we may not begin a mix: one is in progress, or as many as may overlap."""
+        """Return True if we may not begin a mix: one is in progress, or as many as may overlap, or we are paused."""
         exchanges = self.exchanges
+        if self.local.paused:
+            return True
         return exchanges.is_engaged if exchanges.is_overlapping else bool(exchanges.own_exchanges)
 
     @property
@@ -121,7 +123,7 @@ class Initiator:
         if exchanges.is_reservation_due:
             exchanges.is_reservation_due = False
             self.search_count = 0
-            if schedule.is_behind and self.joining.phase is IDLE and not local.settling:
+            if schedule.is_behind and self.joining.phase is IDLE and not (local.settling or local.paused):
                 effects += exchanges.reserve_next(now)
         return effects
 

@@ -264,10 +264,15 @@ class Peer:
 
     def settle(self, on: bool, now: float) -> list[Effect]:
         """Mix with members that settle until all hold the same vector (True), or as configured (False)."""
-        self.local.settling = on
+        self.local.settling, self.local.paused = on, False
         self.local.boundary_at = now
         self.schedule.retry_at = 0.0
         return [*self.exchanges.begin_settling(), *self.initiator.begin(now)] if on else []
+
+    def pause(self, now: float) -> list[Effect]:
+        """Begin and accept no exchange until :meth:`settle`, so that the weights stay as they are."""
+        self.local.paused = True
+        return self.exchanges.begin_settling()
 
     def publish_figures(self, packed: bytes, now: float, is_urgent: bool = False) -> list[Effect]:
         """Publish the user's packed figures in our record, for other nodes' users; empty bytes withdraw them.

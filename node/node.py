@@ -171,8 +171,8 @@ class Node(DataCalls):
 
         Args:
             loss: A scalar tensor or number, for display.
-            samples: The step's samples, if they do not come from :meth:`loader` or :meth:`shard`, whose rows are counted
-                as they are drawn; by default 1. A tensor of one whole number will do; one on a GPU is waited for.
+            samples: The step's samples, if they do not come from :meth:`loader` or :meth:`shard`, whose rows are
+                counted as they are drawn; by default 1. A tensor of one whole number will do; one on a GPU is waited for.
             lr: The learning rate, if the node was given no torch optimizer that has it.
 
         Raises:
@@ -189,12 +189,13 @@ class Node(DataCalls):
     def settle(self, seconds: float = 5.0, wait_s: float = 0.0) -> float | None:
         """Mix without training until the nodes agree.
 
-        Call it before evaluating or saving, on every node at about the same time.
+        Call it before evaluating or saving, on every node at about the same time. The weights that settle are those
+        that the model holds now, as the best ones that the program has just loaded.
 
         Args:
             seconds: The most that this takes.
             wait_s: At the end of a run, a barrier before it: mix for at most this many seconds until all other members
-                have also called this, have finished or are gone.
+                have also called this or are gone.
 
         Returns:
             The consensus distance, or None without other members.

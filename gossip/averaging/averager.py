@@ -126,10 +126,15 @@ class Averager:
 
     def forget_old_weights(self) -> None:
         """Drop all that was meant for weights that were replaced from outside (a checkpoint)."""
-        self.outside_replacements += 1
         self.joining_vector = None
-        self.vectors.forget_snapshot()
         self.boundary.forget_old_weights()
+        self.forget_updates()
+
+    def forget_updates(self) -> None:
+        """Drop the updates and the snapshot of weights that the program has changed since."""
+        self.outside_replacements += 1
+        self.vectors.forget_snapshot()
+        self.boundary.drop_updates()
 
     def perform(self, effect: Effect) -> None:
         """Perform an effect of vectors alone. Raises KeyError for an effect that needs the driver."""

@@ -188,6 +188,8 @@ class Exchanges(Ledger[AnySession]):
 
     # -- offers --------------------------------------------------------------------------------------------------
     def on_offer(self, sender: PeerId, offer: Offer, now: float) -> list[Effect]:
+        if self.local.paused:
+            return [Send(sender, Busy(offer.session))]
         if self.can_overlap and offer.mixing == self.reservations.MIXING:
             return self.reservations.answer_reservation(self, sender, offer, now)
         if offer.mixing == self.settlement_class.MIXING:
@@ -199,7 +201,7 @@ class Exchanges(Ledger[AnySession]):
         return self.session_class.answer_offer(self, sender, offer, now)
 
     def on_invite(self, sender: PeerId, invite: Invite, now: float) -> list[Effect]:
-        if self.local.settling:
+        if self.local.settling or self.local.paused:
             return [Send(sender, Busy(invite.session))]
         return self.session_class.answer_invitation(self, sender, invite, now)
 

@@ -213,6 +213,7 @@ class Local:
     optimizer_keys: tuple[str, ...] = ()  # The parts of the optimizer's state that a newcomer can get.
     optimizer_scalars: tuple[tuple[str, float], ...] = ()  # Its single numbers by name, for example the step count.
     settling: bool = False  # ``node.settle`` mixes all members with the plain mean until they agree.
+    paused: bool = False  # No exchange begins: before and after it settles, the loop's weights stay as they are.
     boundary_at: float = 0.0  # Time at which the training loop was last at a step boundary.
     steps: int = 0  # Steps of the training loop in this life, as last reported.
     samples: int = 0  # Samples of these steps.

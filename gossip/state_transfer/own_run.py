@@ -39,6 +39,7 @@ class RunState:
     sound: bool
     finished: bool
     settling: bool
+    paused: bool
     steps: int  # Steps of the training loop, as last counted.
     samples: int  # Samples of these steps.
     earlier_steps: int  # Counts of earlier lives, which the peer's record adds.
@@ -67,8 +68,8 @@ class OwnRun:
         local, me = self.local, self.membership.me
         return RunState(
             run_id=local.run_id, progress=local.progress.samples, version=local.version, ready=local.ready,
-            sound=local.sound, finished=local.finished, settling=local.settling, steps=local.steps,
-            samples=local.samples, earlier_steps=max(0, me.steps - local.steps),
+            sound=local.sound, finished=local.finished, settling=local.settling, paused=local.paused,
+            steps=local.steps, samples=local.samples, earlier_steps=max(0, me.steps - local.steps),
             earlier_samples=max(0, self.membership.my_samples - local.samples), incarnation=me.incarnation,
             extra=me.extra,
         )  # fmt: skip
@@ -82,7 +83,7 @@ class OwnRun:
         local.steps = local.mixed_steps = earlier.steps
         local.samples = earlier.samples
         self.resume(earlier.run_id, earlier.progress, earlier.version, now, earlier.finished)
-        local.settling = earlier.settling
+        local.settling, local.paused = earlier.settling, earlier.paused
         if earlier.ready:
             local.ready, local.progress.resumed = True, False
             self.membership.update_me(now, ready=True)

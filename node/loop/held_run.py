@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import os
 import tempfile
-import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Protocol
@@ -29,7 +28,6 @@ from node.storage.urls import beside, is_url, public_url
 
 __all__ = ["LOADED_STATE", "HeldRun", "NoRanks", "OtherRanks", "check_state"]
 
-POLL_S = 1.0  # Seconds between two checks whether the network thread has ended.
 LOADED_STATE = "The state of a checkpoint"  # The origin of a state whose weights the program has loaded itself.
 
 
@@ -206,29 +204,21 @@ class HeldRun:
         weights = None if outer.is_plain and outer.correction is None else self.live.pool.take()
         if weights is not None:
             self.live.state.read(weights.array)
-        resumed = threading.Event()
 
         def resume() -> None:
-            try:
-                runtime, peer = self.network.runtime, self.network.peer  # A fault may have replaced those of above.
-                # Drop pending work first. A mixing job that runs after the reset would move the outer step again.
-                runtime.averager.forget_old_weights()
-                if weights is not None:
-                    runtime.averager.on_weights_replaced(weights.array)
-                    self.live.pool.give(weights)
-                peer.update_counts(self.steps, self.samples)
-                is_finished = meta.get("finished") is True
-                runtime.perform(peer.resume(run_id, samples, version, runtime.now, is_finished))
-                self.network.service.view = self.view.refreshed(runtime.peer)
-            finally:
-                resumed.set()  # After a fault in here the network side restarts, and the loop must continue.
+            runtime, peer = self.network.runtime, self.network.peer  # A fault may have replaced those of above.
+            # Drop pending work first. A mixing job that runs after the reset would move the outer step again.
+            runtime.averager.forget_old_weights()
+            if weights is not None:
+                runtime.averager.on_weights_replaced(weights.array)
+                self.live.pool.give(weights)
+            peer.update_counts(self.steps, self.samples)
+            is_finished = meta.get("finished") is True
+            runtime.perform(peer.resume(run_id, samples, version, runtime.now, is_finished))
+            self.network.service.view = self.view.refreshed(runtime.peer)
 
-        if self.network.call(resume):
-            # Wait without a limit. Until the network thread has dropped old updates, the boundary would add them to
-            # the new weights.
-            while not resumed.wait(POLL_S) and not self.network.ended.is_set():
-                pass
-        self.network.check()
+        # Until the network thread has dropped old updates, the boundary would add them to the new weights.
+        self.network.run_to_end(resume)
 
     # -- files that a node writes by itself --------------------------------------------------------------------------
     def save_before_merge(self) -> None:

@@ -21,6 +21,8 @@ from node.observe import notices
 
 __all__ = ["NetworkSide"]
 
+POLL_S = 1.0  # Seconds between two checks whether the network thread has ended.
+
 
 class Clock(trio.abc.Clock):
     """A trio clock with the seconds of time.perf_counter, the same in all loops of the thread."""
@@ -160,6 +162,21 @@ class NetworkSide:
         reached = threading.Event()
         if self.call(reached.set):
             reached.wait(1.0)
+
+    def run_to_end(self, function: Callable[[], None]) -> None:
+        """Run a function in the network thread, and wait for its end without a limit, unless that thread ends."""
+        done = threading.Event()
+
+        def run() -> None:
+            try:
+                function()
+            finally:
+                done.set()  # After a fault in here the network side restarts, and the loop must continue.
+
+        if self.call(run):
+            while not done.wait(POLL_S) and not self.ended.is_set():
+                pass
+        self.check()
 
     def report_to_peer(self, report: Callable[[Peer, float], list[Effect]]) -> None:
         """Call ``report(peer, now)`` with the newest peer in the network thread, and perform the effects."""

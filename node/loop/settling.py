@@ -19,7 +19,7 @@ from node.loop.live import LiveModel
 from node.loop.network_side import NetworkSide
 from node.network.service import REPORT_S
 from node.observe.events import SettledEvent
-from node.observe.reduced import AGREED, SETTLING, Figures, is_settling, mark_in
+from node.observe.reduced import AGREED, SETTLING, Figures, mark_in
 
 __all__ = ["Settling"]
 
@@ -34,6 +34,7 @@ MARK_BYTES = 6  # Of the digest that a mark holds, since its count must be exact
 # Seconds for which members that have the same weights mix on until their numbers of samples are the same as well.
 # Limits against liars may keep these apart (gossip.exchange.progress).
 SAMPLES_S = 1.0
+WORD_S = 5.0  # Further seconds for the others' word that they have the same weights, which comes late on busy machines.
 
 
 @dataclass(slots=True)
@@ -68,12 +69,34 @@ class Settling:
         self.live, self.network, self.run, self.visit, self.on_replaced = live, network, run, visit, on_replaced
         self.own_figures = Figures()  # The figures of this node that other members get.
         self.settled_at: int | None = None  # The step count at which this loop settled; None once it has continued.
+        self.changes = live.state.changes  # Those of the weights at the end of the last step or visit.
+        # The name of the next settlement: the mark of the weights on which the last one ended, and how many in a row
+        # ended on them. A member that is still in the last one has told those weights, and another name.
+        self.meeting: tuple[float, int] = (0.0, 0)
 
     def on_step(self) -> None:
-        """Withdraw the announcement that this loop settles, if it has taken a step since."""
+        """Withdraw the announcement that this loop settles, and mix again, if it has taken a step since."""
         if self.settled_at is not None and self.run.steps > self.settled_at:
             self.settled_at = None
-            self.announce_settling(False)
+            self.announce(SETTLING, None)
+            self.network.report_to_peer(lambda peer, now: peer.settle(False, now))
+
+    def note_weights(self) -> None:
+        """Note the state of the weights, which every training step and every visit calls."""
+        self.changes = self.live.state.changes
+
+    def pause(self) -> None:
+        """Keep the weights as they are: begin no exchange, and end those for weights that the program has changed."""
+        has_changed = self.live.state.changes != self.changes
+
+        def pause() -> None:
+            runtime = self.network.runtime
+            runtime.perform(runtime.peer.pause(runtime.now))
+            if has_changed:
+                runtime.averager.forget_updates()
+                runtime.perform(runtime.peer.exchanges.abandon())
+
+        self.network.run_to_end(pause)
 
     def settle(self, seconds: float, wait_s: float = 0.0) -> float | None:
         """Mix without training until all nodes have the same weights.
@@ -90,8 +113,9 @@ class Settling:
             same weights. None if it is unknown.
         """
         self.settled_at = self.run.steps
-        self.announce(AGREED, None)  # That of an earlier time.
+        self.pause()
         has_all = self.wait_for_settlers(wait_s)
+        self.announce(AGREED, None)  # Until here the others may have needed that of the last time.
         began_at = time.monotonic()
         self.network.report_to_peer(lambda peer, now: peer.settle(True, now))
         self.network.call(lambda: self.network.runtime.averager.furthest.clear())
@@ -99,19 +123,24 @@ class Settling:
         with self.live.outer_lock:
             # Otherwise an exchange that ends later would add the momentum to this node alone.
             self.live.outer.forget_momentum()
-        self.network.report_to_peer(lambda peer, now: peer.settle(False, now))
+        self.network.report_to_peer(lambda peer, now: [*peer.settle(False, now), *peer.pause(now)])
         self.finish_exchanges(min(1.0, seconds))
         self.network.call(self.network.service.on_settled)
         self.network.sync()
         if not self.live.outer.is_plain:
             self.live.reset_outer()
+        if standing.mark is not None:
+            digest = standing.mark[1]
+            self.meeting = (self.meeting[0] + 1.0 if self.meeting[1] == digest else 1.0), digest
+        if self.network.peer.view.finished:
+            self.run.save_final()  # The weights of before may have been kept by `finish`.
         remedy = "Settle on all nodes at the same time, with wait_s, or for longer."
         if wait_s > 0:
             remedy = f"Give settle more than {seconds:g} s: it ends as soon as all agree."
         return self.report_end(standing, time.monotonic() - began_at, remedy)
 
     def mix_until_agreed(self, until: float, has_all: bool) -> Standing:
-        """Visit the boundary until all members agree, no other is left, or it is ``until``.
+        """Visit the boundary until all members agree, no other is left, or it is ``until``, or a little later.
 
         Args:
             until: The time of the end, by time.monotonic.
@@ -120,7 +149,7 @@ class Settling:
         standing, looked_at, agreed_at = Standing(), -math.inf, math.inf
         # The time at which another member was last present; -inf for a node that has mixed with none.
         company_at = time.monotonic() if self.network.peer.exchanges.done_count else -math.inf
-        while (now := time.monotonic()) < until:
+        while (now := time.monotonic()) < until + (WORD_S if standing.digest is not None else 0.0):
             self.live.wake.wait(VISIT_PERIOD_S)
             self.visit()
             self.update_digest(standing)
@@ -140,7 +169,7 @@ class Settling:
             marks = [
                 mark_in(record, AGREED) for record in others
                 if record.ready and record.run_id == run
-                and (mark_in(record, AGREED) or (not record.finished and (has_all or is_settling(record))))
+                and (mark_in(record, AGREED) or self.has_come(record) or (has_all and not record.finished))
             ]  # fmt: skip
             standing.others = len(marks)
             standing.missing = sum(own_mark is None or mark is None or mark[1] != own_mark[1] for mark in marks)
@@ -203,7 +232,10 @@ class Settling:
         return distance
 
     def wait_for_settlers(self, wait_s: float) -> bool:
-        """Announce that this loop settles, and visit the boundary until all others settle, have finished, or are gone.
+        """Announce that this loop settles, and visit the boundary until all others settle too, or are gone.
+
+        Meanwhile no exchange begins, since members that train would move the weights that this loop wants to settle.
+        Nor does one after it, until the next step, so that the weights stay those on which all have agreed.
 
         Args:
             wait_s: The time limit in seconds, so that a member that lies costs no more.
@@ -213,7 +245,7 @@ class Settling:
         """
         until, counted_at = time.monotonic() + wait_s, -math.inf
         missing: int | None = 0  # None if it could not be counted.
-        self.announce_settling(True)
+        self.announce(SETTLING, self.meeting)
         while (now := time.monotonic()) < until:
             if now - counted_at >= REPORT_S:
                 counted_at, missing = now, self.count_missing()
@@ -228,13 +260,19 @@ class Settling:
         return not missing
 
     def count_missing(self) -> int | None:
-        """Count the run's members that neither settle nor have finished; None if the network thread is too busy."""
-        self.announce_settling(True)  # Announce it again, because figures are dropped with a run that is given up.
+        """Count the run's members that have not come; None if the network thread is too busy."""
+        self.announce(SETTLING, self.meeting)  # Again, because figures are dropped with a run that is given up.
         run, others = self.network.peer.view.run_id, self.present_members()
         if others is None:
             return None
         sharers = [record for record in others if record.ready and record.run_id == run]
-        return sum(not (record.finished or is_settling(record)) for record in sharers)
+        return sum(not self.has_come(record) for record in sharers)
+
+    def has_come(self, record: MemberRecord) -> bool:
+        """Return True if a member has come to this settlement, and is not still in the last one."""
+        meeting, agreed = mark_in(record, SETTLING), mark_in(record, AGREED)
+        is_in_last = meeting != self.meeting and agreed is not None and agreed[1] == self.meeting[1]
+        return meeting is not None and not is_in_last
 
     def present_members(self) -> list[MemberRecord] | None:
         """Return the records of the other members that are not gone; None if the network thread is too busy."""
@@ -243,10 +281,6 @@ class Settling:
         self.network.sync()
         self.network.check()
         return [record for record, state in answers[0] if state in PRESENT] if answers else None
-
-    def announce_settling(self, is_settling_now: bool) -> None:
-        """Announce whether this loop settles, until its next step."""
-        self.announce(SETTLING, (1.0, 0) if is_settling_now else None)
 
     def announce(self, name: str, mark: tuple[float, int] | None) -> None:
         """Put a mark into this node's record, or remove it."""

@@ -261,6 +261,7 @@ class TrainingSide:
         if self.loop.is_lockstep:
             self.wait_for_mix()
         self.model_watch.on_stepped()
+        self.settling.note_weights()
         self.overheads_s.append(time.perf_counter() - start)
         if self.timeline is not None:
             self.timeline.record_step(self.run.steps, self.overheads_s[-1])
@@ -306,6 +307,7 @@ class TrainingSide:
         """Visit the step boundary: fulfil the network thread's requests, and report."""
         self.ranks.send_heartbeat()
         self.loop.visit(self.network.now)
+        self.settling.note_weights()
 
     # -- calls of the step loop ------------------------------------------------------------------------------------
     def on_mixed(self) -> None:

@@ -91,6 +91,7 @@ class ModelState(State):
         self._mixer = StatisticsMixer()
         self._mixer.begin(self._buffers())
         self._exchanged_count = sum(segment.kind in ("parameter", "buffer") for segment in self.layout.segments)
+        self._largest = max(self.exchanged_tensors(), key=Tensor.numel, default=torch.empty(0))
         self.locks = self.device is not None
         if self.locks:  # Now rather than at the first copy, so that by then the guard has seen the optimizers step.
             self._guard.arm()
@@ -120,6 +121,11 @@ class ModelState(State):
     def trained_elements(self) -> int:
         """Return the number of trained elements: so many has each of :attr:`optimizer_keys` in the vector."""
         return self.optimizer_state.trained_elements
+
+    @property
+    def changes(self) -> int:  # type: ignore[override]
+        """Return how often the largest tensor was written in place. Torch does not count writes through ``.data``."""
+        return 0 if self._largest.is_inference() else self._largest._version
 
     def exchanged_tensors(self) -> list[Tensor]:
         """Return the live tensors that exchanges carry, in the layout's order."""

@@ -55,6 +55,8 @@ class VectorState(ABC):
     """
     locks: bool = False
     """True if :meth:`buffer` locks pages, which takes long: a worker thread then allocates the vectors of exchanges."""
+    changes: int = 0
+    """A number that differs once the program has written into the weights; constant if that is unknown."""
     copy_s: float = 0.0
     """Seconds that the last full read took from the loop, of whose time copies made in advance may take 1 %."""
 

@@ -15,12 +15,12 @@ from gossip.ids import MemberRecord
 from gossip.wire.records import MAX_EXTRA_BYTES, clamp_field, is_keepable
 
 __all__ = [
-    "AGREED", "CONSTANTS", "DATA", "FIRST_LOSSES", "SETTLING", "STARTED", "Figures", "Reduced", "is_settling",
-    "mark_in", "reduce", "values_in",
+    "AGREED", "CONSTANTS", "DATA", "FIRST_LOSSES", "SETTLING", "STARTED", "Figures", "Reduced", "mark_in", "reduce",
+    "values_in",
 ]  # fmt: skip
 
 MARK = "\0"  # The first character of a mark's name, which no figure may have.
-SETTLING = MARK + "s"  # The mark that this loop waits in ``node.settle``.
+SETTLING = MARK + "s"  # The mark that this loop is in ``node.settle``: the meeting (node.loop.settling).
 AGREED = MARK + "a"  # The mark of weights that a settling loop shares with a partner: samples, and part of a digest.
 STARTED = MARK + "b"  # The mark that this loop has waited for the others to start: the number that it counted.
 DATA = MARK + "d"  # The mark of the data that this loop divides: a checksum and their length.
@@ -131,11 +131,6 @@ def values_in(record: MemberRecord) -> Values:
 def mark_in(record: MemberRecord, name: str) -> tuple[float, int] | None:
     """Return the mark with this name in a member's record, which may lie; None without it."""
     return values_in(record).get(name)
-
-
-def is_settling(record: MemberRecord) -> bool:
-    """Return True if the record says that its owner's loop waits in settle."""
-    return mark_in(record, SETTLING) is not None
 
 
 def reduce(own: Values, records: Iterable[MemberRecord]) -> dict[str, Reduced]:

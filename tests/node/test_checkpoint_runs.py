@@ -18,7 +18,7 @@ from gossip.errors import CheckpointError
 from gossip.ids import MemberRecord, PeerId
 from gossip.wire.records import check, trusting
 from node import Node
-from node.loop import held_run
+from node.loop import network_side
 from node.model import checkpoint
 
 MOST = 2**53 - 1
@@ -185,7 +185,8 @@ def test_load_returns_when_the_network_thread_has_dropped_what_was_pending(train
     side, gate, waits = second.side, threading.Event(), threading.Event()
 
     def load(node):
-        monkeypatch.setattr(held_run, "threading", SimpleNamespace(Event=Hasty))
+        hasty = SimpleNamespace(Event=Hasty, current_thread=threading.current_thread)
+        monkeypatch.setattr(network_side, "threading", hasty)
         side.network.call(lambda: (waits.set(), gate.wait(20)))
         waits.wait(10)
         opening = threading.Timer(0.5, gate.set)

@@ -15,7 +15,7 @@ from gossip.errors import ConfigError
 from gossip.ids import MemberRecord, PeerId
 from gossip.wire.records import MAX_EXTRA_BYTES, is_keepable
 from node import Node
-from node.observe.reduced import MAX_MARKS, SETTLING, Figures, Reduced, is_settling, reduce, values_in
+from node.observe.reduced import MAX_MARKS, SETTLING, Figures, Reduced, mark_in, reduce, values_in
 from tests.node.conftest import QUICK
 
 RUN, OTHER = b"r" * 16, b"o" * 16
@@ -54,11 +54,11 @@ def test_that_a_loop_settles_is_told_beside_its_figures_and_is_none_of_them():
     own = Figures()
     own.pack({"accuracy": 0.5}, RUN, 1_000)
     here = telling(own.pack_mark(SETTLING, (1.0, 0), RUN, 2_000))
-    assert is_settling(here)
-    assert is_settling(telling(own.pack({"loss": 1.0}, RUN, 3_000)))
+    assert mark_in(here, SETTLING) == (1.0, 0)
+    assert mark_in(telling(own.pack({"loss": 1.0}, RUN, 3_000)), SETTLING) == (1.0, 0)
     assert list(reduce({}, [here])) == ["accuracy"]
-    assert not is_settling(telling(own.pack_mark(SETTLING, None, RUN, 4_000)))
-    assert not is_settling(RECORD)
+    assert mark_in(telling(own.pack_mark(SETTLING, None, RUN, 4_000)), SETTLING) is None
+    assert mark_in(RECORD, SETTLING) is None
     with pytest.raises(ConfigError, match="name is ''"):
         own.pack({"": 1.0}, RUN, 5_000)
     with pytest.raises(ConfigError, match="give a text"):

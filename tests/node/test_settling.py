@@ -13,9 +13,9 @@ import pytest
 import torch
 
 from gossip import Config
-from node.observe.reduced import is_settling
+from node.observe.reduced import SETTLING, mark_in
 from tests.harness.marks import slow
-from tests.node.trainees import linear, mixed
+from tests.node.trainees import filled, linear, mixed, towards
 
 
 def settling(trainee, seconds=20.0, wait_s=60.0):
@@ -156,9 +156,9 @@ def test_whoever_settles_waits_for_a_slower_node_and_both_end_with_the_same_weig
     first = train(a)
     second = train(b, seeds=[first.node.address])
     until(lambda: sharing(first))  # it has heard that the other holds the weights
+    until(mixed(first, times=5))
     early = settling(first, 20.0)
     until(lambda: first.side.settling.settled_at is not None)
-    until(mixed(first, times=5))
     second.do(lambda node: b.weight.data.add_(1.0))
     assert early.empty()
     late = settling(second)
@@ -169,17 +169,109 @@ def test_whoever_settles_waits_for_a_slower_node_and_both_end_with_the_same_weig
     assert bits(a) == bits(b)
     # They train on, and so nobody need be waited for at what was: the word is taken back.
     until(lambda: first.side.settling.settled_at is None and second.side.settling.settled_at is None)
-    until(lambda: sharing(second) and not any(is_settling(one) for one in sharing(second)))
+    until(lambda: sharing(second) and not any(mark_in(one, SETTLING) for one in sharing(second)))
 
 
-def test_whoever_waits_to_settle_waits_for_nobody_that_leaves_or_has_finished(train, until):
+def training(train, until, count):
+    """Nodes that train towards different weights, and have mixed."""
+    models = [linear(number) for number in range(count)]
+    first = train(models[0], None, towards(models[0], 0.0))
+    seeds = [first.node.address]
+    nodes = [first, *(train(model, None, towards(model, n), seeds=seeds) for n, model in enumerate(models[1:], 1))]
+    until(lambda: all(len(sharing(node)) == count - 1 for node in nodes))
+    until(mixed(*nodes))
+    return nodes
+
+
+def ending(node, *parts):
+    """Let its loop run these functions of the node one after another, and wait for no answer."""
+    answer = queue.SimpleQueue()
+    node.leave = threading.Event()
+
+    def end(made):
+        answer.put([part(made) for part in parts])
+        node.leave.wait(60)
+
+    node.tasks.put((end, queue.SimpleQueue()))
+    return answer
+
+
+@pytest.mark.parametrize("before", [lambda _: None, lambda made: made.finish(0.0)], ids=["break", "finish"])
+def test_weights_that_a_program_loads_before_it_settles_are_those_on_which_all_end(before, train, until):
+    """The loops stop one after another, and each loads the same best weights after its last step."""
+    nodes = training(train, until, 3)
+    best = linear(7).state_dict()
+    answers = []
+    for node in nodes:
+        load = lambda _, model=node.model: model.load_state_dict(best)  # noqa: E731
+        answers.append(ending(node, before, load, lambda made: made.settle(20.0, wait_s=60.0)))
+        if node is not nodes[-1]:
+            until(mixed(nodes[-1], times=1) if node is nodes[0] else lambda: mark_in(sharing(nodes[-1])[0], SETTLING))
+            time.sleep(0.5)
+    assert [answer.get(timeout=90)[-1] for answer in answers] == [0.0] * 3
+    assert all(torch.equal(node.model.state_dict()[name], best[name]) for node in nodes for name in best)
+    for node in nodes:
+        node.leave.set()
+
+
+def test_an_exchange_that_ends_after_the_last_step_does_not_move_the_weights_that_are_loaded(train, until):
+    a, b = training(train, until, 2)
+    best = filled(linear(), 3.0).state_dict()
+
+    def wait_for_update(made):
+        while not a.side.live.boundary.pending_updates:
+            made.step(samples=4)
+            time.sleep(0.05)
+
+    stopped = ending(a, wait_for_update, lambda _: a.model.load_state_dict(best), lambda made: made.settle(5.0, 60.0))
+    until(lambda: a.side.settling.settled_at is not None)
+    second = ending(b, lambda _: b.model.load_state_dict(best), lambda made: made.settle(5.0, 60.0))
+    assert (stopped.get(timeout=90)[-1], second.get(timeout=90)[-1]) == (0.0, 0.0)
+    assert all(torch.equal(value, best[name]) for node in (a, b) for name, value in node.model.state_dict().items())
+    a.leave.set()
+    b.leave.set()
+
+
+def test_who_settles_twice_without_a_step_between_waits_for_the_others_each_time(train, until):
+    a, b = training(train, until, 2)
+
+    def settle(made):
+        return made.settle(20.0, wait_s=60.0)
+
+    resume = threading.Event()
+    first = ending(a, settle, settle, lambda _: filled(a.model, 1.0), settle)
+    second = ending(b, settle, settle, lambda _: resume.wait(60), lambda _: filled(b.model, 3.0), settle)
+    until(lambda: a.side.settling.meeting[0] == 2.0)
+    time.sleep(0.5)
+    assert first.empty()
+    resume.set()
+    assert (first.get(timeout=60)[-1], second.get(timeout=60)[-1]) == (0.0, 0.0)
+    assert bits(a.model) == bits(b.model) == bits(filled(linear(), 2.0))
+    a.leave.set()
+    b.leave.set()
+
+
+def test_weights_that_have_settled_stay_until_the_next_step_while_another_node_trains(train, until):
+    a, b = training(train, until, 2)
+    answers = [settling(node) for node in (a, b)]
+    assert [answer.get(timeout=60) for answer in answers] == [0.0, 0.0]
+    settled = bits(a.model)
+    b.leave.set()
+    until(lambda: b.side.settling.settled_at is None)  # It trains on, and looks for a partner.
+    finished = queue.SimpleQueue()
+    a.tasks.put((lambda made: (made.finish(1.0), bits(a.model)), finished))
+    a.leave.set()
+    assert finished.get(timeout=30)[1] == settled
+
+
+def test_whoever_waits_to_settle_waits_for_nobody_that_leaves(train, until):
     a, b = linear(1), linear(2)
     first = train(a)
     second = train(b, seeds=[first.node.address])
     until(lambda: sharing(first))  # it has heard that the other holds the weights
     early = settling(first, 0.2)
     until(lambda: first.side.settling.settled_at is not None)
-    second.do(lambda node: node.finish(0.1))
+    second.stop()
     assert isinstance(early.get(timeout=30), float | None)
     first.leave.set()
 

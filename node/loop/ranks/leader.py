@@ -163,6 +163,7 @@ class Leader:
             visit()
         if not self.is_lockstep and knowledge.count_boundary():
             knowledge.begin_summary(Call.STEP, self.make_summary())
+        self.side.settling.note_weights()
         self.side.overheads_s.append(time.perf_counter() - start)
 
     def visit_sharded(self) -> None:
