@@ -15,7 +15,7 @@ from gossip.ids import MemberRecord, short
 from node.data.likeness import Likeness
 from node.loop.network_side import NetworkSide
 from node.model.inventory.constants import Constants
-from node.observe.reduced import CONSTANTS, DATA, FIRST_LOSSES, mark_in
+from node.observe.reduced import CONSTANTS, DATA, FIRST_LOSSES, RATE, mark_in
 
 __all__ = ["DataComparison"]
 
@@ -25,6 +25,10 @@ MANY_MEMBERS = 100  # Above this number comparisons are so much rarer: a record 
 MARKS_S = 1.5
 FEW_MEMBERS = 8
 POLL_S = 0.02  # Seconds between two looks during that wait.
+RATE_PERIOD_S = 10.0  # Seconds between two looks at this loop's learning rate.
+RATE_CHANGE = 1.5  # The factor by which it must have changed to be stated again, since a record goes to all members.
+RATES_APART = 4.0  # The ratio of two learning rates from which on they are told to differ.
+RATES_APART_S = 30.0  # Seconds for which they must, since a schedule's steps come to nodes at slightly other times.
 OTHER_PASSES = 3  # After so many passes over other data in a row the first data are no more this loop's.
 
 Mark = tuple[float, int]
@@ -48,6 +52,9 @@ class DataComparison:
         self.told_members: set[bytes] = set()  # Members whose data were told to differ.
         self.constants: Constants | None = None  # Those of the model, as they were before the first step.
         self.is_draw_told = self.are_constants_told = False
+        self.rate, self.rate_read_at = 0.0, -math.inf  # The learning rate that was stated last, and when one was read.
+        # The time from which on a member's rate is another one; None once this was told.
+        self.rates_apart_since: dict[bytes, float] | None = {}
         self.is_awaited = False  # A few members have not stated their data yet.
         self.compared_at = 0.0
 
@@ -59,6 +66,7 @@ class DataComparison:
             DATA: None if data is None else (data.checksum, data.length),
             FIRST_LOSSES: self.losses if self.data is None else None,
             CONSTANTS: None if self.constants is None else self.constants.mark,
+            RATE: (self.rate, 0) if self.rate else None,
         }
 
     def on_pass(self, data: Likeness, is_over: bool) -> None:
@@ -79,7 +87,9 @@ class DataComparison:
     def publish(self) -> None:
         """Put the marks into this node's record, where a change of its run removes them."""
         own = self.network.peer.membership.me
-        for name, mark in self.marks.items():
+        for name, mark in sorted(
+            self.marks.items(), key=lambda item: item[1] is not None
+        ):  # There is room after removals.
             if mark_in(own, name) != mark:
                 self.announce(name, mark)
 
@@ -92,17 +102,22 @@ class DataComparison:
             self.network.sync()
             time.sleep(POLL_S)
 
-    def compare_if_due(self, losses: tuple[float, float] | None) -> None:
+    def compare_if_due(self, losses: tuple[float, float] | None, rate: Callable[[], float]) -> None:
         """Compare now and then, at a step boundary.
 
         Args:
             losses: The first two losses of this loop, if they are known.
+            rate: Returns the learning rate of this loop, NaN if it is unknown.
         """
         now = time.monotonic()
         if losses is not None and not self.has_losses:
             self.losses, self.has_losses, self.compared_at = mark_of(*losses), True, 0.0
         if now - self.compared_at >= COMPARE_S * max(1, len(self.network.service.view.owners) // MANY_MEMBERS):
             self.compared_at = now
+            if now - self.rate_read_at >= RATE_PERIOD_S:
+                self.rate_read_at = now
+                if ratio_of(current := rate(), self.rate) >= RATE_CHANGE:
+                    self.rate = current
             if any(self.marks.values()):
                 self.publish()
                 self.network.call(self.compare)
@@ -130,6 +145,22 @@ class DataComparison:
                 self.tell_of_equal_draws(record)
             if self.constants is not None and (mark := mark_in(record, CONSTANTS)) and self.constants.differ(mark):
                 self.tell_of_constants(self.constants, record)
+            self.compare_rates(record, mark_in(record, RATE))
+
+    def compare_rates(self, record: MemberRecord, mark: Mark | None) -> None:
+        """Tell once that a member trains at another learning rate than this node, if it has done so for a while."""
+        if self.rates_apart_since is None:
+            return
+        now, ours, theirs = time.monotonic(), self.rate, 0.0 if mark is None else mark[0]
+        if not (ours > 0 and theirs > 0) or (ratio := ratio_of(ours, theirs)) < RATES_APART:
+            self.rates_apart_since.pop(record.id, None)
+        elif now - self.rates_apart_since.setdefault(record.id, now) >= RATES_APART_S:
+            self.rates_apart_since = None
+            high, low = (f"member {short(record.id)}", "this node")[:: 1 if theirs > ours else -1]
+            self.network.notify("rate", (
+                f"The learning rate of {high} is {ratio:.3g} times that of {low}: give the scheduler to "
+                "node.schedule, so that the rates of all nodes follow the swarm's progress."
+            ))  # fmt: skip
 
     def tell_of_constants(self, constants: Constants, record: MemberRecord) -> None:
         if not self.are_constants_told:
@@ -148,6 +179,12 @@ class DataComparison:
                 "same batches, and learn nothing from each other. Divide the data by node.loader or node.shard, or "
                 "draw with another seed on each node."
             ))  # fmt: skip
+
+
+def ratio_of(one: float, other: float) -> float:
+    """Return the ratio of two learning rates, at least 1: inf if one of them is 0, NaN if one is unknown."""
+    low, high = sorted((abs(one), abs(other)))
+    return high / low if low else math.inf * high
 
 
 def mark_of(first: float, second: float) -> Mark | None:

@@ -266,6 +266,11 @@ class TrainingSide:
         if self.timeline is not None:
             self.timeline.record_step(self.run.steps, self.overheads_s[-1])
 
+    def current_rate(self) -> float:
+        """Return the learning rate of the optimizers, or else of the program's last step; NaN if unknown."""
+        rate = self.live.optimizers.learning_rate
+        return self.learning_rate if math.isnan(rate) else rate
+
     def apply_correction(self, correction: Correction) -> None:
         """Correct the last steps for the bias of this node's data, unless an exchange is changing the correction.
 
@@ -281,8 +286,7 @@ class TrainingSide:
             return
         is_unfinished = False
         try:
-            rate = self.live.optimizers.learning_rate
-            correction.rate = self.learning_rate if math.isnan(rate) else rate
+            correction.rate = self.current_rate()
             factor = correction.step_factor(steps)
             if correction.pull is not None and (is_resumed or factor):
                 result = self.live.state.add_scaled(correction.pull, factor, correction.version)
@@ -363,7 +367,7 @@ class TrainingSide:
             self.view_refreshed_at = now
             self.network.call(self.service.refresh_view)
         self.settling.on_step()
-        self.comparison.compare_if_due(self.loss.first_two)
+        self.comparison.compare_if_due(self.loss.first_two, self.current_rate)
         loss = self.loss.read()
         self.network.must_call(self.pass_report, self.run.steps, self.run.samples, loss, visit, optimizer)
         self.check_soundness(runtime)

@@ -15,8 +15,8 @@ from gossip.ids import MemberRecord
 from gossip.wire.records import MAX_EXTRA_BYTES, clamp_field, is_keepable
 
 __all__ = [
-    "AGREED", "CONSTANTS", "DATA", "FIRST_LOSSES", "SETTLING", "STARTED", "Figures", "Reduced", "mark_in", "reduce",
-    "values_in",
+    "AGREED", "CONSTANTS", "DATA", "FIRST_LOSSES", "RATE", "SETTLING", "STARTED", "Figures", "Reduced", "mark_in",
+    "reduce", "values_in",
 ]  # fmt: skip
 
 MARK = "\0"  # The first character of a mark's name, which no figure may have.
@@ -26,7 +26,8 @@ STARTED = MARK + "b"  # The mark that this loop has waited for the others to sta
 DATA = MARK + "d"  # The mark of the data that this loop divides: a checksum and their length.
 FIRST_LOSSES = MARK + "l"  # The mark of its first two losses: the second, and a hash of the first.
 CONSTANTS = MARK + "c"  # The mark of tensors of its model that do not travel: a checksum and their number.
-MAX_MARKS = 6  # Marks that a record has room for besides figures.
+RATE = MARK + "r"  # The mark of its learning rate.
+MAX_MARKS = 6  # Marks that a record has room for besides figures. No loop has DATA and FIRST_LOSSES at once.
 MARK_BYTES = 22  # The largest mark: a name of two characters, a float and a count.
 
 FRAMING_BYTES = 4  # msgpack's headers of a record's list of values and of the packed figures in it.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 
 import numpy as np
@@ -14,8 +15,8 @@ from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset
 
 from node import Node
 from node.data.likeness import Likeness, likeness_of
-from node.loop.comparison import mark_of
-from node.observe.reduced import DATA, FIRST_LOSSES, mark_in
+from node.loop.comparison import mark_of, ratio_of
+from node.observe.reduced import DATA, FIRST_LOSSES, RATE, mark_in
 from tests.node.conftest import QUICK
 
 torch.set_num_threads(1)
@@ -176,7 +177,7 @@ def test_equal_data_and_later_other_data_are_not_told(pair, until):
         trainee.phase = 2
     own = first._training.comparison
     until(lambda: own.marks[DATA] is None, 60)
-    assert not told(first, "samples") + told(second, "samples")
+    assert not told(first, "samples where") + told(second, "samples where")
 
 
 def test_a_short_first_pass_is_long_enough_to_hear_of_the_others():
@@ -232,3 +233,50 @@ def test_constant_losses_say_nothing():
 
 def test_what_is_unknown_does_not_differ():
     assert Likeness(5, 0.0).difference(Likeness(5, 77.0)) is None
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "ratio"), [(1.0, 4.0, 4.0), (4.0, 1.0, 4.0), (0.0, 1e-3, math.inf), (0.5, 0.5, 1.0)]
+)
+def test_the_ratio_of_two_rates_is_at_least_1(one, other, ratio):
+    assert ratio_of(one, other) == ratio
+
+
+def test_unknown_rates_and_two_zeros_have_no_ratio():
+    assert all(math.isnan(ratio_of(*rates)) for rates in [(0.0, 0.0), (math.nan, 1.0)])
+
+
+@pytest.fixture
+def rates(train, monkeypatch):
+    """``rates(rate, ...)`` trains nodes, each at a rate of its own, whose rates are compared at once."""
+    monkeypatch.setattr("node.loop.comparison.RATE_PERIOD_S", 0.1)
+    monkeypatch.setattr("node.loop.comparison.RATES_APART_S", 0.5)
+
+    def begin(*values):
+        nodes = []
+        for value in values:
+            model = nn.Linear(4, 2)
+            optimizer = torch.optim.SGD(model.parameters(), value)
+            nodes.append(train(model, optimizer, seeds=[nodes[0].address] if nodes else []).node)
+        return nodes
+
+    return begin
+
+
+def test_a_node_that_trains_at_another_rate_is_told_once_to_each(rates, until):
+    fast, slow = rates(0.8, 0.1)
+    until(lambda: told(fast, f"rate of this node is 8 times that of member {slow.id[:8]}"), 60)
+    until(lambda: told(slow, f"rate of member {fast.id[:8]} is 8 times that of this node"), 60)
+    compared(until, (fast, slow), RATE)
+    assert [len(told(node, "The learning rate")) for node in (fast, slow)] == [1, 1]
+
+
+def test_rates_that_differ_a_little_or_for_a_moment_are_not_told(rates, until):
+    one, other = rates(0.1, 0.3)
+    (group,) = other._training.live.optimizers.all[0].param_groups
+    compared(until, (one, other), RATE)
+    group["lr"] = 1.0
+    until(lambda: one._training.comparison.rates_apart_since, 60)
+    group["lr"] = 0.1
+    until(lambda: not one._training.comparison.rates_apart_since, 60)
+    assert not told(one, "learning rate") + told(other, "learning rate")
