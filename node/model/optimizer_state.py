@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -175,6 +175,11 @@ class OptimizerState:
                 for parameter in group["params"]:
                     held.setdefault(id(parameter), []).append((optimizer, group))
         return held
+
+    def kinds(self, tensors: Sequence[Tensor]) -> list[Hashable]:
+        """Return for each tensor its type and its optimizer: those alike are treated alike by an optimizer."""
+        holders = self.holders()
+        return [(tensor.dtype, *(id(optimizer) for optimizer, _ in holders.get(id(tensor), ()))) for tensor in tensors]
 
     def trained(self) -> list[Tensor]:
         """Return the trained parameters in the layout's order."""

@@ -81,7 +81,7 @@ class ModelState(State):
         self._model, self._tensors = model, LiveTensors(model, choices)
         self.optimizers = optimizers = optimizers if isinstance(optimizers, Optimizers) else Optimizers(optimizers)
         self.optimizer_state = OptimizerState(self._tensors, optimizers, choices)
-        self.probe = MixProbe(self.exchanged_tensors)
+        self.probe = MixProbe(self.exchanged_tensors, self.optimizer_state.kinds)
         self.state_refusal = ""  # Why the last newcomer's weights came without the optimizer's state.
         self._streams, self._guard = CopyStreams(), StepGuard(optimizers.all)
         self._downloads, self._uploads = Downloads(self._streams, self._guard), Uploads(self._streams)

@@ -67,16 +67,26 @@ class HiddenMasters(torch.optim.Optimizer):
                 parameter.copy_(master.sub_(0.001 * parameter.grad))
 
 
-def test_an_optimizer_that_undoes_every_mix_is_named_once(train):
+def all_tensors(model):
+    return HiddenMasters(model.parameters())
+
+
+def the_smaller_tensor(model):
+    return [torch.optim.SGD([model.weight], 0.001), HiddenMasters([model.bias])]
+
+
+@pytest.mark.parametrize("build", [all_tensors, the_smaller_tensor])
+def test_an_optimizer_that_undoes_every_mix_is_named_once(train, build):
     def hidden(target, seeds=()):
         model = linear(width=64)
-        optimizer = HiddenMasters(model.parameters())
+        optimizer = build(model)
 
         def work():
+            model.zero_grad()
             loss = sum(((parameter - target) ** 2).sum() for parameter in model.parameters())
-            optimizer.zero_grad()
             loss.backward()
-            optimizer.step()
+            for each in optimizer if isinstance(optimizer, list) else [optimizer]:
+                each.step()
             return loss
 
         return train(model, optimizer, work, seeds=seeds)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 
 import torch
@@ -12,7 +12,8 @@ from node.model.inventory.examples import DeviceScalars, ScalarCopy
 
 __all__ = ["MixProbe"]
 
-SAMPLED_ELEMENTS = 16  # Elements of the largest tensor that are followed: an optimizer undoes all alike.
+SAMPLED_ELEMENTS = 16  # Elements of each followed tensor: an optimizer undoes all of one kind alike.
+MAX_TENSORS = 4  # Tensors that are followed: the largest of each kind.
 MIXES = 16  # Mixes of one verdict. One alone could be undone by chance.
 # Of the displacement of a mix, the share that the next step takes back. A step towards the optimum of a node's own data
 # takes back a few percent, and a copy of the weights all of it.
@@ -21,19 +22,24 @@ MAX_VERDICTS = 4  # Then the program has shown what it does.
 
 
 class MixProbe:
-    """The displacements of the last mixes, and how much of each the next step has taken back. Costs some 20 us a mix.
+    """The displacements of the last mixes, and how much of each the next step has taken back.
+
+    It costs some 20 us a mix for each tensor that it follows.
 
     Args:
         tensors: Returns the live tensors that are mixed.
+        kinds: Returns the kind of each of these tensors: an optimizer may keep copies of one kind alone.
     """
 
-    def __init__(self, tensors: Callable[[], Sequence[Tensor]]) -> None:
-        self._tensors = tensors
-        self._place: int | None = None  # The index of the largest tensor.
-        self._displacement: Tensor | None = None
-        self._after: Tensor | None = None  # The sample just after a mix whose next step is awaited.
-        self._shares: list[Tensor] = []  # They stay on the device until a verdict.
-        self._verdict: ScalarCopy | None = None  # The median share of some mixes, on its way from the device.
+    def __init__(
+        self, tensors: Callable[[], Sequence[Tensor]], kinds: Callable[[Sequence[Tensor]], Sequence[Hashable]]
+    ) -> None:
+        self._tensors, self._kinds = tensors, kinds
+        self._places: list[int] = []  # The indices of the largest tensors of each kind.
+        self._displacement: list[Tensor] | None = None
+        self._after: list[Tensor] | None = None  # The samples just after a mix whose next step is awaited.
+        self._shares: list[list[Tensor]] = []  # Of each mix and tensor. They stay on the device until a verdict.
+        self._verdict: ScalarCopy | None = None  # The largest median share of some mixes, on its way from the device.
         self.verdicts = 0
 
     @property
@@ -54,7 +60,7 @@ class MixProbe:
         if before is not None:
             with suppress(torch.OutOfMemoryError):
                 after = self.sample()
-                self._displacement = after - before
+                self._displacement = [now - then for now, then in zip(after, before, strict=True)]
                 self._after = after
 
     def on_step(self) -> bool:
@@ -69,18 +75,22 @@ class MixProbe:
         self._after = None
         if after is None or displacement is None:
             return False
-        length_sq = displacement.dot(displacement)
-        self._shares.append(-(self.sample() - after).dot(displacement) / length_sq)  # NaN if nothing was mixed.
+        moved = [now - then for now, then in zip(self.sample(), after, strict=True)]
+        self._shares.append([  # NaN if nothing was mixed.
+            -step.dot(mix) / mix.dot(mix) for step, mix in zip(moved, displacement, strict=True)
+        ])  # fmt: skip
         if len(self._shares) == MIXES:
-            median = torch.stack(self._shares).nanmedian().reshape(1)
-            self._shares, self._verdict = [], ScalarCopy(DeviceScalars(("undone",), median))
+            medians = [torch.stack(shares).nanmedian().nan_to_num() for shares in zip(*self._shares, strict=True)]
+            self._shares, self._verdict = [], ScalarCopy(DeviceScalars.of({"undone": medians}))
         return False
 
     @torch.no_grad()
-    def sample(self) -> Tensor:
-        """Return a copy of some elements of the largest tensor, float32 on its device."""
+    def sample(self) -> list[Tensor]:
+        """Return copies of some elements of the largest tensor of each kind, float32 on their devices."""
         tensors = self._tensors()
-        if self._place is None:
-            self._place = max(range(len(tensors)), key=lambda index: tensors[index].numel())
-        flat = tensors[self._place].detach().reshape(-1)
-        return flat[:: max(1, -(-flat.numel() // SAMPLED_ELEMENTS))].float().clone()
+        if not self._places:
+            kinds = self._kinds(tensors)
+            by_size = sorted(range(len(tensors)), key=lambda index: tensors[index].numel())
+            self._places = sorted({kinds[index]: index for index in by_size}.values())[:MAX_TENSORS]
+        flat = [tensors[place].detach().reshape(-1) for place in self._places]
+        return [each[:: max(1, -(-each.numel() // SAMPLED_ELEMENTS))].float().clone() for each in flat]
