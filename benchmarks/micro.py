@@ -2,7 +2,8 @@
 
     python benchmarks/micro.py [--rounds 7] [--seconds 4] [--only WORD] [--json] [--save]
 
-The rows are frames, codecs, a vector's transfer in memory, a boundary, and whole exchanges of two nodes in one process.
+The rows are frames, codecs, a vector's transfer in memory, a boundary, a step of a node alone, its batches, and whole
+exchanges of two nodes in one process.
 Rows are measured alternately, round by round. The best time of a row counts, because other work only adds time.
 Machines differ, so each round also times two fixed jobs, one limited by the interpreter and one by memory. The second
 ratio compares a row with the baseline after both were divided by the job that limits them. A second ratio of 1 means no
@@ -14,7 +15,9 @@ change; one that stays above 1.2 in a repeated run deserves attention. No ratio 
 from __future__ import annotations
 
 import argparse
+import atexit
 import gc
+import itertools
 import json
 import os
 import platform
@@ -25,8 +28,11 @@ from pathlib import Path
 os.environ |= {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 
 import numpy as np
+import torch
 import xxhash
 from small import small
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
 
 from gossip import kernel
 from gossip.averaging.boundary import Boundary
@@ -35,6 +41,7 @@ from gossip.averaging.visit import Update
 from gossip.codecs import get_codec
 from gossip.wire.frames import PREFIX_BYTES, decode, encode, read_prefix
 from gossip.wire.messages import Chunk, Commit, Offer
+from node import Node
 from node.model.backup import KeptWeights
 from node.model.pool import VectorPool
 from node.model.snapshot import ModelState
@@ -125,6 +132,32 @@ def boundaries() -> dict[str, tuple[Work, str]]:
     return rows
 
 
+def steps() -> dict[str, tuple[Work, str]]:
+    """Return the rows of a step without a mix, and of a batch of 32 rows with and without the node's loader."""
+    loader = DataLoader(TensorDataset(torch.zeros(3_200, 8)), 32, shuffle=True)
+    node, other = (Node(nn.Linear(8, 2)).start() for _ in range(2))
+    for one in (node, other):
+        atexit.register(one.close)
+    plain = (batch for _ in itertools.count() for batch in loader)
+    shared = (batch for _ in node.epochs(10**9, loader) for batch in node.loader(loader))
+
+    def step_after_draw() -> None:
+        node._share.draws.give(32)
+        node.step()
+
+    def batch_and_step() -> None:
+        next(shared)
+        node.step()
+
+    next(shared)
+    return {
+        "step, samples stated": (lambda: other.step(samples=32), PYTHON),
+        "step, samples drawn": (step_after_draw, PYTHON),
+        "batch, of a DataLoader": (lambda: next(plain), PYTHON),
+        "batch, of node.loader, and step": (batch_and_step, PYTHON),
+    }  # fmt: skip
+
+
 def paces() -> dict[str, Work]:
     """Return the fixed jobs that measure the machine's current speed."""
     vector, other = np.ones(LARGE, np.float32), np.ones(LARGE, np.float32)
@@ -186,7 +219,7 @@ def main() -> None:
     arguments = parser.parse_args()
     if arguments.save and arguments.only:
         parser.error("--save takes all rows: leave --only out")
-    rows = {name: row for part in (frames, codecs, transfers, boundaries) for name, row in part().items()}
+    rows = {name: row for part in (frames, codecs, transfers, boundaries, steps) for name, row in part().items()}
     limits = {name: limit for name, (_, limit) in rows.items()}
     works = {name: work for name, (work, _) in rows.items() if arguments.only in name}
     found = measured(paces() | works, arguments.rounds)

@@ -171,8 +171,8 @@ class Node(DataCalls):
 
         Args:
             loss: A scalar tensor or number, for display.
-            samples: The step's samples, if they do not come from :meth:`loader` or :meth:`shard`, whose rows are
-                counted as they are drawn; by default 1. A tensor of one whole number will do; a GPU is waited for.
+            samples: The step's samples, by default 1. Rows from :meth:`loader` or :meth:`shard` are counted as they
+                are drawn, whatever this says. A tensor of one whole number will do; one on a GPU is waited for.
             lr: The learning rate, if the node was given no torch optimizer that has it.
 
         Raises:

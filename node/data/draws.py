@@ -22,6 +22,7 @@ UNSTEPPED_PASSES = 3  # One pass may accumulate gradients all along.
 COMPARED_STEPS = 8  # Steps before the samples that a loop states are compared with those drawn.
 COMPARED_ONES = 64  # The same for a loop of its own over a sampler, whose workers draw ahead.
 EMPTY_STEPS = 64  # Steps in a row without a sample before a loop is told.
+FEW = 4  # A pass over so small a part of this node's share of an epoch counts steps and not rows.
 MUCH = 1.5  # A ratio of stated to drawn samples that padding and skipped batches do not reach.
 
 NO_SAMPLES = (
@@ -33,8 +34,8 @@ SAMPLER_SAMPLES = (
     "samples=len(batch)), or loop over node.loader(loader) without that sampler."
 )
 STEPS_AS_SAMPLES = (
-    "Each step counts as one sample in these epochs, since none are drawn from node.loader or node.shard: give "
-    "node.step(loss, samples=len(batch)), or samples=1 if that is meant."
+    "Each step counts as one sample, and this loop has taken few of them for an epoch of so many samples: give "
+    "node.step(loss, samples=len(batch)), or node.epochs the number of steps."
 )
 EMPTY = (
     f"{EMPTY_STEPS} steps in a row drew nothing from node.loader or node.shard and stated no samples: iterate over the "
@@ -60,6 +61,7 @@ class DrawCount:
         self.source: Source | None = None  # That of the last batch for training; None before the first.
         self.passes_open = 0  # Training passes that the loop is inside of.
         self.steps = self.empty_steps = 0
+        self.single_steps = 0  # Steps that count as one sample because nothing else is known.
         self.stated_steps = self.stated = self.drawn = 0  # Steps that stated their samples, these, and those drawn.
         self.is_told = False
         self.epochs: Epochs | None = None  # Those of the loop, while it is inside ``node.epochs``.
@@ -127,8 +129,12 @@ class DrawCount:
         try:
             unstepped = 0  # Epochs in a row that drew batches and took no step.
             for number in epochs.numbers():
-                steps_before = self.steps
+                steps_before, singles_before = self.steps, self.single_steps
                 yield number
+                singles = self.single_steps - singles_before
+                if 0 < singles * FEW * len(self.samplers.sharers.members()) < epochs.length and not self.is_told:
+                    self.is_told = True
+                    self.samplers.notify("samples", STEPS_AS_SAMPLES)
                 unstepped = unstepped + 1 if self.pending and self.steps == steps_before else 0
                 if unstepped == UNSTEPPED_PASSES:
                     raise LocalError(unstepped_text("epochs"))
@@ -191,9 +197,7 @@ class DrawCount:
             return 0 if self.epochs is not None else 1
         if not self.counts_steps:
             raise ConfigError(NO_SAMPLES)
-        if self.epochs is not None and not self.is_told:
-            self.is_told = True
-            self.samplers.notify("samples", STEPS_AS_SAMPLES)
+        self.single_steps += 1
         return 1
 
     def compare(self, stated: int, drawn: int) -> None:

@@ -136,12 +136,14 @@ def test_epochs_of_a_loader_that_the_loop_does_not_share_are_refused_at_the_firs
         assert node.swarm_samples == 3 * 96, "stated samples are those of a node's own data"
 
 
-def test_epochs_of_a_number_may_count_steps_and_say_so_once(quick):
+@pytest.mark.parametrize(("length", "is_told"), [(10, False), (96, True)])
+def test_epochs_of_a_number_may_count_steps_but_not_rows(quick, length, is_told):
     with Node(nn.Linear(4, 2), config=quick) as node:
-        for _ in node.epochs(3, 5):
-            node.step()
-        assert node.swarm_samples == 15
-        assert told(node) == [STEPS_AS_SAMPLES]
+        for _ in node.epochs(2, length):
+            for _ in loader():
+                node.step()
+        assert node.swarm_samples >= 2 * length
+        assert told(node) == [STEPS_AS_SAMPLES] * is_told
 
 
 def test_steps_on_a_copy_of_a_pass_are_told(quick):
