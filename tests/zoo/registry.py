@@ -25,8 +25,7 @@ class Program:
         run: Takes the class ``Node``, or :class:`tests.zoo.plain.Plain` in its place, and a seed. Returns the metric.
         metric: What ``run`` returns.
         best: Whether high or low values are better.
-        spread: How much worse the mean of three nodes may be than one process at equal samples.
-        why: Why it differs, if it does by more than seeds do.
+        spread: How much worse the mean of three nodes may be than one process with their batches in each step.
         notices: The kinds of warnings that a node says of such a program.
     """
 
@@ -36,7 +35,6 @@ class Program:
     metric: str
     best: Literal["high", "low"]
     spread: float
-    why: str = ""
     notices: tuple[str, ...] = ()
 
     def loss(self, value: float, alone: float) -> float:

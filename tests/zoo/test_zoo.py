@@ -1,4 +1,4 @@
-"""Programs of the kinds that people run are as good on three nodes as alone, which agree and accuse nobody."""
+"""Programs of the kinds that people run are as good on three nodes as synchronously, and these agree, and accuse nobody."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ LARGEST_DIFFERENCE = 1e-6  # The largest relative difference of a tensor between
 
 
 def check(name, **faults):
-    """Play a program alone and as a swarm, and compare them."""
+    """Play a program as one process with the batches of all nodes, and as a swarm, and compare them."""
     program = programs()[name]
-    alone, swarm = play(program), play(program, NODES, **faults)
+    joint, swarm = play(program, workers=NODES), play(program, NODES, **faults)
     assert swarm.accusations == []
     assert set(swarm.notices) <= {*program.notices, *(["member"] if faults else [])}, swarm.notices
     assert swarm.difference < LARGEST_DIFFERENCE, swarm.tensor
-    assert program.loss(swarm.mean, alone.mean) < program.spread, f"{swarm.metrics}, alone {alone.mean}"
+    assert program.loss(swarm.mean, joint.mean) < program.spread, f"{swarm.metrics}, synchronously {joint.mean}"
     return swarm
 
 
 @pytest.mark.parametrize("name", QUICK)
-def test_a_quick_program_is_as_good_on_three_nodes_as_alone(name):
+def test_a_quick_program_is_as_good_on_three_nodes_as_synchronously(name):
     check(name)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(set(programs()) - set(QUICK)))
-def test_a_program_is_as_good_on_three_nodes_as_alone(name):
+def test_a_program_is_as_good_on_three_nodes_as_synchronously(name):
     check(name)
 
 
