@@ -15,7 +15,7 @@ LOGGER = logging.getLogger("gossip")
 LEVELS = {
     "inventory": logging.INFO, "optimizer": logging.WARNING, "teacher": logging.WARNING, "undone": logging.WARNING,
     "alone": logging.WARNING, "apart": logging.WARNING, "together": logging.WARNING, "stalled": logging.WARNING,
-    "moving": logging.WARNING,
+    "moving": logging.WARNING, "ranges": logging.WARNING,
     "asleep": logging.WARNING, "device": logging.WARNING, "lossy": logging.WARNING,
     "callback": logging.WARNING, "data": logging.WARNING,
     "divided": logging.WARNING, "fault": logging.WARNING, "kept": logging.WARNING,
