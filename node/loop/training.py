@@ -411,6 +411,8 @@ class TrainingSide:
         began = time.monotonic()
         with self.step_watch.paused():
             distance = self.settling.settle(seconds, wait_s)
+        if distance is not None:
+            self.model_watch.look()  # A short program has had no second look.
         if self.timeline is not None:
             self.timeline.record_time("settle", time.monotonic() - began)
         return distance

@@ -38,7 +38,7 @@ from node.model.flat import (
     pieces_in_range,
     views_like,
 )
-from node.model.inventory.items import Choices, Inventory
+from node.model.inventory.items import NAMED_COPY, Choices, Inventory
 from node.model.inventory.probe import MixProbe
 from node.model.inventory.statistics import StatisticsMixer
 from node.model.inventory.words import read_words, write_words
@@ -237,6 +237,15 @@ class ModelState(State):
         """Return the frozen weights by name, which no mix changes."""
         named = zip(self.layout.segments, self._tensors.current(), strict=False)  # Bits have no values.
         return [(segment.name, tensor) for segment, tensor in named if segment.kind == "frozen"]
+
+    def range_tensors(self) -> list[tuple[str, Tensor]]:
+        """Return by name the floats that have no mean and are copied, unless the user has named them in copy=."""
+        kept = {item.name for item in self._tensors.items if item.reason == NAMED_COPY}
+        names = [segment.name for segment in self.layout.segments if segment.kind == "bits"]
+        return [
+            (name, tensor) for name, tensor in zip(names, self._tensors.bits(), strict=True)
+            if tensor.is_floating_point() and tensor.element_size() > 1 and name not in kept
+        ]  # fmt: skip
 
     def spoiled_tensor(self) -> str:
         return next(

@@ -16,7 +16,7 @@ LEVELS = {
     "inventory": logging.INFO, "optimizer": logging.WARNING, "teacher": logging.WARNING, "undone": logging.WARNING,
     "buffer": logging.WARNING, "directions": logging.WARNING, "unchanged": logging.WARNING,
     "alone": logging.WARNING, "apart": logging.WARNING, "together": logging.WARNING, "stalled": logging.WARNING,
-    "moving": logging.WARNING, "overloaded": logging.WARNING, "rate": logging.WARNING,
+    "moving": logging.WARNING, "overloaded": logging.WARNING, "ranges": logging.WARNING, "rate": logging.WARNING,
     "asleep": logging.WARNING, "device": logging.WARNING, "lossy": logging.WARNING,
     "callback": logging.WARNING, "data": logging.WARNING,
     "divided": logging.WARNING, "fault": logging.WARNING, "kept": logging.WARNING,

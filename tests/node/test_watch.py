@@ -11,11 +11,12 @@ from torch import nn
 from gossip.errors import LayoutError
 from node.model.inventory.constants import constants_of
 from tests.node.conftest import until
-from tests.node.trainees import linear, towards
+from tests.node.test_settling import settling
+from tests.node.trainees import alive, linear, towards
 
 
 def sentences(trainee):
-    return [str(event) for event in trainee.node.history()]
+    return [str(event) for event in trainee.node._training.listeners.history()]
 
 
 def told(trainee, text):
@@ -223,6 +224,40 @@ def test_constants_that_machines_compute_with_other_last_bits_are_the_same():
     other.order = one.order.flip(0)
     assert mine.differ(constants_of(other).mark)
     assert constants_of(linear()) is None
+
+
+class Observed(nn.Linear):
+    """A layer with the range of what it has seen, which begins as infinite."""
+
+    def __init__(self):
+        super().__init__(4, 2)
+        self.register_buffer("low", torch.tensor(math.inf))
+
+    def observe(self):
+        self.low.copy_(torch.randn(()))
+        return self.low
+
+
+def test_ranges_that_each_node_observes_for_itself_are_told_once_all_have_settled(train):
+    first = train(model := Observed(), None, model.observe)
+    second = train(model := Observed(), None, model.observe, seeds=[first.node.address])
+    until(lambda: alive(first) == 2)
+    answers = [settling(node) for node in (first, second)]
+    assert [answer.get(timeout=60) for answer in answers] == [0.0, 0.0]
+    until(lambda: all(told(node, "'low' has no mean") for node in (first, second)))
+    for node in (first, second):
+        node.leave.set()
+
+
+def test_ranges_that_the_user_has_named_are_not_told(train):
+    first = train(model := Observed(), None, model.observe, copy=["low"])
+    second = train(model := Observed(), None, model.observe, seeds=[first.node.address], copy=["low"])
+    until(lambda: alive(first) == 2)
+    answers = [settling(node) for node in (first, second)]
+    assert [answer.get(timeout=60) for answer in answers] == [0.0, 0.0]
+    assert not told(first, "has no mean")
+    for node in (first, second):
+        node.leave.set()
 
 
 def test_parameters_that_an_optimizer_gets_later_must_be_in_the_model_too(train, monkeypatch):

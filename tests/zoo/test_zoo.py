@@ -1,4 +1,4 @@
-"""Programs of the kinds that people run are as good on three nodes as synchronously, and these agree, and accuse nobody."""
+"""Programs of the kinds that people run are as good on three nodes as synchronously; these agree and accuse nobody."""
 
 from __future__ import annotations
 

@@ -22,13 +22,14 @@ from torch import Tensor, nn
 from gossip.errors import ConfigError, LayoutError
 from gossip.ids import quantity
 
-__all__ = ["Choices", "Chosen", "Inventory", "Item", "Treatment", "foreign_sentence", "treatment_of"]
+__all__ = ["NAMED_COPY", "Choices", "Chosen", "Inventory", "Item", "Treatment", "foreign_sentence", "treatment_of"]
 
 Treatment = Literal["average", "copy", "follow", "give", "local"]
 Chosen: TypeAlias = Sequence[str | Tensor | nn.Module] | str
 """Tensors that a user chooses: patterns of names as in a shell, tensors, or modules with all their tensors."""
 
 NO_MEAN = "whole numbers and bits have no mean"
+NAMED_COPY = "named in copy="
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +146,7 @@ def treatment_of(
     if chosen == "local":
         return "local", "named in local="
     if chosen == "copy":
-        return "copy", "named in copy="
+        return "copy", NAMED_COPY
     if not tensor.is_floating_point() or tensor.element_size() < 2:
         kind = str(tensor.dtype).removeprefix("torch.")
         has_gradients = tensor.is_floating_point() or tensor.is_complex()

@@ -38,6 +38,7 @@ class ModelWatch:
         self.averaged_sample: list[Tensor] | None = None
         self.unchanged_steps = 0
         self.normalised: list[str] = []  # Averaged buffers whose rows or columns were of one length at the begin.
+        self.range_sample: list[Tensor] | None = None  # The same of ranges, as the run began here.
 
     def begin(self) -> None:
         """Say what travels how, before the first step."""
@@ -47,6 +48,7 @@ class ModelWatch:
             self.state.optimizer_state.begin()
             buffers = self.state.averaged_buffers()
             self.normalised = [name for name, tensor in buffers if has_directions(tensor)]
+            self.look_at_ranges(self.state.range_tensors())
 
     def on_step(self, has_loss: bool) -> None:
         """Look whether this step has changed the weights, and whether it has undone a mix. Every step calls it."""
@@ -82,7 +84,9 @@ class ModelWatch:
         """Say why a newcomer's weights came without the optimizer's state, if they did."""
         if self.state is not None and self.state.state_refusal:
             self.notify_once(f"The optimizer's state begins afresh here: {self.state.state_refusal}", "optimizer")
-        self.frozen_sample = None
+        self.frozen_sample = self.range_sample = None
+        if self.state is not None:
+            self.look_at_ranges(self.state.range_tensors())
 
     def look(self) -> None:
         """Look at the optimizers and the frozen tensors, some seconds apart.
@@ -118,6 +122,7 @@ class ModelWatch:
             )
         self.look_at_buffers(self.state.averaged_buffers())
         self.look_at_frozen(self.state.frozen_tensors())
+        self.look_at_ranges(self.state.range_tensors())
 
     def look_at_buffers(self, named: Sequence[tuple[str, Tensor]]) -> None:
         """Notice averaged buffers of normalised rows that mixes have made shorter: a queue, codes, random features."""
@@ -132,20 +137,27 @@ class ModelWatch:
 
     def look_at_frozen(self, named: Sequence[tuple[str, Tensor]]) -> None:
         """Notice frozen tensors that the program changes, as the teacher of BYOL or a momentum encoder."""
-        with torch.no_grad():
-            sample = [sampled(tensor) for _, tensor in named]
-        last, self.frozen_sample = self.frozen_sample, sample
-        if last is None:
-            return
-        changed = [name for (name, _), now, then in zip(named, sample, last, strict=True) if not torch.equal(now, then)]
-        if changed:
+        last, self.frozen_sample = self.frozen_sample, [sampled(tensor) for _, tensor in named]
+        if changed := changed_names(named, last, self.frozen_sample):
             self.on_changed()
-            more = f" and {len(changed) - 1} more" if len(changed) > 1 else ""
             self.notify_once(
-                f"Tensor {changed[0]!r}{more} requires no gradient and changes while this node trains (a teacher?): it "
+                f"Tensor {and_more(changed)} requires no gradient and changes while this node trains (a teacher?): it "
                 "is not mixed, and newcomers take it as it is at their donor. To mix it, give Node "
                 f"average=[{changed[0]!r}].",
                 "teacher",
+            )
+
+    def look_at_ranges(self, named: Sequence[tuple[str, Tensor]]) -> None:
+        """Notice ranges that each node observes for itself, as in quantisation-aware training."""
+        now = [sampled(tensor) for _, tensor in named]
+        if self.range_sample is None:
+            self.range_sample = now
+        if changed := changed_names(named, self.range_sample, now):
+            self.notify_once(
+                f"Tensor {and_more(changed)} has no mean (it began as infinite, or is the range of a quantiser) and "
+                "changes while this node trains: each node keeps its own, so that nodes evaluate differently even once "
+                "they have settled. Let all see the same batches then, or take the checkpoint of one node.",
+                "ranges",
             )
 
     def notify_once(self, sentence: str, kind: str) -> None:
@@ -169,6 +181,17 @@ def has_directions(tensor: Tensor, tolerance: float = SAME_LENGTH) -> bool:
     )
 
 
+def changed_names(named: Sequence[tuple[str, Tensor]], last: list[Tensor] | None, now: list[Tensor]) -> list[str]:
+    """Return the names of the tensors whose samples differ; none at the first look."""
+    pairs = zip(named, last or now, now, strict=True)
+    return [name for (name, _), a, b in pairs if not torch.allclose(a, b, rtol=0, atol=0, equal_nan=True)]
+
+
+def and_more(names: Sequence[str]) -> str:
+    return f"{names[0]!r}" + (f" and {len(names) - 1} more" if len(names) > 1 else "")
+
+
+@torch.no_grad()
 def sampled(tensor: Tensor) -> Tensor:
     """Return a copy of some elements, evenly spaced."""
     flat = tensor.detach().reshape(-1)

@@ -39,7 +39,7 @@ class Linear(nn.Linear):
         return self.rounds_output(F.linear(x, self.rounds_weight(self.weight), self.bias))
 
 
-@zoo("quantisation-aware training", "accuracy", "high", 0.03)
+@zoo("quantisation-aware training", "accuracy", "high", 0.03, notices=("ranges",))
 def run(Node, seed):
     torch.manual_seed(seed)
     x, y, x_test, y_test = digits()
