@@ -185,7 +185,8 @@ def test_load_returns_when_the_network_thread_has_dropped_what_was_pending(train
     side, gate, waits = second.side, threading.Event(), threading.Event()
 
     def load(node):
-        monkeypatch.setattr(network_side, "threading", SimpleNamespace(Event=Hasty, current_thread=threading.current_thread))
+        hasty = SimpleNamespace(Event=Hasty, current_thread=threading.current_thread)
+        monkeypatch.setattr(network_side, "threading", hasty)
         side.network.call(lambda: (waits.set(), gate.wait(20)))
         waits.wait(10)
         opening = threading.Timer(0.5, gate.set)
