@@ -52,9 +52,9 @@ def train(number, args):
     checkpoint, saved_s = os.path.join(own, "run.safetensors"), time.monotonic()
     samples = args.samples
     with node:
-        if os.path.exists(checkpoint) and not node.finished:
+        if os.path.exists(checkpoint) and node.progress(samples) < 1:
             node.load(checkpoint)
-        while not node.finished and node.swarm_samples < samples:
+        while node.progress(samples) < 1:
             for x, y in node.shard((x_train, y_train), batch_size=16):
                 loss = F.cross_entropy(model(x), y)
                 optimizer.zero_grad()
@@ -66,7 +66,7 @@ def train(number, args):
                 if time.monotonic() - saved_s > 5:  # a barrier stage is ended without notice, so save often
                     node.save(checkpoint)
                     saved_s = time.monotonic()
-                if node.finished or node.swarm_samples >= samples:
+                if node.progress(samples) == 1:
                     break
         node.settle(3)
         node.finish()
