@@ -146,6 +146,7 @@ class Pass:
         self.pending: I64 = np.empty(0, dtype=np.int64)
         self.share = self.pending  # The owned indices, given or not.
         self.position = 0  # The number of pending indices that were given.
+        self.is_evaluation = False
         self.is_ended = False  # The last call of :meth:`take` had nothing to give.
         self.earlier_parts = list(before)
         for part in self.earlier_parts:

@@ -21,7 +21,7 @@ Source = tuple[int | None, bool]
 UNSTEPPED_PASSES = 3  # One pass may accumulate gradients all along.
 COMPARED_STEPS = 8  # Steps before the samples that a loop states are compared with those drawn.
 COMPARED_ONES = 64  # The same for a loop of its own over a sampler, whose workers draw ahead.
-EMPTY_STEPS = 64  # Steps in a row without a sample before a loop is told.
+EMPTY_STEPS = 256  # Steps in a row without a sample before a loop is told.
 FEW = 4  # A pass over so small a part of this node's share of an epoch counts steps and not rows.
 MUCH = 1.5  # A ratio of stated to drawn samples that padding and skipped batches do not reach.
 
@@ -170,7 +170,7 @@ class DrawCount:
             source, drawn = self.pending_samples()
             self.pending = {}
         if (drawn or self.passes_open) and (stated is None or (source is not None and source[0] is not None)):
-            self.empty_steps = 0
+            self.note_empty(not drawn)
             if stated is not None:
                 self.compare(stated, drawn)
             return drawn
@@ -191,14 +191,18 @@ class DrawCount:
         if self.given():
             raise ConfigError(SAMPLER_SAMPLES)
         if self.source is not None:
-            self.empty_steps += 1
-            if self.empty_steps == EMPTY_STEPS:
-                self.samplers.notify("samples", EMPTY)
+            self.note_empty(True)
             return 0 if self.epochs is not None else 1
         if not self.counts_steps:
             raise ConfigError(NO_SAMPLES)
         self.single_steps += 1
         return 1
+
+    def note_empty(self, is_empty: bool) -> None:
+        """Tell if many steps in a row draw nothing: of a pass that was left, or of a copy of its batches."""
+        self.empty_steps = self.empty_steps + 1 if is_empty else 0
+        if self.empty_steps == EMPTY_STEPS:
+            self.samplers.notify("samples", EMPTY)
 
     def compare(self, stated: int, drawn: int) -> None:
         """Compare what the loop states with what it has drawn, now and then, and tell once if they are far apart."""

@@ -103,19 +103,36 @@ class ShareSampler(Sampler[int]):
         self.given_before, self.has_gradients = self.given, torch.is_grad_enabled()
         # The pass that the swarm's sample count has reached, or the next of this loop if that is later.
         number = max(self.next_number, sharers.swarm_samples() // self.length)
+        if not self.has_gradients:
+            return self.begin_evaluation(number)
         earlier_parts = self.earlier_parts if number == self.next_number else []
         next_pass = Pass(self.length, number, self.seed, sharers, earlier_parts)
         if earlier_parts and next_pass.left < least:  # The earlier life has finished this pass.
             next_pass = Pass(self.length, number + 1, self.seed, sharers)
         trained_before = sharers.own_samples()
         # The loader has taken all of the last pass, but its loop may still train on it: the new pass begins after it.
-        if self.recent_passes and self.recent_passes[-1][0].is_exhausted:
-            last_pass, trained_before_last = self.recent_passes[-1]
+        if self.training_passes and self.training_passes[-1][0].is_exhausted:
+            last_pass, trained_before_last = self.training_passes[-1]
             trained_before = max(trained_before, trained_before_last + last_pass.given_count)
         self.next_number, self.earlier_parts = next_pass.number + 1, []
         self.recent_passes = [*self.recent_passes[-1:], (next_pass, trained_before)]
         self.on_pass(False)
         return next_pass
+
+    def begin_evaluation(self, number: int) -> Pass:
+        """Begin a pass without gradients, which leaves nothing out and is none of the training.
+
+        Members may not agree on the number of the pass. In the order of the data they need none to divide it alike.
+        """
+        evaluation = Pass(self.length, 0 if self.seed is None else number, self.seed, self.sharers)
+        evaluation.is_evaluation = True
+        self.recent_passes = [*self.recent_passes[-1:], (evaluation, self.sharers.own_samples())]
+        self.on_pass(False)
+        return evaluation
+
+    @property
+    def training_passes(self) -> list[tuple[Pass, int]]:
+        return [row for row in self.recent_passes if not row[0].is_evaluation]
 
     def set_epoch(self, epoch: int) -> None:
         """Do nothing. Frameworks call it to change the order of each epoch, but here the swarm counts the passes."""
@@ -127,7 +144,7 @@ class ShareSampler(Sampler[int]):
         """
         trained_samples, number, parts = self.sharers.own_samples(), self.next_number, self.earlier_parts
         # Of the last two passes, the one on which the loop trains now: the later one may have only begun to prefetch.
-        for place, (recent_pass, trained_before) in enumerate(self.recent_passes):
+        for place, (recent_pass, trained_before) in enumerate(self.training_passes):
             if place == 0 or trained_samples >= trained_before:
                 number, parts = recent_pass.number, recent_pass.given_parts(trained_samples - trained_before)
         rows: list[dict[str, Any]] = []

@@ -146,6 +146,16 @@ def test_epochs_of_a_number_may_count_steps_but_not_rows(quick, length, is_told)
         assert told(node) == [STEPS_AS_SAMPLES] * is_told
 
 
+def test_steps_on_a_batch_of_a_pass_that_was_left_are_told(quick):
+    with Node(nn.Linear(4, 2), config=quick) as node:
+        left = iter(node.loader(loader()))
+        next(left)
+        for _ in range(1 + EMPTY_STEPS):
+            node.step()
+        assert told(node) == [EMPTY]
+        assert node.swarm_samples == 16
+
+
 def test_steps_on_a_copy_of_a_pass_are_told(quick):
     with Node(nn.Linear(4, 2), config=quick) as node:
         for _ in itertools.islice(itertools.cycle(node.loader(loader())), 6 + 1 + EMPTY_STEPS):
@@ -185,6 +195,34 @@ def test_an_evaluation_between_a_batch_and_its_step_counts_nothing(quick):
             node.step()
             assert node.swarm_samples % len(rows) == 0
         assert node.swarm_samples == 96
+
+
+def test_the_evaluations_of_all_members_are_of_all_samples_whatever_each_has_counted():
+    swarm, seen = Swarm(*IDS[:3]), []
+    for me in IDS[:3]:
+        swarm.trained += 55
+        with torch.no_grad():
+            seen += [
+                int(row) for (row,) in Share(swarm.samplers(me)).loader(DataLoader(TensorDataset(torch.arange(40))))
+            ]
+    assert sorted(seen) == list(range(40))
+
+
+@pytest.mark.parametrize("shuffle", [True, False])
+def test_an_evaluation_after_a_restart_is_whole_and_the_training_goes_on_where_it_was(shuffle):
+    swarm = Swarm(IDS[0])
+    first = share(swarm)
+    before = first.shard(TensorDataset(torch.arange(96)), 16, True, 1, None, False)
+    trained = [int(row) for _, (rows,) in zip(range(2), before, strict=False) for row in rows]
+    swarm.trained = len(trained)
+    again = share(swarm)
+    again.samplers.load(first.samplers.state())
+    for _ in range(2):
+        with torch.no_grad():
+            rows = again.shard(TensorDataset(torch.arange(96)), 16, shuffle, 1, None, False)
+            assert sum(len(batch) for (batch,) in rows) == 96
+    after = again.shard(TensorDataset(torch.arange(96)), 16, True, 1, None, False)
+    assert sorted(trained + [int(row) for (rows,) in after for row in rows]) == list(range(96))
 
 
 def test_of_two_loaders_side_by_side_the_one_of_the_epochs_counts(quick):
