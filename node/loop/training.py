@@ -409,6 +409,7 @@ class TrainingSide:
     # -- ending --------------------------------------------------------------------------------------------------
     def settle(self, seconds: float, wait_s: float = 0.0) -> float | None:
         began = time.monotonic()
+        self.model_watch.look()  # A short program may have been looked at once alone, before its first step.
         with self.step_watch.paused():
             distance = self.settling.settle(seconds, wait_s)
         if distance is not None:

@@ -159,6 +159,17 @@ class Late(nn.Module):
         self.register_parameter("bias", None)
 
 
+def test_a_program_that_is_too_short_for_a_second_look_is_looked_at_before_it_settles(train, monkeypatch):
+    monkeypatch.setattr("node.loop.training.OPTIMIZER_S", 3_600.0)
+    model = Late()
+    trainee = train(model)
+    until(lambda: trainee.node.metrics().steps)
+    trainee.do(lambda node: setattr(model, "mean", torch.zeros(2)))
+    assert not told(trainee, "Buffer 'mean' was added")
+    trainee.do(lambda node: node.settle(0.1))
+    assert told(trainee, "Buffer 'mean' was added")
+
+
 def test_a_buffer_that_is_made_later_is_told_and_a_parameter_is_refused(train, monkeypatch):
     monkeypatch.setattr("node.loop.training.OPTIMIZER_S", 0.05)
     model = Late()
