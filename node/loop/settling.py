@@ -91,10 +91,9 @@ class Settling:
 
         def pause() -> None:
             runtime = self.network.runtime
-            runtime.perform(runtime.peer.pause(runtime.now))
             if has_changed:
                 runtime.averager.forget_updates()
-                runtime.perform(runtime.peer.exchanges.abandon())
+            runtime.perform(runtime.peer.pause(runtime.now, has_changed))
 
         self.network.run_to_end(pause)
 

@@ -68,8 +68,7 @@ REPORTS = (
     "on_dial_failed", "on_dial_tried", "on_failed", "on_frozen_changed", "on_frozen_hashed", "on_gathered",
     "on_linked", "on_mended", "on_not_kept", "on_not_taken", "on_own_seed", "on_recalled", "on_restored",
     "on_seed_busy", "on_seeds_found", "on_served", "on_snapshotted", "on_spoiled", "on_stepped", "on_streamed",
-    "on_unlinked",
-    "publish_figures", "resume", "set_optimizer", "settle", "start", "tick", "update_counts",
+    "on_unlinked", "pause", "publish_figures", "resume", "set_optimizer", "settle", "start", "tick", "update_counts",
 )  # fmt: skip
 """The methods of a Peer that take reports. A fault in one leaves the peer inconsistent, which ends the network side."""
 

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from gossip.errors import LayoutError
+from node.model.inventory.examples import DeviceScalars, ScalarCopy
 from node.model.snapshot import ModelState
 from node.model.state import State
 
@@ -37,6 +38,7 @@ class ModelWatch:
         # changed any.
         self.averaged_sample: list[Tensor] | None = None
         self.unchanged_steps = 0
+        self.change: ScalarCopy | None = None  # Whether a step has changed any, on its way from the device.
         self.normalised: list[str] = []  # Averaged buffers whose rows or columns were of one length at the begin.
         self.range_sample: list[Tensor] | None = None  # The same of ranges, as the run began here.
 
@@ -54,18 +56,7 @@ class ModelWatch:
         """Look whether this step has changed the weights, and whether it has undone a mix. Every step calls it."""
         state = self.state
         if self.averaged_sample and state is not None and has_loss:
-            now = list(map(sampled, state.exchanged_tensors()))
-            if any(not torch.equal(*pair) for pair in zip(now, self.averaged_sample, strict=True)):
-                self.averaged_sample = None
-            else:
-                self.unchanged_steps += 1
-                if self.unchanged_steps == UNCHANGED_STEPS:
-                    self.notify_once(
-                        f"No weight of this Node has changed in {UNCHANGED_STEPS} steps, so that nothing trained is "
-                        "mixed: does the loop train a copy of the model, or other tensors than those given to Node? "
-                        "Make the Node from the model and the optimizer that the loop trains.",
-                        "unchanged",
-                    )
+            self.look_at_changes(list(map(sampled, state.exchanged_tensors())), self.averaged_sample)
         if state is not None and state.probe.is_waiting and state.probe.on_step():
             names = " or ".join(dict.fromkeys(type(optimizer).__name__ for optimizer in state.optimizers.all))
             self.notify_once(
@@ -73,6 +64,26 @@ class ModelWatch:
                 "keeps a copy of the weights where this node does not see it. Keep it in optimizer.state, or write the "
                 "weights into it before each step.",
                 "undone",
+            )
+
+    def look_at_changes(self, now: list[Tensor], last: list[Tensor]) -> None:
+        """Notice that steps change no weight, without waiting for a device: its word comes at a later step."""
+        if self.change is None:
+            differ = [(new != old).any() for new, old in zip(now, last, strict=True)]
+            self.change = ScalarCopy(DeviceScalars.of({"changed": differ}))
+        if not self.change.done():
+            return
+        has_changed, self.change = self.change.scalars()["changed"] > 0, None
+        if has_changed:
+            self.averaged_sample = None
+            return
+        self.unchanged_steps += 1
+        if self.unchanged_steps == UNCHANGED_STEPS:
+            self.notify_once(
+                f"No weight of this Node has changed in {UNCHANGED_STEPS} steps, so that nothing trained is mixed: "
+                "does the loop train a copy of the model, or other tensors than those given to Node? Make the Node "
+                "from the model and the optimizer that the loop trains.",
+                "unchanged",
             )
 
     def on_stepped(self) -> None:
