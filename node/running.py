@@ -15,7 +15,7 @@ from multiprocessing import current_process
 from pathlib import Path
 from typing import Any, Protocol, TextIO
 
-from gossip.errors import LocalError
+from gossip.errors import LayoutError, LocalError
 
 __all__ = [
     "CLOSED", "MADE", "USED", "claim_address", "closes_with", "enter", "free_place", "has_made_node",
@@ -48,6 +48,9 @@ class Side(Protocol):
 
     @property
     def model(self) -> Any: ...
+
+    def addresses(self) -> dict[int, str]:
+        """Return the names of the tensors that exchanges carry, by their addresses in memory."""
 
     def close(self) -> None: ...
 
@@ -82,8 +85,19 @@ def claim_address() -> None:
 
 
 def enter(side: Side) -> int:
-    """Register a side that is about to run, after closing others over the same model. Return their number."""
+    """Register a side that is about to run, after closing others over the same model. Return their number.
+
+    Raises:
+        LayoutError: Another node, over another model, mixes a tensor that this one mixes.
+    """
     replaced = [other for other in _running if other.model is side.model]
+    addresses = side.addresses()
+    for other in [other for other in _running if other not in replaced]:
+        if shared := sorted(addresses[at] for at in addresses.keys() & other.addresses().keys()):
+            raise LayoutError(
+                f"{shared[0]!r} is in the model of another Node of this process too, and both would mix it: make one "
+                "Node over an nn.ModuleList of both models, or name it in local= of one of them."
+            )
     for other in replaced:
         other.close()
     _running.append(side)

@@ -36,6 +36,7 @@ from node.model.inventory.constants import constants_of
 from node.model.inventory.items import Inventory
 from node.model.inventory.watch import ModelWatch
 from node.model.loss import LastLoss
+from node.model.snapshot import ModelState
 from node.network.runtime import Runtime
 from node.network.service import LEAVE_S, REPORT_S, Service
 from node.observe.figures import Source
@@ -108,6 +109,9 @@ class TrainingSide:
     def model(self) -> Any:
         """Return the model, which identifies another node over it (:func:`node.running.enter`)."""
         return self.live.model
+
+    def addresses(self) -> dict[int, str]:
+        return self.live.state.addresses() if isinstance(self.live.state, ModelState) else {}
 
     def start(self) -> None:
         """Start the network thread and join the swarm; return when this node holds weights to train."""

@@ -131,6 +131,11 @@ class ModelState(State):
         """Return the live tensors that exchanges carry, in the layout's order."""
         return self._tensors.current()[: self._exchanged_count]
 
+    def addresses(self) -> dict[int, str]:
+        """Return the names of these tensors by their addresses in memory; empty ones have none."""
+        named = zip(self.layout.segments, self.exchanged_tensors(), strict=False)
+        return {tensor.data_ptr(): segment.name for segment, tensor in named if tensor.numel()}
+
     def sound(self) -> bool:
         """Return True if every weight is finite. Waits for the device."""
         return all(bool(torch.isfinite(tensor).all()) for tensor in self._tensors.current())

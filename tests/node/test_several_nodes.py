@@ -8,7 +8,7 @@ import multiprocessing
 import pytest
 from torch import nn
 
-from gossip.errors import ConfigError, LocalError
+from gossip.errors import ConfigError, LayoutError, LocalError
 from gossip.ids import Address
 from node import Node, running
 from node.cli.local import free_port, run_local
@@ -173,3 +173,14 @@ def test_a_node_that_an_imported_script_only_makes_is_no_error(monkeypatch):
     node = Node(nn.Linear(4, 2))
     with pytest.raises(LocalError, match="imports the script again"):
         node.start()
+
+
+def test_two_nodes_that_would_both_mix_one_tensor_are_refused_unless_one_leaves_it_out():
+    trunk = nn.Linear(4, 4)
+    models = [nn.ModuleDict({"trunk": trunk, "head": nn.Linear(4, 2)}) for _ in range(2)]
+    with Node(models[0], listen="none"):
+        with pytest.raises(LayoutError, match=r"'trunk\.bias' is in the model of another Node of this process too"):
+            Node(models[1], listen="none").start()
+        with Node(models[1], local=["trunk.*"], listen="none") as node:
+            node.step(samples=1)
+    Node(models[1], listen="none").start().close()

@@ -70,6 +70,9 @@ class Follower:
         self.pending_copy: Pending | None = None  # The copy to the device that may still read them.
 
     # -- life ----------------------------------------------------------------------------------------------------
+    def addresses(self) -> dict[int, str]:
+        return {}
+
     def start(self) -> None:
         self.ranks.open()
         running.enter(self)

@@ -75,6 +75,9 @@ class Leader:
         """Return the model, which identifies another node over it."""
         return self.side.model
 
+    def addresses(self) -> dict[int, str]:
+        return self.side.addresses()
+
     def start(self) -> None:
         self.ranks.open()
         try:
