@@ -22,7 +22,7 @@ TRAIN, HELD_OUT = TensorDataset(torch.randn(96, 4)), TensorDataset(torch.randn(4
 
 def told(node, kind="samples"):
     node._training.network.sync()
-    return [str(event) for event in node.history() if event.kind == kind]
+    return [str(event) for event in node._training.listeners.history() if event.kind == kind]
 
 
 def loader(data=TRAIN, size=16):
