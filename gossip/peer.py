@@ -269,13 +269,13 @@ class Peer:
         self.schedule.retry_at = 0.0
         return [*self.exchanges.begin_settling(), *self.initiator.begin(now)] if on else []
 
-    def pause(self, now: float, has_changed: bool = False) -> list[Effect]:
+    def pause(self, now: float, drops: bool = False) -> list[Effect]:
         """Begin and accept no exchange until :meth:`settle`, so that the weights stay as they are.
 
-        With ``has_changed`` exchanges in progress are dropped, because the program has changed the weights since.
+        With ``drops`` exchanges in progress are dropped, because they are for other weights.
         """
         self.local.paused = True
-        return [*self.exchanges.begin_settling(), *(self.exchanges.abandon() if has_changed else [])]
+        return [*self.exchanges.begin_settling(), *(self.exchanges.abandon() if drops else [])]
 
     def publish_figures(self, packed: bytes, now: float, is_urgent: bool = False) -> list[Effect]:
         """Publish the user's packed figures in our record, for other nodes' users; empty bytes withdraw them.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 import numpy as np
@@ -85,15 +85,18 @@ class Settling:
         """Note the state of the weights, which every training step and every visit calls."""
         self.changes = self.live.state.changes
 
-    def pause(self) -> None:
-        """Keep the weights as they are: begin no exchange, and end those for weights that the program has changed."""
-        has_changed = self.live.state.changes != self.changes
+    def pause(self, drops: bool) -> None:
+        """Keep the weights as they are: begin no exchange.
+
+        Args:
+            drops: Drop the exchanges in progress and their updates, which are for other weights.
+        """
 
         def pause() -> None:
             runtime = self.network.runtime
-            if has_changed:
+            if drops:
                 runtime.averager.forget_updates()
-            runtime.perform(runtime.peer.pause(runtime.now, has_changed))
+            runtime.perform(runtime.peer.pause(runtime.now, drops))
 
         self.network.run_to_end(pause)
 
@@ -112,7 +115,7 @@ class Settling:
             same weights. None if it is unknown.
         """
         self.settled_at = self.run.steps
-        self.pause()
+        self.pause(drops=self.live.state.changes != self.changes)
         has_all = self.wait_for_settlers(wait_s)
         self.announce(AGREED, None)  # Until here the others may have needed that of the last time.
         began_at = time.monotonic()
@@ -122,7 +125,8 @@ class Settling:
         with self.live.outer_lock:
             # Otherwise an exchange that ends later would add the momentum to this node alone.
             self.live.outer.forget_momentum()
-        self.network.report_to_peer(lambda peer, now: [*peer.settle(False, now), *peer.pause(now)])
+        self.network.report_to_peer(lambda peer, now: peer.settle(False, now))
+        self.pause(drops=standing.is_agreed)  # An exchange that ends later would move this node away from the others.
         self.finish_exchanges(min(1.0, seconds))
         self.network.call(self.network.service.on_settled)
         self.network.sync()
@@ -162,6 +166,7 @@ class Settling:
             if not others:  # A node that comes later takes the weights of this one.
                 standing.missing = 0
                 if now - company_at >= ALONE_S:
+                    standing.digest = self.digest_of_gone()
                     break
                 continue
             run, own_mark = self.network.peer.view.run_id, standing.mark
@@ -273,13 +278,23 @@ class Settling:
         is_in_last = meeting != self.meeting and agreed is not None and agreed[1] == self.meeting[1]
         return meeting is not None and not is_in_last
 
+    def digest_of_gone(self) -> bytes | None:
+        """Return the digest of our weights if members that are gone told it, and none another one."""
+        digest = self.read_digest()
+        told = {mark[1] for record in self.members() or () if (mark := mark_in(record, AGREED))}
+        return digest if told == {int.from_bytes(digest[:MARK_BYTES])} else None
+
     def present_members(self) -> list[MemberRecord] | None:
         """Return the records of the other members that are not gone; None if the network thread is too busy."""
+        return self.members(PRESENT)
+
+    def members(self, states: Collection[MemberState] = tuple(MemberState)) -> list[MemberRecord] | None:
+        """Return the records of the other members in these states; None if the network thread is too busy."""
         answers: list[list[tuple[MemberRecord, MemberState]]] = []  # At most one, from the network thread.
         self.network.call(lambda: answers.append(self.network.peer.membership.members()))
         self.network.sync()
         self.network.check()
-        return [record for record, state in answers[0] if state in PRESENT] if answers else None
+        return [record for record, state in answers[0] if state in states] if answers else None
 
     def announce(self, name: str, mark: tuple[float, int] | None) -> None:
         """Put a mark into this node's record, or remove it."""

@@ -13,7 +13,8 @@ from tests.zoo.registry import Program, programs
 # The runs of a program beside the plain loop: name, nodes, and what befalls them. All but the first play one seed.
 SWARMS = {"3 nodes": {"nodes": 3}, "8 nodes": {"nodes": 8}, "kill, late join": {"nodes": 3, "kill": True, "late": True}}
 WORKERS = 3
-COLUMNS = ("program", "metric", "alone", f"batch x {WORKERS}", *SWARMS, "apart", "settle 3, 8", "mixes", "notices")
+ALONE = {"alone": {}, f"batch x {WORKERS}": {"workers": WORKERS}, f"1/{WORKERS} alone": {"share": WORKERS}}
+COLUMNS = ("program", "metric", *ALONE, *SWARMS, "apart", "settle 3, 8", "mixes", "notices")
 
 
 def figures(metrics: Sequence[float]) -> str:
@@ -25,7 +26,7 @@ def figures(metrics: Sequence[float]) -> str:
 
 def rows(program: Program, seeds: range) -> tuple[str, str]:
     """Play a program with all seeds, and return its rows of both tables."""
-    cells = [figures([play(program, seed=seed, workers=workers).mean for seed in seeds]) for workers in (1, WORKERS)]
+    cells = [figures([play(program, seed=seed, **choices).mean for seed in seeds]) for choices in ALONE.values()]
     swarms: list[Outcome] = []
     settled: list[str] = []
     for choices in SWARMS.values():

@@ -179,7 +179,13 @@ def tensors_of(model: Any) -> dict[str, Tensor]:
 
 
 def play(
-    program: Program, nodes: int = 0, seed: int = 0, kill: bool = False, late: bool = False, workers: int = 1
+    program: Program,
+    nodes: int = 0,
+    seed: int = 0,
+    kill: bool = False,
+    late: bool = False,
+    workers: int = 1,
+    share: int = 1,
 ) -> Outcome:
     """Run a program alone (0 nodes) or as a swarm.
 
@@ -188,6 +194,7 @@ def play(
         nodes: The nodes that begin together.
         seed: The seed of the first process; each has another.
         workers: Alone, the batches that make one step, as in synchronous training by so many workers.
+        share: Alone, the divisor of the epochs.
         kill: Kill one of the nodes halfway.
         late: Add one more node before that.
 
@@ -200,7 +207,7 @@ def play(
     if late:
         fates.append("late")
     with tempfile.TemporaryDirectory(prefix="zoo-") as folder:
-        with started(program, folder, fates, nodes, seed, workers) as processes:
+        with started(program, folder, fates, nodes, seed, workers, share) as processes:
             for process in processes:
                 process.join(LIMIT_S)
         ranks = [rank for rank, fate in enumerate(fates) if fate != "killed"]
@@ -211,14 +218,16 @@ def play(
 
 @contextmanager
 def started(
-    program: Program, folder: str, fates: Sequence[str], nodes: int, seed: int, workers: int
+    program: Program, folder: str, fates: Sequence[str], nodes: int, seed: int, workers: int, share: int
 ) -> Iterator[list[Any]]:
     """Start the processes, which have torch already (a fork server keeps it), and end those that are left."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([__name__, "sklearn.datasets"])
     processes = [
         context.Process(
-            target=child, args=(program.name, folder, rank, nodes, fate, "late" in fates, seed, workers), daemon=True
+            target=child,
+            args=(program.name, folder, rank, nodes, fate, "late" in fates, seed, workers, share),
+            daemon=True,
         )
         for rank, fate in enumerate(fates)
     ]
@@ -234,13 +243,13 @@ def started(
 
 
 def child(
-    name: str, folder: str, rank: int, nodes: int, fate: str, late: bool, seed: int, workers: int
+    name: str, folder: str, rank: int, nodes: int, fate: str, late: bool, seed: int, workers: int, share: int
 ) -> None:  # fmt: skip
     """Run the program in this process, and leave its result in the folder."""
     torch.set_num_threads(1)
     logging.getLogger("gossip").addHandler(logging.NullHandler())  # Notices are read as events.
     program, place = programs()[name], Place(folder, rank, nodes, fate, late and fate != "late")
-    Placed.place, Plain.workers = place, workers
+    Placed.place, Plain.workers, Plain.share = place, workers, share
     try:
         if fate == "late":
             place.read("late")

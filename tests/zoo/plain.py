@@ -18,6 +18,7 @@ class Plain:
 
     finished = False
     workers = 1  # Batches that make one, as in synchronous training by so many workers.
+    share = 1  # The divisor of the epochs: as many as a node of so many trains itself.
 
     def __init__(self, model: Any, optimizer: Any = None, **choices: Any) -> None:
         self.schedulers: list[Any] = []
@@ -28,7 +29,7 @@ class Plain:
     def __exit__(self, *error: object) -> None: ...
 
     def epochs(self, n: int, data: Any) -> Iterator[int]:
-        for epoch in range(n):
+        for epoch in range(round(n / self.share)):
             if self.finished:
                 return
             yield epoch
@@ -50,7 +51,7 @@ class Plain:
         self.schedulers.append(scheduler)
 
     def step(self, loss: Any = None, samples: int | None = None) -> None:
-        for scheduler in self.schedulers * self.workers:  # Which counts the steps of one process.
+        for scheduler in self.schedulers * self.workers * self.share:  # Which counts the steps of one process.
             if scheduler.last_epoch < scheduler.total_steps - 1:
                 scheduler.step()
 

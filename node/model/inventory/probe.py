@@ -36,8 +36,8 @@ class MixProbe:
     ) -> None:
         self._tensors, self._kinds = tensors, kinds
         self._places: list[int] = []  # The indices of the largest tensors of each kind.
-        self._displacement: list[Tensor] | None = None
-        self._after: list[Tensor] | None = None  # The samples just after a mix whose next step is awaited.
+        self._before: list[Tensor] = []  # The samples before the first mix since the last step.
+        self._after: list[Tensor] | None = None  # Those just after the last mix whose next step is awaited.
         self._shares: list[list[Tensor]] = []  # Of each mix and tensor. They stay on the device until a verdict.
         self._verdict: ScalarCopy | None = None  # The largest median share of some mixes, on its way from the device.
         self.verdicts = 0
@@ -53,15 +53,14 @@ class MixProbe:
         if self.verdicts >= MAX_VERDICTS:
             yield
             return
-        before = None
+        is_noted = self._after is not None  # Of several between two steps, as in settling, the sum counts.
         with suppress(torch.OutOfMemoryError):
-            before = self.sample() if self._after is None else None  # Of several at one boundary, the first counts.
+            self._before = self._before if is_noted else self.sample()
+            is_noted = True
         yield
-        if before is not None:
+        if is_noted:
             with suppress(torch.OutOfMemoryError):
-                after = self.sample()
-                self._displacement = [now - then for now, then in zip(after, before, strict=True)]
-                self._after = after
+                self._after = self.sample()
 
     def on_step(self) -> bool:
         """Look at the weights after the step that follows a mix. Return True if mixes turn out to be undone."""
@@ -71,10 +70,10 @@ class MixProbe:
             if verdict.scalars()["undone"] > UNDONE_SHARE:
                 self.verdicts = MAX_VERDICTS
                 return True
-        after, displacement = self._after, self._displacement
-        self._after = None
-        if after is None or displacement is None:
+        after, self._after = self._after, None
+        if after is None:
             return False
+        displacement = [mixed - then for mixed, then in zip(after, self._before, strict=True)]
         moved = [now - then for now, then in zip(self.sample(), after, strict=True)]
         self._shares.append([  # NaN if nothing was mixed.
             -step.dot(mix) / mix.dot(mix) for step, mix in zip(moved, displacement, strict=True)

@@ -49,10 +49,10 @@ def run(Node, seed):
     windows = text(36_000).unfold(0, CONTEXT + 1, 8)
     train, test = windows[:4_000], windows[4_000:]
     model = GPT()
-    optimizer = torch.optim.AdamW(model.parameters(), 1e-2, weight_decay=0.1)
-    loader = DataLoader(TensorDataset(train), 32, shuffle=True, drop_last=True)
+    optimizer = torch.optim.AdamW(model.parameters(), 6e-3, weight_decay=0.1)
+    loader = DataLoader(TensorDataset(train), 16, shuffle=True, drop_last=True)
     with Node(model, optimizer) as node:
-        for _ in node.epochs(10, loader):
+        for _ in node.epochs(6, loader):
             for number, (rows,) in enumerate(node.loader(loader), 1):
                 with torch.autocast("cpu", torch.bfloat16):
                     loss = F.cross_entropy(model(rows[:, :-1]).flatten(0, 1), rows[:, 1:].flatten())
