@@ -64,7 +64,7 @@ def test_what_is_ported_trains_and_where_it_resumes_trains_nothing_again(name, f
     assert "0.9" in capsys.readouterr().out
     if name in ("after_horovod", "after_torchft"):
         again = run(name)
-        assert again["node"]._training.finished
+        assert again["node"].finished
         assert again["node"].metrics().steps == 0
         assert again["accuracy"] == found["accuracy"]
 
