@@ -84,7 +84,7 @@ class Diary:
             steps=metrics.steps, done=metrics.exchanges_done, failed=metrics.exchanges_failed, mixes=mixes,
             alive=metrics.members_alive, members=len(node.members), owners=len(side.view.owners),
             swarm_samples=node.swarm_samples, run_id=side.network.peer.local.run_id.hex()[:8],
-            ready=side.network.peer.view.ready, version=side.network.peer.local.version, finished=side.finished,
+            ready=side.network.peer.view.ready, version=side.network.peer.local.version, finished=node.finished,
             inside=self.inside, gap=self.gap, links=len(side.network.runtime.links),
             accuracy=float((model(images).argmax(1) == labels).float().mean()), norm=float(weights.norm()),
             along=float(weights.sum() / weights.numel() ** 0.5), **process_figures(),

@@ -40,10 +40,10 @@ def main(members: int, seeds: list[str]) -> None:
     count(LinkLife, "on_message", "received")
     count(Links, "add", "new")
     doubts: Counter[str] = Counter()
-    node = Node({"x": np.zeros(1000, np.float32)}, None, seeds=seeds, config=Config(swarm="small"))
-    node.on("member", lambda event: doubts.update([event.after]))
-    with node:
-        print(node.address, node.state_dict()["run_id"], flush=True)
+    with Node({"x": np.zeros(1000, np.float32)}, None, seeds=seeds, config=Config(swarm="small")) as node:
+        node.on("member", lambda event: doubts.update([event.after]))
+        run = next((event.run for event in node.history() if event.kind in ("started", "joined")), "?")
+        print(node.address, run, flush=True)
         while len(node.members) < members:
             time.sleep(0.2)
             node.step()

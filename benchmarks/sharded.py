@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import re
 import socket
 import statistics
@@ -114,10 +113,11 @@ def hold(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
     before = memory_bytes()
     config = Config(mix_every_steps=4, join_timeout_s=30.0)
     with Node({"weights": weights}, config=config, group=group, **options(args, folder)) as node:
-        while node.metrics()["exchanges_done"] < MIXES and node.progress(math.inf) < 1:
+        while node.metrics()["exchanges_done"] < MIXES and not node.finished:
             node.step(samples=1)
             time.sleep(0.05)
-        node.finish(0.0)
+        if not node.finished:
+            node.finish(0.0)
         figures = {"bytes": memory_bytes() - before, **mixes(node)}
     return figures
 

@@ -48,7 +48,7 @@ model = DistributedDataParallel(model)
 optimizer = torch.optim.SGD(model.parameters(), lr=args.lr, momentum=0.9, weight_decay=1e-3)
 
 with Node(model, optimizer, group=dist.group.WORLD) as node:  # gossip 2: the first process speaks for all
-    while node.progress(args.samples) < 1:  # gossip 3: all processes stop at the same step
+    while not node.finished and node.swarm_samples < args.samples:  # gossip 3: all processes stop at the same step
         for x, y in node.shard((x_train, y_train), batch_size=args.batch_size):  # gossip 4: this process' part
             loss = F.cross_entropy(model(x), y)
             optimizer.zero_grad()
@@ -57,7 +57,7 @@ with Node(model, optimizer, group=dist.group.WORLD) as node:  # gossip 2: the fi
             node.step(loss=loss, samples=len(x))  # gossip 5: all make the same change; samples are summed
             optimizer.param_groups[0]["lr"] = args.lr * max(0.0, 1 - node.swarm_samples / args.samples)
             time.sleep(args.step_delay)
-            if node.progress(args.samples) == 1:
+            if node.finished or node.swarm_samples >= args.samples:
                 break
     node.settle(args.settle)  # mix without training until the nodes agree
     node.finish()

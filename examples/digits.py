@@ -36,7 +36,7 @@ model = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10))  # 4,810 
 optimizer = torch.optim.SGD(model.parameters(), lr=args.lr, momentum=0.9, weight_decay=1e-3)
 
 with Node(model, optimizer) as node:  # gossip 2: joins the swarm with its weights, or starts one
-    while node.progress(args.samples) < 1:  # gossip 3: all stop about the same time
+    while not node.finished and node.swarm_samples < args.samples:  # gossip 3: all stop about the same time
         for x, y in node.shard((x_train, y_train), batch_size=args.batch_size):  # gossip 4: this node's share
             loss = F.cross_entropy(model(x), y)
             optimizer.zero_grad()
@@ -46,7 +46,7 @@ with Node(model, optimizer) as node:  # gossip 2: joins the swarm with its weigh
             # The swarm's own count drives the schedule: no node leads, and a newcomer is at once in step.
             optimizer.param_groups[0]["lr"] = args.lr * max(0.0, 1 - node.swarm_samples / args.samples)
             time.sleep(args.step_delay)
-            if node.progress(args.samples) == 1:
+            if node.finished or node.swarm_samples >= args.samples:
                 break
     node.settle(args.settle, wait_s=60)  # wait for the others, then mix without training until the nodes agree
     node.finish()  # a node that joins now gets these weights and trains nothing

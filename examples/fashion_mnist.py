@@ -104,7 +104,7 @@ def private_batches() -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
 with Node(model, optimizer) as node:  # gossip 2: joins the swarm and takes its weights, or starts one
     if args.alpha is not None:
         torch.manual_seed(args.seed + 1 + args.part)  # equal weights at the start, but an order of its own
-    while node.progress(args.samples) < 1:  # gossip 3: all stop about the same time
+    while not node.finished and node.swarm_samples < args.samples:  # gossip 3: all stop about the same time
         shared = args.alpha is None
         batches = node.shard((x_train, y_train), args.batch_size) if shared else private_batches()  # gossip 4: a share
         for x, y in batches:
@@ -116,7 +116,7 @@ with Node(model, optimizer) as node:  # gossip 2: joins the swarm and takes its 
             node.step(loss=loss, samples=len(x))  # gossip 5: averaged weights land here; it never waits
             # The swarm's own count drives the schedule: no node leads, and a newcomer is at once in step.
             optimizer.param_groups[0]["lr"] = args.lr * max(0.0, 1 - node.swarm_samples / args.samples)
-            if node.progress(args.samples) == 1:
+            if node.finished or node.swarm_samples >= args.samples:
                 break
     node.settle(args.settle, wait_s=60)  # wait for the others, then mix without training until the nodes agree
     node.finish()  # a node that joins now gets these weights and trains nothing

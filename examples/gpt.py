@@ -195,7 +195,7 @@ def private_batches() -> Iterator[tuple[torch.Tensor]]:
 with Node(model, optimizers) as node:  # gossip 2: joins the swarm and takes its weights, or starts one
     if args.private:
         torch.manual_seed(args.seed + 1 + args.part)  # equal weights at the start, but an order of its own
-    while node.progress(args.samples) < 1:  # gossip 3: all stop about the same time
+    while not node.finished and node.swarm_samples < args.samples:  # gossip 3: all stop about the same time
         batches = private_batches() if args.private else node.shard((train,), args.batch_size)  # gossip 4: a share
         for (rows,) in batches:
             # The swarm's own count drives the schedule: no node leads, and a newcomer is at once in step.
@@ -207,7 +207,7 @@ with Node(model, optimizers) as node:  # gossip 2: joins the swarm and takes its
             for optimizer in optimizers:
                 optimizer.step()
             node.step(loss=loss, samples=len(rows))  # gossip 5: averaged weights land here; it never waits
-            if node.progress(args.samples) == 1:
+            if node.finished or node.swarm_samples >= args.samples:
                 break
     node.settle(args.settle, wait_s=60)  # wait for the others, then mix without training until the nodes agree
     node.finish()  # a node that joins now gets these weights and trains nothing

@@ -66,7 +66,7 @@ with Node(model, optimizer) as node:  # gossip 2: joins the swarm with its weigh
         loss.backward()
         optimizer.step()
         node.step(loss=loss, samples=len(batch))  # gossip 4: weights that were averaged land here
-        if node.progress(args.samples) == 1:  # gossip 5: all stop about the same time
+        if node.finished or node.swarm_samples >= args.samples:  # gossip 5: all stop about the same time
             break
     node.settle(3.0, wait_s=60)
     node.finish()

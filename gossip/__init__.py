@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from gossip.config import Config
     from gossip.errors import GossipError as Error
-    from node import Node, QuasiGlobal, split
+    from node import Node, QuasiGlobal
     from sim import Scenario, simulate
 
-__all__ = ["Config", "Error", "Node", "QuasiGlobal", "Scenario", "simulate", "split"]
+__all__ = ["Config", "Error", "Node", "QuasiGlobal", "Scenario", "simulate"]
 
 PUBLIC_NAMES = {  # Where each one is defined: its module and its name there.
     "Config": ("gossip.config", "Config"),
@@ -25,7 +25,6 @@ PUBLIC_NAMES = {  # Where each one is defined: its module and its name there.
     "QuasiGlobal": ("node", "QuasiGlobal"),
     "Scenario": ("sim", "Scenario"),
     "simulate": ("sim", "simulate"),
-    "split": ("node", "split"),
 }
 
 

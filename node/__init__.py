@@ -6,11 +6,10 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from gossip.config import Config
-    from node.data.splitting import split
     from node.model.quasi_global import QuasiGlobal
     from node.node import Member, Metrics, Node
 
-__all__ = ["Config", "Member", "Metrics", "Node", "QuasiGlobal", "split"]
+__all__ = ["Config", "Member", "Metrics", "Node", "QuasiGlobal"]
 
 
 def __getattr__(name: str) -> object:
@@ -19,10 +18,6 @@ def __getattr__(name: str) -> object:
         from gossip.config import Config
 
         return Config
-    if name == "split":
-        from node.data.splitting import split
-
-        return split
     if name == "QuasiGlobal":
         from node.model.quasi_global import QuasiGlobal
 

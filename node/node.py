@@ -28,6 +28,7 @@ from node.loop.training import TrainingSide
 from node.model.inventory.items import Choices, Chosen, Inventory
 from node.model.optimizers import Optimizers
 from node.model.state import State
+from node.observe.events import NodeEvent
 from node.observe.members import Member
 from node.observe.metrics import Metrics
 from node.observe.notices import LOGGER
@@ -261,6 +262,16 @@ class Node(DataCalls):
         """
         return self._training.swarm_samples
 
+    @property
+    def finished(self) -> bool:
+        """Return True if this node's run has finished.
+
+        :meth:`finish` was called here or on most members, or the donors of this node's weights said so. A loop that
+        checks it ends with its swarm, and that of a late node does not begin: ``while not node.finished and
+        node.swarm_samples < samples``.
+        """
+        return self._training.finished
+
     def reduce(self, figures: Mapping[str, Any] | None = None) -> dict[str, Reduced]:
         """Share figures of this loop, like a validation accuracy, and return all members' figures, reduced by name.
 
@@ -280,7 +291,7 @@ class Node(DataCalls):
         return self._training.metrics()
 
     def on(self, kind: str, callback: Callable[[Any], object]) -> Callable[[], None]:
-        """Call ``callback(event)`` with every event of a kind from now on. May be called before the start.
+        """Call ``callback(event)`` with every event of a kind. May be called at any time.
 
         Events are frozen dataclasses of :mod:`node.observe.events`. The callback runs in a thread of its own. Its
         errors are logged. Events that come faster than it returns are dropped and counted.
@@ -296,6 +307,10 @@ class Node(DataCalls):
             ConfigError: There is no such kind.
         """
         return self._training.listeners.on(kind, callback)
+
+    def history(self) -> tuple[NodeEvent, ...]:
+        """Return the last 1,024 events, newest last."""
+        return self._training.listeners.history()
 
     # -- checkpoints ---------------------------------------------------------------------------------------------
     def save(self, path: str | os.PathLike[str], keep: int = 1) -> None:

@@ -50,7 +50,7 @@ def train(number, args):
     node.on("listening", lambda event: client.set_metadata(["swarm", str(number)], node.address))
     samples = args.samples
     with node:
-        while node.progress(samples) < 1:
+        while not node.finished and node.swarm_samples < samples:
             for x, y in node.shard((x_train, y_train), batch_size=16):
                 loss = F.cross_entropy(model(x), y)
                 optimizer.zero_grad()
@@ -59,7 +59,7 @@ def train(number, args):
                 node.step(loss=loss, samples=len(x))
                 optimizer.param_groups[0]["lr"] = 0.1 * max(0.0, 1 - node.swarm_samples / samples)
                 time.sleep(args.step_delay)
-                if node.progress(samples) == 1:
+                if node.finished or node.swarm_samples >= samples:
                     break
         node.settle(3)
         node.finish()

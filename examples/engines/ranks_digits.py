@@ -76,7 +76,7 @@ if launched:
     node.on("listening", publish_address)
 
 with node:
-    while node.progress(args.samples) < 1:
+    while not node.finished and node.swarm_samples < args.samples:
         for x, y in node.shard((x_train, y_train), batch_size=16):
             loss = F.cross_entropy(model(x), y)
             optimizer.zero_grad()
@@ -85,7 +85,7 @@ with node:
             node.step(loss=loss, samples=len(x))
             optimizer.param_groups[0]["lr"] = 0.1 * max(0.0, 1 - node.swarm_samples / args.samples)
             time.sleep(args.step_delay)
-            if node.progress(args.samples) == 1:
+            if node.finished or node.swarm_samples >= args.samples:
                 break
     node.settle(3)
     node.finish()

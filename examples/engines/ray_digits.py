@@ -68,7 +68,7 @@ class Trainer:
         node.on("listening", lambda event: self.addresses.add.remote(node.address))
         samples = self.args.samples
         with node:
-            while node.progress(samples) < 1:
+            while not node.finished and node.swarm_samples < samples:
                 for x, y in node.shard((x_train, y_train), batch_size=16):
                     loss = F.cross_entropy(model(x), y)
                     optimizer.zero_grad()
@@ -77,7 +77,7 @@ class Trainer:
                     node.step(loss=loss, samples=len(x))
                     optimizer.param_groups[0]["lr"] = 0.1 * max(0.0, 1 - node.swarm_samples / samples)
                     time.sleep(self.args.step_delay)
-                    if node.progress(samples) == 1:
+                    if node.finished or node.swarm_samples >= samples:
                         break
             node.settle(3)
             node.finish()

@@ -34,10 +34,10 @@ model = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10))  # 4,810 
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=1e-3)
 
 with Node(model, optimizer) as node:
-    if checkpoint.exists() and node.progress(args.samples) < 1:
+    if checkpoint.exists() and not node.finished:
         node.load(checkpoint)  # a swarm that is alive is ahead of any file, and keeps its weights
     try:
-        while node.progress(args.samples) < 1:
+        while not node.finished and node.swarm_samples < args.samples:
             for x, y in node.shard((x_train, y_train), batch_size=16):
                 loss = F.cross_entropy(model(x), y)
                 optimizer.zero_grad()
@@ -46,7 +46,7 @@ with Node(model, optimizer) as node:
                 node.step(loss=loss, samples=len(x))
                 optimizer.param_groups[0]["lr"] = 0.1 * max(0.0, 1 - node.swarm_samples / args.samples)
                 time.sleep(args.step_delay)
-                if node.progress(args.samples) == 1:
+                if node.finished or node.swarm_samples >= args.samples:
                     break
         node.settle(3)
         node.finish()

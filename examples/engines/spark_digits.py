@@ -52,9 +52,9 @@ def train(number, args):
     checkpoint, saved_s = os.path.join(own, "run.safetensors"), time.monotonic()
     samples = args.samples
     with node:
-        if os.path.exists(checkpoint) and node.progress(samples) < 1:
+        if os.path.exists(checkpoint) and not node.finished:
             node.load(checkpoint)
-        while node.progress(samples) < 1:
+        while not node.finished and node.swarm_samples < samples:
             for x, y in node.shard((x_train, y_train), batch_size=16):
                 loss = F.cross_entropy(model(x), y)
                 optimizer.zero_grad()
@@ -66,7 +66,7 @@ def train(number, args):
                 if time.monotonic() - saved_s > 5:  # a barrier stage is ended without notice, so save often
                     node.save(checkpoint)
                     saved_s = time.monotonic()
-                if node.progress(samples) == 1:
+                if node.finished or node.swarm_samples >= samples:
                     break
         node.settle(3)
         node.finish()

@@ -66,7 +66,7 @@ def batches():
 
 def done() -> bool:
     """Return True once the requested samples are trained on."""
-    return node.progress(args.samples) == 1 if node else seen >= args.samples
+    return node.finished or node.swarm_samples >= args.samples if node else seen >= args.samples
 
 
 seen = steps = reported = 0  # samples, optimizer steps, samples that node.step() was told of

@@ -70,7 +70,7 @@ with contextlib.nullcontext() if args.alone else Node(tree) as node:  # gossip 2
 
     def done() -> bool:
         """Return True once the requested samples are trained on."""
-        return node.progress(args.samples) == 1 if node else seen >= args.samples
+        return node.finished or node.swarm_samples >= args.samples if node else seen >= args.samples
 
     while not done():
         # Batches of one shape: another one would be compiled anew.

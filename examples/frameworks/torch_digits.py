@@ -44,7 +44,7 @@ with contextlib.nullcontext() if args.alone else Node(model, optimizer) as node:
 
     def done() -> bool:
         """Return True once the requested samples are trained on."""
-        return node.progress(args.samples) == 1 if node else seen >= args.samples
+        return node.finished or node.swarm_samples >= args.samples if node else seen >= args.samples
 
     loader = (
         DataLoader(train, batch_sampler=node.sampler(train, 16), num_workers=1)  # gossip 4: this node's share

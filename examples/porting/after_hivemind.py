@@ -13,14 +13,14 @@ optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
 with Node(model, optimizer, config=Config(swarm="digits", mix_every_steps=8)) as node:
     print("others start with GOSSIP_SEEDS =", node.address)
     loader = DataLoader(train, batch_size=16, shuffle=True)  # data of one's own: no division is needed
-    while node.progress(SAMPLES) < 1:
+    while not node.finished and node.swarm_samples < SAMPLES:
         for x, y in loader:
             loss = F.cross_entropy(model(x), y)
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
             node.step(loss=loss, samples=len(x))
-            if node.progress(SAMPLES) == 1:
+            if node.finished or node.swarm_samples >= SAMPLES:
                 break
     losses = [member.loss for member in node.members if member.state == "alive" and member.loss is not None]
     print(f"{len(losses)} alive, mean loss {sum(losses) / len(losses):.3f}")

@@ -16,7 +16,7 @@ with Node(model, optimizer, state_dir="state") as node:  # another directory for
     if saved.exists():
         node.load(saved)  # a living swarm is ahead of any file, and its weights stay
     steps = 0
-    while node.progress(SAMPLES) < 1:
+    while not node.finished and node.swarm_samples < SAMPLES:
         for x, y in node.shard((x_train, y_train), batch_size=16):
             loss = F.cross_entropy(model(x), y)
             optimizer.zero_grad()
@@ -27,7 +27,7 @@ with Node(model, optimizer, state_dir="state") as node:  # another directory for
             steps += 1
             if steps % 100 == 0:
                 node.save(saved)
-            if node.progress(SAMPLES) == 1:
+            if node.finished or node.swarm_samples >= SAMPLES:
                 break
     node.settle(1)
     accuracy = right(model) / len(x_test)

@@ -12,7 +12,7 @@ def learn(**settings):
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     best, evaluated = 0.0, 0
     with Node(model, optimizer, **settings) as node:
-        while node.progress(SAMPLES) < 1:
+        while not node.finished and node.swarm_samples < SAMPLES:
             for x, y in node.shard((x_train, y_train), batch_size=16):
                 loss = F.cross_entropy(model(x), y)
                 optimizer.zero_grad()
@@ -26,7 +26,7 @@ def learn(**settings):
                     if accuracy > best:
                         best = accuracy
                         node.save(f"best-{node.id[:8]}")
-                if node.progress(SAMPLES) == 1:
+                if node.finished or node.swarm_samples >= SAMPLES:
                     break
         print(f"best here {best:.3f}, best of {told['best'].members} nodes {told['best'].max:.3f}")
         node.finish(1)

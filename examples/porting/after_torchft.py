@@ -19,14 +19,14 @@ if file.exists():
     node.load_state_dict(saved["node"])  # which run these weights are of, and how far
 
 with node:
-    while node.progress(SAMPLES) < 1:
+    while not node.finished and node.swarm_samples < SAMPLES:
         for x, y in node.shard((x_train, y_train), batch_size=16):
             loss = F.cross_entropy(model(x), y)
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
             node.step(loss=loss, samples=len(x))
-            if node.progress(SAMPLES) == 1:
+            if node.finished or node.swarm_samples >= SAMPLES:
                 break
     node.settle(1)
     accuracy = right(model) / len(x_test)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import math
 from collections import deque
 from collections.abc import Iterable, Iterator, Sized
 from itertools import islice
@@ -64,12 +63,15 @@ class Adapter:
         """Return the finished share of the run, 0 to 1 and the same on all nodes, for learning rate schedules."""
         if not self.samples or self.node is None:
             return 0.0
-        return self.node.progress(self.samples)
+        return 1.0 if self.over else min(1.0, self.node.swarm_samples / self.samples)
 
     @property
     def over(self) -> bool:
         """Return True if nothing is left to train: a node has finished the run, or the swarm has its samples."""
-        return self.node is not None and self.node.progress(self.samples or math.inf) == 1
+        node = self.node
+        if node is None:
+            return False
+        return node.finished or (self.samples is not None and node.swarm_samples >= self.samples)
 
     def figures(self) -> dict[str, float]:
         """Return the node's known figures as "gossip/..." for loggers."""
@@ -102,7 +104,7 @@ class Adapter:
             node.load_state_dict(self.saved)
         self.node = node.start()
         self.is_in_swarm = True
-        self.has_final_weights = node.progress(math.inf) == 1  # A node that joins a finished run got the final weights.
+        self.has_final_weights = node.finished  # A node that joins a finished run has got the final weights.
         self.finish_if_over()  # A run may have all its samples when it is resumed, although no node has finished it.
 
     def step(self, loss: Any, samples: int) -> bool:

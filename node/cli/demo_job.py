@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import time
 
 import torch
@@ -47,7 +46,7 @@ def main() -> None:
 
     def is_over() -> bool:
         seen.update(member.id for member in node.members)
-        return node.progress(math.inf) == 1 or (node.swarm_samples >= args.samples and len(seen) >= awaited)
+        return node.finished or (node.swarm_samples >= args.samples and len(seen) >= awaited)
 
     with Node(model, optimizer) as node:
         # The awaited newcomer need not wait, and may never learn of members that died before.
@@ -61,7 +60,7 @@ def main() -> None:
                 optimizer.step()
                 node.step(loss=loss, samples=len(inputs))
                 time.sleep(args.step_delay)  # Digits are so easy that the training would be too fast to watch.
-                if node.progress(args.samples) == 1 and is_over():
+                if (node.finished or node.swarm_samples >= args.samples) and is_over():
                     break
         distance = node.settle(3.0, wait_s=60.0)
         node.finish()  # Newcomers now get these weights and train nothing.

@@ -20,11 +20,8 @@ __all__ = ["split"]
 NOBODY = PeerId(bytes(16))
 
 
-def split(dataset: Any, fractions: Sequence[float], seed: int = 0) -> list[Subset[Any]]:
-    """Return disjoint random parts of a dataset, the same on all nodes: for training, validation and test.
-
-    torch's global seed does not matter. A split by ``random_split`` differs between nodes whose seeds differ, and each
-    then trains on what others hold out.
+def split(dataset: Any, fractions: Sequence[float], seed: int) -> list[Subset[Any]]:
+    """Return disjoint random parts of a dataset, the same in every process.
 
     Args:
         dataset: A dataset with a length, or tensors of equal length, which become a TensorDataset.

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, Subset
 
 from gossip.errors import ConfigError
 from node.data.files import FileShards
 from node.data.loader import ShareLoader
 from node.data.sampler import Samplers, ShareBatchSampler, ShareSampler
 from node.data.share import Share
+from node.data.splitting import split
 from node.loop.schedules import Schedules
 from node.model.optimizers import Optimizers
 
@@ -133,15 +134,28 @@ class DataCalls:
         """
         return self._share.files(files, epochs, shuffle, samples)
 
-    def progress(self, total: float | None = None) -> float:
-        """Return the share of the run that the swarm has trained, 0 to 1. It is 1 once the run has finished.
+    def split(self, dataset: Any, fractions: Sequence[float], seed: int = 0) -> list[Subset[Any]]:
+        """Return disjoint random parts of ``dataset``, the same on all nodes: for training, validation and test.
 
-        That is once :meth:`finish` was called here or on most members, or the donors of this node's weights said so. A
-        loop that checks it ends with its swarm, and that of a late node does not begin: ``while node.progress(n) < 1``.
+        torch's global seed does not matter. A split by ``random_split`` differs between nodes whose seeds differ, and
+        each then trains on what others hold out.
 
         Args:
-            total: The samples of the whole run; by default those of :meth:`epochs`. With ``math.inf`` only a run that
-                was finished has progress 1.
+            dataset: A dataset with a length, or tensors of equal length.
+            fractions: The fraction of each part; together at most 1.
+            seed: Draws another division.
+
+        Raises:
+            ConfigError: A fraction or the seed does not fit.
+            DataError: The dataset does not fit.
+        """
+        return split(dataset, fractions, seed)
+
+    def progress(self, total: int | None = None) -> float:
+        """Return the share of the run that the swarm has trained, 0 to 1. It is 1 once the run has finished.
+
+        Args:
+            total: The samples of the whole run; by default those of :meth:`epochs`.
 
         Raises:
             ConfigError: The total is unknown, or no number above 0.

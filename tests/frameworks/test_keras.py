@@ -125,7 +125,7 @@ def test_frozen_layers_do_not_travel_and_a_newcomer_has_them_once(train):
         assert np.array_equal(model.layers[0].get_weights()[0], base)
         hook = Hook(lambda batch: seen.append(frozen_part(callback.weights)))  # on jax fit has them elsewhere then
         model.fit(loader(callback), callbacks=[callback, hook], verbose=0)
-    done = [event for event in callback.node._training.listeners.history() if event.kind == "exchange.done"]
+    done = [event for event in callback.node.history() if event.kind == "exchange.done"]
     assert {event.bytes_sent for event in done} == {4 * 43}
     assert all(np.array_equal(one, frozen_part(theirs)) for one in seen)
     assert np.array_equal(whole(model)[43:], frozen_part(theirs))

@@ -125,7 +125,7 @@ with node:
     node.finish(0.0)
 result = {
     "began": began, "limit": limit, "stopped_at": stopped_at, "steps": steps, "stopped": stopped, "held": held,
-    "momenta": momenta, "done": done, "swarm_samples": node.swarm_samples, "finished": node._training.finished,
+    "momenta": momenta, "done": done, "swarm_samples": node.swarm_samples, "finished": node.finished,
     "members": [member.id for member in node.members],
 }  # fmt: skip
 (folder / f"result-{rank}").write_text(json.dumps({"accuracy": accuracy, "same": result}))

@@ -39,7 +39,7 @@ def written(name, value):
 
 def looked(node, figures):
     members = [(one.id, one.address, one.state, one.steps, one.samples, one.loss) for one in node.members]
-    row = [node.swarm_samples, node._training.finished, members, dict(node.metrics()), figures]
+    row = [node.swarm_samples, node.finished, members, dict(node.metrics()), figures]
     weights = torch.cat([value.detach().reshape(-1) for value in model.parameters()])
     digest = hashlib.sha256(repr(row).encode() + weights.numpy().tobytes()).hexdigest()
     return digest, row, bool(weights.isfinite().all())

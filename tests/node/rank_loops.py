@@ -76,14 +76,7 @@ def model_of(node):
 
 def looked(node):
     """What a loop could decide by."""
-    return (
-        flat(model_of(node)),
-        node.swarm_samples,
-        node._training.finished,
-        node.members,
-        dict(node.metrics()),
-        node.id,
-    )
+    return flat(model_of(node)), node.swarm_samples, node.finished, node.members, dict(node.metrics()), node.id
 
 
 def run(node, count, pause_s=0.0):

@@ -75,7 +75,7 @@ def drained(node):
 
 def notices(node, *kinds):
     node._training.network.sync()
-    return [event.sentence for event in node._training.listeners.history() if event.kind in kinds]
+    return [event.sentence for event in node.history() if event.kind in kinds]
 
 
 def weight_at(path, tmp_path, files=Faulty):

@@ -185,8 +185,9 @@ def test_load_returns_when_the_network_thread_has_dropped_what_was_pending(train
     side, gate, waits = second.side, threading.Event(), threading.Event()
 
     def load(node):
-        hasty = SimpleNamespace(Event=Hasty, current_thread=threading.current_thread)
-        monkeypatch.setattr(network_side, "threading", hasty)
+        monkeypatch.setattr(
+            network_side, "threading", SimpleNamespace(Event=Hasty, current_thread=threading.current_thread)
+        )
         side.network.call(lambda: (waits.set(), gate.wait(20)))
         waits.wait(10)
         opening = threading.Timer(0.5, gate.set)

@@ -99,7 +99,7 @@ def test_another_length_is_named(one, other):
 
 
 def told(node, text):
-    return [str(event) for event in node._training.listeners.history() if text in str(event)]
+    return [str(event) for event in node.history() if text in str(event)]
 
 
 def compared(until, nodes, name):

@@ -182,7 +182,7 @@ def test_what_can_be_no_callback_is_refused_in_a_sentence(listeners, kind, callb
 
 
 def of(node, kind):
-    return [event for event in node._training.listeners.history() if event.kind == kind]
+    return [event for event in node.history() if event.kind == kind]
 
 
 def test_an_exchange_is_told_with_whom_how_long_how_much_and_how_far(train, until):
@@ -202,11 +202,7 @@ def test_an_exchange_is_told_with_whom_how_long_how_much_and_how_far(train, unti
     begun, done = of(first.node, "exchange.begun"), of(first.node, "exchange.done")
     assert {event.session for event in done} <= {event.session for event in begun}
     assert {event.partners for event in begun} == {(second.node.id,)}
-    over = [
-        event
-        for event in first.node._training.listeners.history()
-        if event.kind in ("exchange.done", "exchange.failed")
-    ]
+    over = [event for event in first.node.history() if event.kind in ("exchange.done", "exchange.failed")]
     distances = [event.distance for event in over if event.distance is not None][-8:]
     apart = (0.5 * sum(one**2 for one in distances) / len(distances)) ** 0.5
     assert first.node.metrics().consensus_distance == pytest.approx(apart)
@@ -244,7 +240,7 @@ def test_the_life_of_a_node_is_told_from_joining_to_the_end(train, until, quick)
     node = Node(linear(2), seeds=[first.node.address], config=quick)
     node.on("*", heard.append)
     with node:
-        (joined,) = [event for event in node._training.listeners.history() if event.kind == "joined"]
+        (joined,) = [event for event in node.history() if event.kind == "joined"]
         assert isinstance(joined, RunEvent)
         assert joined.run == node.state_dict()["run_id"]
         met = of(node, "member")[0]
@@ -262,7 +258,7 @@ def test_the_life_of_a_node_is_told_from_joining_to_the_end(train, until, quick)
     kinds = [event.kind for event in heard]
     order = [kinds.index(kind) for kind in ("listening", "joined", "alone", "finished")]
     assert order == sorted(order)
-    assert tuple(heard) == node._training.listeners.history(), "nothing is lost at the end"
+    assert tuple(heard) == node.history(), "nothing is lost at the end"
     assert [event.at_s for event in heard] == sorted(event.at_s for event in heard)
     assert all(event.kind in LEVELS for event in heard)
     assert json.loads(json.dumps([dataclasses.asdict(event) for event in heard], allow_nan=False))

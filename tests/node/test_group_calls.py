@@ -46,7 +46,7 @@ def test_all_ranks_return_to_the_weights_of_a_finished_run(tmp_path):
         return flat(model_of(node)), node.state_dict()["run_id"], node.swarm_samples
 
     def again(node, rank):
-        assert node._training.finished
+        assert node.finished
         return flat(model_of(node)), node.state_dict()["run_id"], node.swarm_samples
 
     no_errors(play(before := ranks(finish, state_dir=tmp_path)[1]))

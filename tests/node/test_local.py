@@ -386,7 +386,7 @@ def test_nodes_of_the_demo_train_on_until_the_newcomer_has_come(monkeypatch, cap
     pytest.importorskip("sklearn")
 
     class Swarm:
-        steps = 0
+        finished, steps = False, 0
 
         def __init__(self, *_):
             pass
@@ -400,9 +400,6 @@ def test_nodes_of_the_demo_train_on_until_the_newcomer_has_come(monkeypatch, cap
         @property
         def swarm_samples(self):
             return 20 * self.steps
-
-        def progress(self, total):
-            return min(self.swarm_samples / total, 1.0)
 
         @property
         def members(self):  # the first is forgotten before the newcomer comes

@@ -224,13 +224,13 @@ def spread_from(model, target):
 def test_a_node_that_returns_after_its_run_was_finished_trains_nothing_again(train, tmp_path):
     first = train(linear(1), state_dir=tmp_path)
     first.do(lambda node: node.finish(0.1))
-    assert first.side.finished
+    assert first.node.finished
     first.stop()
     again = train(linear(1), state_dir=tmp_path)
-    assert again.side.finished
+    assert again.node.finished
     again.stop()
     (tmp_path / "finished").unlink()
-    assert not train(linear(1), state_dir=tmp_path).side.finished
+    assert not train(linear(1), state_dir=tmp_path).node.finished
 
 
 def test_a_node_that_returns_alone_has_the_final_weights_and_their_count(train, tmp_path, until):
@@ -271,7 +271,7 @@ def test_final_weights_that_cannot_be_kept_are_told_and_the_run_is_finished(trai
     first = train(linear(1), state_dir=tmp_path)
     (tmp_path / "final.safetensors").mkdir()
     first.do(lambda node: node.finish(0.1))
-    assert first.side.finished
+    assert first.node.finished
     assert any("The final weights are not kept in the state directory: " in one.message for one in caplog.records)
 
 
@@ -296,9 +296,9 @@ def test_a_checkpoint_says_that_its_run_is_finished(train, tmp_path):
     first.do(lambda node: node.save(tmp_path / "run"))
     first.stop()
     again = train(linear(2))
-    assert not again.side.finished
+    assert not again.node.finished
     assert again.do(lambda node: node.load(tmp_path / "run"))["finished"] is True
-    assert again.side.finished
+    assert again.node.finished
 
 
 def test_of_four_donors_one_that_gives_another_model_leaves_no_trace(train, until, quick, monkeypatch):

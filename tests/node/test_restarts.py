@@ -61,7 +61,7 @@ def test_a_loop_whose_network_side_rests_trains_on_alone_and_each_call_returns(r
     assert time.monotonic() - began < 5.0
     assert resting.service.is_backing_off
     trainee.do(lambda node: node.finish(0.2))
-    assert resting.side.finished
+    assert resting.node.finished
     trainee.stop()
     assert trainee.left_in_s < 2.0
 

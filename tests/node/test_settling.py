@@ -113,7 +113,7 @@ def test_the_end_of_settling_is_told_with_a_digest_of_the_weights(train, until, 
 
 
 def events(node, kind):
-    return [event for event in node.node._training.listeners.history() if event.kind == kind]
+    return [event for event in node.node.history() if event.kind == kind]
 
 
 def test_a_node_that_cannot_agree_says_which_tensor_differs_and_returns_the_distance_that_it_names(

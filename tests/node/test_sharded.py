@@ -303,12 +303,7 @@ def test_a_sharded_and_a_whole_node_mix(world, train, way):
         ends, until = [], time.monotonic() + 20
         while len(ends) < 2:  # Events come from the networking thread.
             assert time.monotonic() < until, "not both have settled"
-            ends = [
-                event
-                for each in (node, other.node)
-                for event in each._training.listeners.history()
-                if event.kind == "settled"
-            ]
+            ends = [event for each in (node, other.node) for event in each.history() if event.kind == "settled"]
         assert ends[0].digest == ends[1].digest
 
 

@@ -48,7 +48,7 @@ def test_another_seed_is_another_split_and_parts_are_random():
 )
 def test_a_node_splits_what_it_divides(quick, dataset):
     with Node(nn.Linear(1, 1), config=quick) as node:
-        train, held_out = split(dataset, [0.75, 0.25])
+        train, held_out = node.split(dataset, [0.75, 0.25])
         assert (len(train), len(held_out)) == (75, 25)
         rows = [batch[0] if isinstance(batch, list | tuple) else batch for batch in node.shard(train, 25)]
     assert sorted(torch.cat([row.reshape(-1) for row in rows]).tolist()) == train.indices

@@ -21,7 +21,7 @@ def _nothing_noted(monkeypatch):
 
 
 def told(node):
-    return [str(event) for event in node._training.listeners.history()].count(FORGOTTEN)
+    return [str(event) for event in node.history()].count(FORGOTTEN)
 
 
 def trained(model, optimizer, rows):

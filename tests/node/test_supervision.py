@@ -255,7 +255,7 @@ def test_a_fault_is_told_with_its_traceback_and_counted(pair, caplog):
     assert "in raises" in caplog.text
     assert pair.node.metrics().network_restarts == restarts > 0
     assert f"gossip_network_restarts_total {restarts}.0" in Exposition().render(pair.side.source()).decode()
-    assert "restarted" in [event.kind for event in pair.node._training.listeners.history()]
+    assert "restarted" in [event.kind for event in pair.node.history()]
 
 
 def test_the_next_network_side_is_a_later_life_of_the_same_node(pair):

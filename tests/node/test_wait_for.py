@@ -163,7 +163,7 @@ def test_a_late_comer_to_a_run_that_is_finished_waits_for_nobody(train, launch):
     first.do(lambda node: node.finish(0.1))
     late = launch(model(1), seeds=[first.node.address], wait_for=9, wait_s=600.0)
     assert late.running.wait(30)
-    assert late.side.finished
+    assert late.node.finished
 
 
 def test_a_state_that_others_keep_is_gone_on_with_before_anybody_is_waited_for(train, monkeypatch):

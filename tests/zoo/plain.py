@@ -8,6 +8,8 @@ from typing import Any, Self
 
 from torch.utils.data import DataLoader, IterableDataset
 
+from node.data.splitting import split
+
 __all__ = ["Plain"]
 
 KINDS = ("mean", "median", "min", "max")  # As in node.observe.reduced.Reduced.
@@ -45,6 +47,9 @@ class Plain:
 
     def shards(self, files: Iterable[str], **options: Any) -> list[str]:
         return list(files)
+
+    def split(self, dataset: Any, fractions: list[float], seed: int = 0) -> Any:
+        return split(dataset, fractions, seed)
 
     def schedule(self, scheduler: Any) -> None:
         """Step a scheduler at each step, as the plain loop does."""

@@ -191,7 +191,7 @@ def test_off_loopback_the_link_opens_it_and_leaves_the_address_bar(train, tmp_pa
     assert (status, headers["Location"]) == (303, "/")
     assert get(port, "/", {"Cookie": headers["Set-Cookie"].partition(";")[0]})[0] == 200
     assert get(port, "/metrics", {"Authorization": f"Bearer {token}"})[0] == 200
-    (said,) = [str(event) for event in node.node._training.listeners.history() if event.kind == "page"]
+    (said,) = [str(event) for event in node.node.history() if event.kind == "page"]
     assert re.fullmatch(rf"The page of this node: http://[\d.]+:{port}/\?token={token}", said)
 
 
@@ -305,7 +305,7 @@ def test_whatever_is_sent_is_answered_with_a_sentence_or_closed_and_is_no_fault_
             answer = b""
     assert answer == b"" or re.match(rb"HTTP/1\.1 4\d\d ", answer)
     assert get(port_of(node), "/healthz")[0] == 200
-    assert [str(event) for event in node.node._training.listeners.history() if event.kind == "fault"] == []
+    assert [str(event) for event in node.node.history() if event.kind == "fault"] == []
 
 
 def test_so_many_streams_and_no_more(train, until, stream, monkeypatch):
@@ -340,8 +340,8 @@ def test_a_port_that_is_taken_is_said_in_a_sentence():
 def test_a_fault_of_the_page_is_told_and_the_node_trains_on(train, until, monkeypatch):
     node = train(model(), **PAGE)
     monkeypatch.setattr(page.SwarmPicture, "update", lambda *_: 1 / 0)
-    until(lambda: [event for event in node.node._training.listeners.history() if event.kind == "fault"])
-    (fault,) = [str(event) for event in node.node._training.listeners.history() if event.kind == "fault"]
+    until(lambda: [event for event in node.node.history() if event.kind == "fault"])
+    (fault,) = [str(event) for event in node.node.history() if event.kind == "fault"]
     assert fault.startswith("The page raised ZeroDivisionError in ")
     steps = node.node.metrics().steps
     until(lambda: node.node.metrics().steps > steps + 3)

@@ -9,7 +9,6 @@ from torch import nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
-from gossip import split
 from tests.zoo.data import digits
 from tests.zoo.registry import zoo
 
@@ -21,8 +20,8 @@ def run(Node, seed):
     model = nn.Sequential(nn.Flatten(), nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 10))
     optimizer = torch.optim.Adam(model.parameters(), 3e-3)
     best, best_loss, waited = copy.deepcopy(model.state_dict()), float("inf"), 0
-    train, held_out = split(TensorDataset(x, y), [0.8, 0.2])
     with Node(model, optimizer) as node:
+        train, held_out = node.split(TensorDataset(x, y), [0.8, 0.2])
         loader, (x_held_out, y_held_out) = DataLoader(train, 32, shuffle=True), held_out[:]
         for _ in node.epochs(40, loader):
             for images, labels in node.loader(loader):
