@@ -10,6 +10,7 @@ from torch import nn
 
 from gossip.errors import LayoutError
 from node.model.inventory.constants import constants_of
+from node.model.inventory.probe import MixProbe
 from tests.node.conftest import until
 from tests.node.test_settling import settling
 from tests.node.trainees import alive, linear, towards
@@ -282,3 +283,28 @@ def test_parameters_that_an_optimizer_gets_later_must_be_in_the_model_too(train,
     with pytest.raises(LayoutError, match=r"SGD trains 1 tensor \(3\) that the model of this Node lacks"):
         raise trainee.error
     trainee.error = None
+
+
+def verdict_of(seed, step, undoes):
+    """Return True if a probe says that steps of this length undo mixes, which have the length 1."""
+    draw = torch.Generator().manual_seed(seed)
+    weight = torch.zeros(64)
+    probe = MixProbe(lambda: [weight], lambda tensors: [0])
+    for _ in range(65):
+        mix = torch.randn(64, generator=draw)
+        with probe.mixing():
+            weight += mix
+        weight += step * torch.randn(64, generator=draw) - (mix if undoes else 0.0)
+        if probe.on_step():
+            return True
+    return False
+
+
+@pytest.mark.parametrize("step", [0.1, 1.0, 2.0, 10.0])
+def test_steps_of_any_length_are_not_taken_for_undone_mixes(step):
+    assert not any(verdict_of(seed, step, undoes=False) for seed in range(40))
+
+
+@pytest.mark.parametrize("step", [0.1, 1.0])
+def test_mixes_that_steps_of_their_length_undo_are_seen(step):
+    assert all(verdict_of(seed, step, undoes=True) for seed in range(40))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 
@@ -18,6 +19,9 @@ MIXES = 16  # Mixes of one verdict. One alone could be undone by chance.
 # Of the displacement of a mix, the share that the next step takes back. A step towards the optimum of a node's own data
 # takes back a few percent, and a copy of the weights all of it.
 UNDONE_SHARE = 0.8
+MAX_STEP = (
+    2.0  # The longest step whose share counts, in lengths of the mix: a longer one takes back anything by chance.
+)
 MAX_VERDICTS = 4  # Then the program has shown what it does.
 
 
@@ -75,11 +79,13 @@ class MixProbe:
             return False
         displacement = [mixed - then for mixed, then in zip(after, self._before, strict=True)]
         moved = [now - then for now, then in zip(self.sample(), after, strict=True)]
-        self._shares.append([  # NaN if nothing was mixed.
-            -step.dot(mix) / mix.dot(mix) for step, mix in zip(moved, displacement, strict=True)
+        self._shares.append([
+            # NaN if nothing was mixed, or if the step is so much longer than the mix that the share says nothing.
+            torch.where(step.dot(step) <= MAX_STEP**2 * mix.dot(mix), -step.dot(mix) / mix.dot(mix), math.nan)
+            for step, mix in zip(moved, displacement, strict=True)
         ])  # fmt: skip
         if len(self._shares) == MIXES:
-            medians = [torch.stack(shares).nanmedian().nan_to_num() for shares in zip(*self._shares, strict=True)]
+            medians = [median_of(torch.stack(shares)) for shares in zip(*self._shares, strict=True)]
             self._shares, self._verdict = [], ScalarCopy(DeviceScalars.of({"undone": medians}))
         return False
 
@@ -93,3 +99,8 @@ class MixProbe:
             self._places = sorted({kinds[index]: index for index in by_size}.values())[:MAX_TENSORS]
         flat = [tensors[place].detach().reshape(-1) for place in self._places]
         return [each[:: max(1, -(-each.numel() // SAMPLED_ELEMENTS))].float().clone() for each in flat]
+
+
+def median_of(shares: Tensor) -> Tensor:
+    """Return the median of the shares that count, 0 if these are less than half of all."""
+    return torch.where(2 * shares.isfinite().sum() >= len(shares), shares.nanmedian(), 0.0)
