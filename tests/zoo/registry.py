@@ -27,6 +27,7 @@ class Program:
         best: Whether high or low values are better.
         spread: How much worse the mean of three nodes may be than one process with their batches in each step.
         notices: The kinds of warnings that a node says of such a program.
+        gains: Other nodes help a run as short as this one. If not, its measure is what a node's own steps reach alone.
     """
 
     name: str
@@ -36,6 +37,7 @@ class Program:
     best: Literal["high", "low"]
     spread: float
     notices: tuple[str, ...] = ()
+    gains: bool = True
 
     def loss(self, value: float, alone: float) -> float:
         """Return by how much a metric is worse than that of one process; below 0 if it is better."""

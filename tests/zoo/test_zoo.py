@@ -15,7 +15,8 @@ LARGEST_DIFFERENCE = 1e-6  # The largest relative difference of a tensor between
 def check(name, **faults):
     """Play a program as one process with the batches of all nodes, and as a swarm, and compare them."""
     program = programs()[name]
-    joint, swarm = play(program, workers=NODES), play(program, NODES, **faults)
+    joint = play(program, workers=NODES) if program.gains else play(program, share=NODES)
+    swarm = play(program, NODES, **faults)
     assert swarm.accusations == []
     assert set(swarm.notices) <= {*program.notices, *(["member"] if faults else [])}, swarm.notices
     assert swarm.difference < LARGEST_DIFFERENCE, swarm.tensor
