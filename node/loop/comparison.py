@@ -15,7 +15,7 @@ from gossip.ids import MemberRecord, short
 from node.data.likeness import Likeness
 from node.loop.network_side import NetworkSide
 from node.model.inventory.constants import Constants
-from node.observe.reduced import CONSTANTS, DATA, FIRST_LOSSES, RATE, mark_in
+from node.observe.reduced import CONSTANTS, DATA, FIRST_LOSSES, RATE, mark_in, values_in
 
 __all__ = ["DataComparison"]
 
@@ -87,10 +87,10 @@ class DataComparison:
     def publish(self) -> None:
         """Put the marks into this node's record, where a change of its run removes them."""
         own = self.network.peer.membership.me
-        for name, mark in sorted(
-            self.marks.items(), key=lambda item: item[1] is not None
-        ):  # There is room after removals.
-            if mark_in(own, name) != mark:
+        # Those that are removed come first, because a record has no room for all.
+        stated = values_in(own)
+        for name, mark in sorted(self.marks.items(), key=lambda item: item[1] is not None):
+            if stated.get(name) != mark:
                 self.announce(name, mark)
 
     def wait_for_marks(self) -> None:
@@ -132,7 +132,8 @@ class DataComparison:
         lacking = sum(mark_in(record, DATA) is None for record in records[: FEW_MEMBERS + 1])
         self.is_awaited = lacking > 0 and len(records) <= FEW_MEMBERS
         for record in records:
-            mark = mark_in(record, DATA)
+            told = values_in(record)  # Read once, for all marks.
+            mark = told.get(DATA)
             if marks[DATA] is not None and mark is not None and data is not None and record.id not in self.told_members:
                 difference = data.difference(Likeness(mark[1], mark[0]))
                 if difference is not None:
@@ -141,11 +142,11 @@ class DataComparison:
                         f"Member {short(record.id)} {difference}: give all nodes the same data in the same order, or "
                         "some samples are trained twice and others by nobody."
                     ))  # fmt: skip
-            if marks[FIRST_LOSSES] is not None and mark_in(record, FIRST_LOSSES) == marks[FIRST_LOSSES]:
+            if marks[FIRST_LOSSES] is not None and told.get(FIRST_LOSSES) == marks[FIRST_LOSSES]:
                 self.tell_of_equal_draws(record)
-            if self.constants is not None and (mark := mark_in(record, CONSTANTS)) and self.constants.differ(mark):
+            if self.constants is not None and (mark := told.get(CONSTANTS)) and self.constants.differ(mark):
                 self.tell_of_constants(self.constants, record)
-            self.compare_rates(record, mark_in(record, RATE))
+            self.compare_rates(record, told.get(RATE))
 
     def compare_rates(self, record: MemberRecord, mark: Mark | None) -> None:
         """Tell once that a member trains at another learning rate than this node, if it has done so for a while."""

@@ -86,7 +86,7 @@ class Settling:
         self.changes = self.live.state.changes
 
     def pause(self, drops: bool) -> None:
-        """Keep the weights as they are: begin no exchange.
+        """Keep the weights as they are: settle no longer, and begin no exchange.
 
         Args:
             drops: Drop the exchanges in progress and their updates, which are for other weights.
@@ -96,7 +96,8 @@ class Settling:
             runtime = self.network.runtime
             if drops:
                 runtime.averager.forget_updates()
-            runtime.perform(runtime.peer.pause(runtime.now, drops))
+            peer, now = runtime.peer, runtime.now
+            runtime.perform([*peer.settle(False, now), *peer.pause(now, drops)])
 
         self.network.run_to_end(pause)
 
@@ -125,7 +126,6 @@ class Settling:
         with self.live.outer_lock:
             # Otherwise an exchange that ends later would add the momentum to this node alone.
             self.live.outer.forget_momentum()
-        self.network.report_to_peer(lambda peer, now: peer.settle(False, now))
         self.pause(drops=standing.is_agreed)  # An exchange that ends later would move this node away from the others.
         self.finish_exchanges(min(1.0, seconds))
         self.network.call(self.network.service.on_settled)

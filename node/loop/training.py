@@ -264,7 +264,7 @@ class TrainingSide:
         self.loop.step(self.run.steps, start + self.service.clock_s)
         if self.loop.is_lockstep:
             self.wait_for_mix()
-        self.model_watch.on_stepped()
+        self.model_watch.on_stepped(loss is not None)
         self.settling.note_weights()
         self.overheads_s.append(time.perf_counter() - start)
         if self.timeline is not None:

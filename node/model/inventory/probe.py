@@ -19,9 +19,7 @@ MIXES = 16  # Mixes of one verdict. One alone could be undone by chance.
 # Of the displacement of a mix, the share that the next step takes back. A step towards the optimum of a node's own data
 # takes back a few percent, and a copy of the weights all of it.
 UNDONE_SHARE = 0.8
-MAX_STEP = (
-    2.0  # The longest step whose share counts, in lengths of the mix: a longer one takes back anything by chance.
-)
+MAX_STEP = 2.0  # Length of the longest step that counts, as a multiple of the mix's: a longer one hides its share.
 MAX_VERDICTS = 4  # Then the program has shown what it does.
 
 

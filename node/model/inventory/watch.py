@@ -86,9 +86,10 @@ class ModelWatch:
                 "unchanged",
             )
 
-    def on_stepped(self) -> None:
-        """Handle the end of a call of ``step``, which may have mixed."""
-        if self.averaged_sample is not None and self.state is not None and self.unchanged_steps < UNCHANGED_STEPS:
+    def on_stepped(self, has_loss: bool) -> None:
+        """Handle the end of a call of ``step``, which may have mixed. Without a loss it costs nothing."""
+        is_watched = self.averaged_sample is not None and self.unchanged_steps < UNCHANGED_STEPS
+        if has_loss and is_watched and self.state is not None:
             self.averaged_sample = list(map(sampled, self.state.exchanged_tensors()))
 
     def on_adopted(self) -> None:
