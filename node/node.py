@@ -189,8 +189,9 @@ class Node(DataCalls):
     def settle(self, seconds: float = 5.0, wait_s: float = 0.0) -> float | None:
         """Mix without training until the nodes agree.
 
-        Call it before evaluating or saving, on every node at about the same time. The weights that settle are those
-        that the model holds now, as the best ones that the program has just loaded.
+        Call it before evaluating or saving, on every node at about the same time; :meth:`epochs` does at its end. The
+        weights that settle are those that the model holds now, as the best ones that the program has just loaded. It
+        returns at once if all have settled on these weights and taken no step since.
 
         Args:
             seconds: The most that this takes.
@@ -203,7 +204,10 @@ class Node(DataCalls):
         Raises:
             ConfigError: A time is negative or not finite.
         """
-        return self._training.settle(checked_seconds("seconds", seconds, True), checked_seconds("wait_s", wait_s, True))
+        times = checked_seconds("seconds", seconds, True), checked_seconds("wait_s", wait_s, True)
+        distance = self._training.settle(*times)
+        self._settled_at = self._share.draws.steps
+        return distance
 
     def finish(self, seconds: float = 5.0) -> None:
         """Mark the run as complete; call it at the end, with the final weights.

@@ -15,33 +15,55 @@ from node.data.share import Share
 from node.data.splitting import split
 from node.loop.schedules import Schedules
 from node.model.optimizers import Optimizers
+from node.settings import checked_seconds
 
 __all__ = ["DataCalls"]
+
+# The times to settle at the end of epochs: to mix, and to wait for the other nodes. They cost only where a node is slow
+# or never comes: a last step or an evaluation may take half a minute.
+SETTLE_S = 10.0, 60.0
 
 
 class DataCalls:
     """The base of :class:`node.node.Node`, whose users call these methods of it."""
 
+    def settle(self, seconds: float = 5.0, wait_s: float = 0.0) -> float | None:
+        raise NotImplementedError
+
     def _prepare_data(self, samplers: Samplers, optimizers: Optimizers) -> None:
         self._share = Share(samplers)
+        self._settled_at = -1  # The steps of this loop at its last settle.
         self._schedules = Schedules(optimizers.all, self.progress)
 
-    def epochs(self, n: int, data: Any) -> Iterator[int]:
+    def epochs(self, n: int, data: Any, settle: tuple[float, float] | None = SETTLE_S) -> Iterator[int]:
         """Iterate over the epochs of a run of ``n`` epochs, by the swarm's count of samples.
 
         The numbers begin at the epoch that the swarm has reached, and the iterator ends once the swarm has trained on
         ``n`` times the samples of an epoch, or has finished. Iterators of :meth:`loader` and :meth:`shard` then end
         too, inside a pass. The epochs of several calls are the same ones: another call goes on counting.
 
+        At that end it calls :meth:`settle`, so that all nodes hold the same weights after the loop. It does not if the
+        loop is left by ``break`` or an error, if it has settled since its last step, or if the run had finished before.
+
         Args:
             n: The number of epochs.
             data: The loader or dataset that the loop trains on, or the samples in an epoch.
+            settle: The arguments of :meth:`settle` at the end, ``seconds`` and ``wait_s``; None: do not settle.
 
         Raises:
-            ConfigError: ``n`` is no whole number of at least 1.
+            ConfigError: ``n`` is no whole number of at least 1, or a time does not fit.
             DataError: The length of ``data`` is unknown.
         """
-        return self._schedules.followed(self._share.epochs(n, data))
+        epochs = self._schedules.followed(self._share.epochs(n, data))
+        return epochs if settle is None else self._settled(epochs, checked_times(settle))
+
+    def _settled(self, epochs: Iterator[int], times: tuple[float, float]) -> Iterator[int]:
+        """Yield the epochs, and settle after the last."""
+        if self._share.samplers.sharers.finished():  # This node holds the final weights.
+            return
+        yield from epochs
+        if self._settled_at != self._share.draws.steps:
+            self.settle(*times)
 
     def loader(self, loader: DataLoader[Any]) -> ShareLoader:
         """Return a DataLoader like ``loader`` that gives this node's share of its samples, as members come and go.
@@ -185,3 +207,10 @@ class DataCalls:
         """
         self._schedules.add(schedule, total, steps)
         self._schedules.advance(must_know=self._share.draws.last_total is not None)
+
+
+def checked_times(times: Any) -> tuple[float, float]:
+    """Return the times of ``settle`` at the end of epochs. Raises ConfigError if they do not fit."""
+    if not isinstance(times, tuple | list) or len(times) != 2:
+        raise ConfigError(f"settle is {times!r}: give its seconds and its wait_s, as (10, 60), or None.")
+    return checked_seconds("settle[0]", times[0], True), checked_seconds("settle[1]", times[1], True)

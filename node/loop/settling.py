@@ -36,6 +36,11 @@ MARK_BYTES = 6  # Of the digest that a mark holds, since its count must be exact
 SAMPLES_S = 1.0
 WORD_S = 5.0  # Further seconds for the others' word that they have the same weights, which comes late on busy machines.
 
+CHANGED_ADVICE = (
+    "unless each node made the same change, call node.settle(10, wait_s=60) after it, as after optimizer.eval() of a "
+    "schedule-free optimizer, new statistics of BatchNorm, or weights that the program loads."
+)
+
 
 @dataclass(slots=True)
 class Standing:
@@ -73,6 +78,7 @@ class Settling:
         # The name of the next settlement: the mark of the weights on which the last one ended, and how many in a row
         # ended on them. A member that is still in the last one has told those weights, and another name.
         self.meeting: tuple[float, int] = (0.0, 0)
+        self.agreed: tuple[bytes, list[int]] | None = None  # The weights of the last agreement: digest and versions.
 
     def on_step(self) -> None:
         """Withdraw the announcement that this loop settles, and mix again, if it has taken a step since."""
@@ -117,12 +123,14 @@ class Settling:
         """
         self.settled_at = self.run.steps
         self.pause(drops=self.live.state.changes != self.changes)
-        has_all = self.wait_for_settlers(wait_s)
-        self.announce(AGREED, None)  # Until here the others may have needed that of the last time.
-        began_at = time.monotonic()
-        self.network.report_to_peer(lambda peer, now: peer.settle(True, now))
-        self.network.call(lambda: self.network.runtime.averager.furthest.clear())
-        standing = self.mix_until_agreed(began_at + seconds, has_all)
+        standing, began_at = self.standing_among_settled(), time.monotonic()
+        if is_new := standing is None:
+            has_all = self.wait_for_settlers(wait_s)
+            self.announce(AGREED, None)  # Until here the others may have needed that of the last time.
+            began_at = time.monotonic()
+            self.network.report_to_peer(lambda peer, now: peer.settle(True, now))
+            self.network.call(lambda: self.network.runtime.averager.furthest.clear())
+            standing = self.mix_until_agreed(began_at + seconds, has_all)
         with self.live.outer_lock:
             # Otherwise an exchange that ends later would add the momentum to this node alone.
             self.live.outer.forget_momentum()
@@ -134,13 +142,34 @@ class Settling:
             self.live.reset_outer()
         if standing.mark is not None:
             digest = standing.mark[1]
-            self.meeting = (self.meeting[0] + 1.0 if self.meeting[1] == digest else 1.0), digest
+            self.meeting = (self.meeting[0] + is_new if self.meeting[1] == digest else 1.0), digest
         if self.network.peer.view.finished:
             self.run.save_final()  # The weights of before may have been kept by `finish`.
         remedy = "Settle on all nodes at the same time, with wait_s, or for longer."
         if wait_s > 0:
             remedy = f"Give settle more than {seconds:g} s: it ends as soon as all agree."
         return self.report_end(standing, time.monotonic() - began_at, remedy)
+
+    def standing_among_settled(self) -> Standing | None:
+        """Return a standing if all others have settled on the weights of this node and have not stepped since.
+
+        That is so if this loop settles again, and for a late node that took its weights from them. Others would not mix
+        with it, and need not call ``settle`` again.
+        """
+        run = self.network.peer.view.run_id
+        sharers = [record for record in self.present_members() or () if record.ready and record.run_id == run]
+        told = {mark_in(record, SETTLING) and mark_in(record, AGREED) for record in sharers}
+        digests = {mark and mark[1] for mark in told}
+        if len(digests) != 1 or digests == {None} or self.live.boundary.pending_updates:
+            return None
+        digest = self.read_digest()
+        if digests != {int.from_bytes(digest[:MARK_BYTES])}:
+            return None
+        standing = Standing(digest, None, self.network.peer.local.progress.samples, len(sharers))
+        if self.own_figures.marks.get(SETTLING) is None:
+            self.announce(SETTLING, self.meeting)
+            self.announce(AGREED, standing.mark)
+        return standing
 
     def mix_until_agreed(self, until: float, has_all: bool) -> Standing:
         """Visit the boundary until all members agree, no other is left, or it is ``until``, or a little later.
@@ -221,8 +250,10 @@ class Settling:
             self.round_wide_weights()
         digest = self.read_digest()
         distance, tensor = max(self.network.runtime.averager.furthest, default=(None, ""))
+        self.agreed = None
         if standing.is_agreed and digest == standing.digest:
             distance, tensor = 0.0, ""
+            self.agreed = digest, self.live.state.versions()
             sentence = f"Settled in {took_s:.1f} s: all nodes have the same weights ({digest.hex()})."
         elif standing.others == 0 and distance is None:
             sentence = f"This node settled alone ({digest.hex()})."
@@ -234,6 +265,14 @@ class Settling:
         fields = {"distance": distance, "tensor": tensor, "digest": event.digest}
         self.network.call(lambda: self.network.service.announce(event, **fields))
         return distance
+
+    def tell_of_changes(self) -> None:
+        """Tell the user of weights that have changed since all nodes agreed on them: other nodes do not have these."""
+        if self.agreed is None or self.settled_at != self.run.steps or self.live.state.versions() == self.agreed[1]:
+            return
+        if (digest := self.read_digest()) != self.agreed[0]:
+            text = f"The weights have changed ({digest.hex()}) since all nodes agreed on them: {CHANGED_ADVICE}"
+            self.network.notify("apart", text)
 
     def wait_for_settlers(self, wait_s: float) -> bool:
         """Announce that this loop settles, and visit the boundary until all others settle too, or are gone.

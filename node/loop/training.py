@@ -151,10 +151,12 @@ class TrainingSide:
         """Announce LEFT and stop, within about a second. Do nothing in a forked child, whose parent runs the node.
 
         Args:
-            error: The reason for which the loop has ended. The ranks of a group are told it; here it is not used.
+            error: The reason for which the loop has ended; the ranks of a group are told it.
         """
         if self.network.forked:
             return
+        if error is None:
+            self.settling.tell_of_changes()
         self.step_watch.close()
         self.network.call(self.comparison.compare)  # A short program may not have reached a report.
         self.service.state_dir.is_closing = True

@@ -127,6 +127,10 @@ class ModelState(State):
         """Return how often the largest tensor was written in place. Torch does not count writes through ``.data``."""
         return 0 if self._largest.is_inference() else self._largest._version
 
+    def versions(self) -> list[int]:
+        """Return how often each of the :meth:`exchanged_tensors` was written in place, as far as torch counts it."""
+        return [0 if tensor.is_inference() else tensor._version for tensor in self.exchanged_tensors()]
+
     def exchanged_tensors(self) -> list[Tensor]:
         """Return the live tensors that exchanges carry, in the layout's order."""
         return self._tensors.current()[: self._exchanged_count]

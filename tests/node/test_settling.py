@@ -232,21 +232,27 @@ def test_an_exchange_that_ends_after_the_last_step_does_not_move_the_weights_tha
     b.leave.set()
 
 
-def test_who_settles_twice_without_a_step_between_waits_for_the_others_each_time(train, until):
+def test_who_settles_again_on_other_weights_waits_for_the_others_each_time(train, until):
     a, b = training(train, until, 2)
 
     def settle(made):
         return made.settle(20.0, wait_s=60.0)
 
-    resume = threading.Event()
-    first = ending(a, settle, settle, lambda _: filled(a.model, 1.0), settle)
-    second = ending(b, settle, settle, lambda _: resume.wait(60), lambda _: filled(b.model, 3.0), settle)
-    until(lambda: a.side.settling.meeting[0] == 2.0)
+    def fill(node, value):
+        return lambda _: filled(node.model, value)
+
+    resume, has_begun = threading.Event(), threading.Event()
+    last = [lambda _: has_begun.set(), fill(a, 1.0), settle]
+    first = ending(a, settle, settle, fill(a, 1.0), settle, *last)
+    second = ending(b, settle, settle, fill(b, 3.0), settle, lambda _: resume.wait(60), fill(b, 3.0), settle)
+    assert has_begun.wait(60)
     time.sleep(0.5)
     assert first.empty()
     resume.set()
     assert (first.get(timeout=60)[-1], second.get(timeout=60)[-1]) == (0.0, 0.0)
     assert bits(a.model) == bits(b.model) == bits(filled(linear(), 2.0))
+    assert a.side.settling.meeting == b.side.settling.meeting
+    assert a.side.settling.meeting[0] == 2.0
     a.leave.set()
     b.leave.set()
 
