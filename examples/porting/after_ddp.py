@@ -22,8 +22,7 @@ with Node(model, optimizer) as node:
             optimizer.step()
             node.step(loss)
 
-    node.settle(1)
-    accuracy = right(model) / len(x_test)  # each node its own, of weights that are nearly the same
+    accuracy = right(model) / len(x_test)  # each node its own, of the same weights
     told = node.reduce({"accuracy": accuracy})["accuracy"]
     print(f"accuracy {accuracy:.3f}, median of {told.members} nodes {told.median:.3f}")
     node.save(f"digits-{node.id[:8]}")

@@ -12,7 +12,7 @@ __all__ = ["describe_agreement"]
 
 # The largest relative difference of nodes that agree. Sums in another order differ by as much in float32.
 AGREEMENT = 1e-6
-ADVICE = "call node.settle(5, wait_s=60) at the end of the script"
+ADVICE = "call node.settle(10, wait_s=60) at the end of the script"
 
 
 def describe_agreement(children: Sequence[Child]) -> list[str]:

@@ -63,5 +63,4 @@ def run(Node, seed):
                 nn.utils.clip_grad_norm_(model.parameters(), 1.0)
                 optimizer.step()
                 node.step(loss, samples=HORIZON * POLES)
-        node.settle(5, wait_s=60)
     return mean_length(model)

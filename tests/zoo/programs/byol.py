@@ -57,7 +57,6 @@ def run(Node, seed):
                 optimizer.step()
                 model.follow()
                 node.step(loss)
-        node.settle(5, wait_s=60)
     model.eval()
     with torch.no_grad():
         a, b = F.normalize(model.student(x)), F.normalize(model.student(x_test))

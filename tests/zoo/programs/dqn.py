@@ -68,5 +68,4 @@ def run(Node, seed):
                 steps += 1
                 if steps % 50 == 0:
                     target.load_state_dict(model.state_dict())
-        node.settle(5, wait_s=60)
     return mean_return(model)

@@ -46,7 +46,6 @@ def run(Node, seed):
                 maker_optimizer.step()
                 node.step(loss)
         node_judge.settle(5, wait_s=60)
-        node.settle(5, wait_s=60)
     with torch.no_grad():
         generator = torch.Generator().manual_seed(3)
         return energy_distance(maker(torch.randn(2000, 8, generator=generator)), ring(2000, generator))

@@ -37,5 +37,4 @@ def run(Node, seed):
                 nn.utils.clip_grad_norm_(model.parameters(), 1.0)
                 optimizer.step()
                 node.step(loss)
-        node.settle(5, wait_s=60)
     return (model(x_test.squeeze(1)).argmax(1) == y_test).float().mean()

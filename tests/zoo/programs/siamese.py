@@ -43,6 +43,5 @@ def run(Node, seed):
                 loss.backward()
                 optimizer.step()
                 node.step(loss)
-        node.settle(5, wait_s=60)
     with torch.no_grad():
         return (y[torch.cdist(model(x_test), model(x)).argmin(1)] == y_test).float().mean()

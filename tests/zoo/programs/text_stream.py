@@ -48,7 +48,6 @@ def run(Node, seed):
                 loss.backward()
                 optimizer.step()
                 node.step(loss)
-        node.settle(5, wait_s=60)
     test = text(4_000).unfold(0, CONTEXT + 1, 1)
     with torch.no_grad():
         return F.cross_entropy(model(test[:, :-1]), test[:, -1])

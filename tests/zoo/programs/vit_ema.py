@@ -45,6 +45,5 @@ def run(Node, seed):
                 optimizer.step()
                 ema.update_parameters(model)
                 node.step(loss)
-        node.settle(5, wait_s=60)
     ema.eval()
     return (ema(x_test).argmax(1) == y_test).float().mean()
