@@ -206,7 +206,7 @@ class Node(DataCalls):
         """
         times = checked_seconds("seconds", seconds, True), checked_seconds("wait_s", wait_s, True)
         distance = self._training.settle(*times)
-        self._settled_at = self._share.draws.steps
+        self._agreed_at = self._share.draws.steps if distance == 0.0 else -1
         return distance
 
     def finish(self, seconds: float = 5.0) -> None:

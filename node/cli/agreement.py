@@ -59,8 +59,8 @@ def describe_settled(settled: dict[int, dict[str, Any]]) -> str:
         return "agree to the bit"
     known = [row for row in settled.values() if row["distance"] is not None]
     difference = "largest relative difference unknown"
-    if known:
-        largest = max(known, key=lambda row: float(row["distance"]))
+    largest = max(known, key=lambda row: float(row["distance"]), default={"distance": 0.0})
+    if largest["distance"]:  # Nodes that agreed and have changed their weights since have no distance.
         tensor = f" ({largest['tensor']})" if largest["tensor"] else ""
         difference = f"largest relative difference {largest['distance']:.1g}{tensor}"
         if len(known) == len(settled) and largest["distance"] <= AGREEMENT:

@@ -32,7 +32,7 @@ class DataCalls:
 
     def _prepare_data(self, samplers: Samplers, optimizers: Optimizers) -> None:
         self._share = Share(samplers)
-        self._settled_at = -1  # The steps of this loop at its last settle.
+        self._agreed_at = -1  # The steps of this loop at its last settle, if all nodes then agreed.
         self._schedules = Schedules(optimizers.all, self.progress)
 
     def epochs(self, n: int, data: Any, settle: tuple[float, float] | None = SETTLE_S) -> Iterator[int]:
@@ -43,7 +43,7 @@ class DataCalls:
         too, inside a pass. The epochs of several calls are the same ones: another call goes on counting.
 
         At that end it calls :meth:`settle`, so that all nodes hold the same weights after the loop. It does not if the
-        loop is left by ``break`` or an error, if it has settled since its last step, or if the run had finished before.
+        loop is left by ``break`` or an error, if all have agreed since its last step, or if the run had finished before.
 
         Args:
             n: The number of epochs.
@@ -62,7 +62,7 @@ class DataCalls:
         if self._share.samplers.sharers.finished():  # This node holds the final weights.
             return
         yield from epochs
-        if self._settled_at != self._share.draws.steps:
+        if self._agreed_at != self._share.draws.steps:
             self.settle(*times)
 
     def loader(self, loader: DataLoader[Any]) -> ShareLoader:

@@ -261,18 +261,23 @@ class Settling:
             sentence = f"Settling ended after {took_s:.1f} s with weights {digest.hex()}."
             apart = apart_sentence(standing.missing, distance, tensor, took_s)
             self.network.notify("apart", f"{apart} {remedy}")
+        self.announce_settled(sentence, distance, tensor, digest)
+        return distance
+
+    def announce_settled(self, sentence: str, distance: float | None, tensor: str, digest: bytes) -> None:
+        """Post the event that says which weights this node has at the end, for the log of `gossip local` too."""
         event = SettledEvent("settled", time.time(), sentence, distance, tensor, digest.hex())
         fields = {"distance": distance, "tensor": tensor, "digest": event.digest}
         self.network.call(lambda: self.network.service.announce(event, **fields))
-        return distance
 
     def tell_of_changes(self) -> None:
         """Tell the user of weights that have changed since all nodes agreed on them: other nodes do not have these."""
         if self.agreed is None or self.settled_at != self.run.steps or self.live.state.versions() == self.agreed[1]:
             return
         if (digest := self.read_digest()) != self.agreed[0]:
-            text = f"The weights have changed ({digest.hex()}) since all nodes agreed on them: {CHANGED_ADVICE}"
-            self.network.notify("apart", text)
+            text = f"The weights have changed ({digest.hex()}) since all nodes agreed on them"
+            self.network.notify("apart", f"{text}: {CHANGED_ADVICE}")
+            self.announce_settled(f"{text}.", None, "", digest)
 
     def wait_for_settlers(self, wait_s: float) -> bool:
         """Announce that this loop settles, and visit the boundary until all others settle too, or are gone.

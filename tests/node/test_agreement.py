@@ -56,6 +56,10 @@ def steps(count, event="progress", node="a"):
             [settled("aa", None), settled("bb", None), settled("aa", None)],
             "The nodes do not agree: node 1 differs from nodes 0 and 2, largest relative difference unknown.",
         ),
+        (
+            [settled("aa"), settled("aa"), settled("bb", None)],  # It has changed its weights since.
+            "The nodes do not agree: node 2 differs from nodes 0 and 1, largest relative difference unknown.",
+        ),
         ([None, None, None], f"The nodes did not settle at the end, so their models differ: {ADVICE}."),
         (
             [settled("aa"), None, settled("aa")],

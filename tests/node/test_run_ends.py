@@ -172,9 +172,9 @@ def test_limits_that_cannot_be_are_refused_before_the_run(quick):
                 node.epochs(1, 8, settle=limits)
 
 
-def test_a_loop_that_has_settled_after_its_last_step_does_not_settle_again(quick, monkeypatch):
-    settled = []
-    monkeypatch.setattr(Settling, "settle", lambda self, *times: settled.append(times))
+def test_a_loop_whose_nodes_agree_since_its_last_step_does_not_settle_again(quick, monkeypatch):
+    settled, distances = [], [0.0, 0.0, 0.0, 0.0, 0.1, 0.0]
+    monkeypatch.setattr(Settling, "settle", lambda self, *times: settled.append(times) or distances.pop(0))
     with Node(nn.Linear(4, 2), config=quick) as node:
         for _ in node.epochs(2, 8):
             node.step(samples=8)
@@ -183,7 +183,11 @@ def test_a_loop_that_has_settled_after_its_last_step_does_not_settle_again(quick
         for _ in node.epochs(3, 8):
             node.settle(20.0, wait_s=60.0)
             node.step(samples=8)
-    assert settled == [*3 * [(20.0, 60.0)], (10.0, 60.0)]
+        assert settled == [*3 * [(20.0, 60.0)], (10.0, 60.0)]
+        for _ in node.epochs(4, 8):
+            node.step(samples=8)
+            node.settle(1.0)
+    assert settled[4:] == [(1.0, 0.0), (10.0, 60.0)]
 
 
 def test_all_ranks_of_a_group_settle_at_the_end_of_their_loops(monkeypatch):
@@ -218,3 +222,4 @@ def test_a_program_is_told_of_weights_that_change_after_the_nodes_have_agreed(sw
     until(lambda: events(a, "apart"))
     assert "call node.settle(10, wait_s=60) after it" in str(events(a, "apart")[0])
     assert not events(b, "apart")
+    assert len({events(node, "settled")[-1].digest for node in nodes}) == 2, "gossip local compares these"
