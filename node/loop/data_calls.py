@@ -43,7 +43,7 @@ class DataCalls:
         too, inside a pass. The epochs of several calls are the same ones: another call goes on counting.
 
         At that end it calls :meth:`settle`, so that all nodes hold the same weights after the loop. It does not if the
-        loop is left by ``break`` or an error, if all have agreed since its last step, or if the run had finished before.
+        loop is left by ``break`` or an error, if all have agreed since its last step, or if the run had finished.
 
         Args:
             n: The number of epochs.

@@ -17,7 +17,7 @@ from node.loop.settling import Settling
 from tests.node.rank_loops import no_errors, ranks
 from tests.node.rank_threads import play
 from tests.node.test_settling import bits, events, training
-from tests.node.trainees import filled, linear
+from tests.node.trainees import children, filled, linear, state_of
 
 
 def further(nodes, samples=400):
@@ -223,3 +223,17 @@ def test_a_program_is_told_of_weights_that_change_after_the_nodes_have_agreed(sw
     assert "call node.settle(10, wait_s=60) after it" in str(events(a, "apart")[0])
     assert not events(b, "apart")
     assert len({events(node, "settled")[-1].digest for node in nodes}) == 2, "gossip local compares these"
+
+
+child = pytest.fixture(children)
+
+
+def test_a_node_does_not_wait_for_one_that_dies_at_the_end(train, until, child):
+    node = train(linear(1), None, lambda: None)
+    process, partner = child(node.node.address)
+    until(lambda: state_of(node.node, partner) == "alive")
+    answer = started(node, epochs(node, node.node.swarm_samples + 400, settle=(600.0, 600.0)))
+    until(lambda: node.side.settling.settled_at is not None)
+    process.kill()
+    assert answer.get(timeout=120)
+    node.leave.set()
