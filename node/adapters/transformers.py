@@ -9,6 +9,7 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 from torch.utils.data import Sampler
 from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from transformers.trainer_callback import DefaultFlowCallback, ExportableState
+from transformers.trainer_pt_utils import find_batch_size
 
 from gossip.errors import ConfigError, LocalError
 from node.adapters.adapter import ContextAdapter, EpochSampler, ScaleWatch
@@ -21,8 +22,9 @@ class TransformersGossip(ContextAdapter, TrainerCallback, ExportableState):  # t
     """A callback for the Trainer of transformers.
 
     ``with TransformersGossip(trainer, samples=100_000, seeds=[...]): trainer.train()``. An optimizer step is one of the
-    node, with the nominal samples of its batches; steps that mixed precision skips do not count. :meth:`on_log` adds
-    the node's figures to the trainer's logs, so that they reach every logger. The checkpoints hold the run, and
+    node, with the rows of its batches; steps that mixed precision skips do not count. Batches that do not show their
+    samples, as those that a collator joins to one row, count as full. :meth:`on_log` adds the node's figures to the
+    trainer's logs, so that they reach every logger. The checkpoints hold the run, and
     ``train(resume_from_checkpoint=...)`` resumes it. The node leaves with the block, however it ends.
 
     With ``samples`` the trainer's learning rate schedule follows the swarm's progress, so that it ends when the swarm
@@ -68,13 +70,28 @@ class TransformersGossip(ContextAdapter, TrainerCallback, ExportableState):  # t
         callbacks = trainer.callback_handler.callbacks
         flow_places = [place for place, callback in enumerate(callbacks) if isinstance(callback, DefaultFlowCallback)]
         callbacks.insert(flow_places[0] + 1 if flow_places else 0, self)
+        self.shows_samples: bool | None = None  # The first dimension of a batch is its samples; None before the first.
+        self.drawn = 0  # The samples of the batches of the step that is under way.
+        self.get_batches = trainer.get_batch_samples
+        trainer.get_batch_samples = self.get_counted_batches
         if divide:
             trainer._get_train_sampler = self.train_sampler
 
     def __exit__(self, *args: Any) -> None:
         super().__exit__(*args)
         self.trainer.callback_handler.callbacks.remove(self)
-        vars(self.trainer).pop("_get_train_sampler", None)
+        for name in ("_get_train_sampler", "get_batch_samples"):
+            vars(self.trainer).pop(name, None)
+
+    def get_counted_batches(self, *args: Any, **kwargs: Any) -> Any:
+        """Return the batches of the next step, as the trainer does, and count their samples."""
+        batches, items = self.get_batches(*args, **kwargs)
+        most, dataset = self.trainer._train_batch_size, self.trainer.train_dataset
+        rows = [find_batch_size(batch) for batch in batches]
+        if self.shows_samples is None and rows:
+            self.shows_samples = rows[0] == (min(most, len(dataset)) if hasattr(dataset, "__len__") else most)
+        self.drawn = sum(rows) if self.shows_samples else most * len(rows)
+        return batches, items
 
     def train_sampler(self, train_dataset: Any = None) -> Sampler[int] | None:
         dataset = self.trainer.train_dataset if train_dataset is None else train_dataset
@@ -106,15 +123,12 @@ class TransformersGossip(ContextAdapter, TrainerCallback, ExportableState):  # t
         control.should_training_stop = self.over
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        trainer = self.trainer
         # accelerate's own answer is wrong for fused optimizers, like the default one.
-        if not self.scale.take_skipped_step():
-            samples = trainer._train_batch_size * trainer.current_gradient_accumulation_steps
-            if self.step(self.loss, samples):
-                control.should_training_stop = True
-                # As when the trainer's own limit ends it; actions of an epoch's end follow by themselves.
-                control.should_evaluate |= args.eval_strategy == "steps"
-                control.should_save |= args.save_strategy == "steps"
+        if not self.scale.take_skipped_step() and self.step(self.loss, self.drawn):
+            control.should_training_stop = True
+            # As when the trainer's own limit ends it; actions of an epoch's end follow by themselves.
+            control.should_evaluate |= args.eval_strategy == "steps"
+            control.should_save |= args.save_strategy == "steps"
         self.settle_before_use(control)
 
     def on_epoch_end(

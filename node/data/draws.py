@@ -41,6 +41,11 @@ EMPTY = (
     f"{EMPTY_STEPS} steps in a row drew nothing from node.loader or node.shard and stated no samples: iterate over the "
     "loader again for each pass, and not over a copy of its batches, or give node.step(loss, samples=len(batch))."
 )
+UNDIVIDED = (
+    "node.epochs was given data of which this loop has drawn nothing by node.loader or node.shard: if its batches come "
+    "from that data, every node trains on all of it. Loop over node.loader(loader), or, if the program divides the "
+    "data itself, give node.epochs the number of samples."
+)
 
 
 class DrawCount:
@@ -64,6 +69,8 @@ class DrawCount:
         self.single_steps = 0  # Steps that count as one sample because nothing else is known.
         self.stated_steps = self.stated = self.drawn = 0  # Steps that stated their samples, these, and those drawn.
         self.is_told = False
+        self.is_divided = False  # A step has drawn from the share, or the loop has taken files of it.
+        self.undivided_steps = 0  # Steps in the epochs of a dataset of which nothing was drawn.
         self.epochs: Epochs | None = None  # Those of the loop, while it is inside ``node.epochs``.
         self.epochs_source: Source | None = None  # Of the data of these epochs; None before the first batch.
         self.counts_steps = True  # A step without samples may count as one in these epochs.
@@ -169,6 +176,7 @@ class DrawCount:
         if self.pending:
             source, drawn = self.pending_samples()
             self.pending = {}
+            self.is_divided |= drawn > 0
         if (drawn or self.passes_open) and (stated is None or (source is not None and source[0] is not None)):
             self.note_empty(not drawn)
             if stated is not None:
@@ -176,6 +184,7 @@ class DrawCount:
             return drawn
         if stated is None:
             return self.unstated()
+        self.note_undivided()
         self.compare(stated, 0)
         return stated
 
@@ -203,6 +212,14 @@ class DrawCount:
         self.empty_steps = self.empty_steps + 1 if is_empty else 0
         if self.empty_steps == EMPTY_STEPS:
             self.samplers.notify("samples", EMPTY)
+
+    def note_undivided(self) -> None:
+        """Tell once if steps are taken in the epochs of a dataset of which nothing was ever drawn."""
+        if self.is_divided or self.epochs_source is None or self.given():
+            return
+        self.undivided_steps += 1
+        if self.undivided_steps == COMPARED_STEPS:
+            self.samplers.notify("samples", UNDIVIDED)
 
     def compare(self, stated: int, drawn: int) -> None:
         """Compare what the loop states with what it has drawn, now and then, and tell once if they are far apart."""

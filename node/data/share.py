@@ -77,7 +77,7 @@ class Share:
 
     def files(self, files: Iterable[str], epochs: int | None, shuffle: bool, samples: int | None) -> FileShards:
         """Return this node's share of data files."""
-        self.names = self.names or NamesGiven()
+        self.names, self.draws.is_divided = self.names or NamesGiven(), True
         shards = FileShards(files, epochs, shuffle, samples, self.samplers.sharers, self.names)
         if self.samplers.on_pass is not None:
             self.samplers.on_pass(likeness_of(shards.files, len(shards.files)), False)

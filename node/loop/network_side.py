@@ -22,6 +22,8 @@ from node.observe import notices
 __all__ = ["NetworkSide"]
 
 POLL_S = 1.0  # Seconds between two checks whether the network thread has ended.
+# Such checks after which it is stuck. They are counted, and not seconds, because a stopped process may wake up later.
+STUCK_POLLS = 60
 
 
 class Clock(trio.abc.Clock):
@@ -164,7 +166,11 @@ class NetworkSide:
             reached.wait(1.0)
 
     def run_to_end(self, function: Callable[[], None]) -> None:
-        """Run a function in the network thread, and wait for its end without a limit, unless that thread ends."""
+        """Run a function in the network thread, and wait for its end, unless that thread ends.
+
+        Raises:
+            FaultError: That thread does nothing for a minute. The loop must not go on, since its weights may change.
+        """
         done = threading.Event()
 
         def run() -> None:
@@ -173,9 +179,16 @@ class NetworkSide:
             finally:
                 done.set()  # After a fault in here the network side restarts, and the loop must continue.
 
-        if self.call(run):
-            while not done.wait(POLL_S) and not self.ended.is_set():
-                pass
+        token, is_running, polls = self.token, self.call(run), 0
+        while is_running and not done.wait(POLL_S) and not self.ended.is_set():
+            polls += 1
+            if self.token is not token:  # The call was dropped between two of trio's loops.
+                token, is_running, polls = self.token, self.call(run), 0
+            if polls >= STUCK_POLLS:
+                raise FaultError(
+                    f"The network thread of this node has done nothing for {polls * POLL_S:.0f} s. A handler of "
+                    f"logging may block it; otherwise report it with its stack (py-spy dump) {report_to()}."
+                )
         self.check()
 
     def report_to_peer(self, report: Callable[[Peer, float], list[Effect]]) -> None:

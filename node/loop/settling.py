@@ -51,6 +51,7 @@ class Standing:
     samples: int = 0  # The number of samples that we told with it.
     others: int = 0  # Members to agree with.
     missing: int = 0  # Those of them that do not say that they have the same weights.
+    are_gone: bool = False  # No other member is left.
 
     @property
     def is_agreed(self) -> bool:
@@ -146,7 +147,9 @@ class Settling:
         if self.network.peer.view.finished:
             self.run.save_final()  # The weights of before may have been kept by `finish`.
         remedy = "Settle on all nodes at the same time, with wait_s, or for longer."
-        if wait_s > 0:
+        if standing.are_gone:
+            remedy = "Give settle wait_s on all nodes, or a longer one, so that none leaves before all have settled."
+        elif wait_s > 0 and standing.missing:
             remedy = f"Give settle more than {seconds:g} s: it ends as soon as all agree."
         return self.report_end(standing, time.monotonic() - began_at, remedy)
 
@@ -195,7 +198,7 @@ class Settling:
             if not others:  # A node that comes later takes the weights of this one.
                 standing.missing = 0
                 if now - company_at >= ALONE_S:
-                    standing.digest = self.digest_of_gone()
+                    standing.digest, standing.are_gone = self.digest_of_gone(), True
                     break
                 continue
             run, own_mark = self.network.peer.view.run_id, standing.mark
@@ -259,7 +262,7 @@ class Settling:
             sentence = f"This node settled alone ({digest.hex()})."
         else:
             sentence = f"Settling ended after {took_s:.1f} s with weights {digest.hex()}."
-            apart = apart_sentence(standing.missing, distance, tensor, took_s)
+            apart = apart_sentence(standing, distance, tensor, took_s)
             self.network.notify("apart", f"{apart} {remedy}")
         self.announce_settled(sentence, distance, tensor, digest)
         return distance
@@ -323,16 +326,22 @@ class Settling:
         return meeting is not None and not is_in_last
 
     def digest_of_gone(self) -> bytes | None:
-        """Return the digest of our weights if members that are gone told it, and none another one."""
+        """Return the digest of our weights if it is what gone members told last, in this settlement.
+
+        Members that died count only if none left: what they told may have been mixed on since.
+        """
         digest = self.read_digest()
-        told = {mark[1] for record in self.members() or () if (mark := mark_in(record, AGREED))}
-        return digest if told == {int.from_bytes(digest[:MARK_BYTES])} else None
+        for state in (MemberState.LEFT, MemberState.DEAD):
+            came = [record for record in self.members([state]) or () if self.has_come(record)]
+            if told := {mark[1] for record in came if (mark := mark_in(record, AGREED))}:
+                return digest if told == {int.from_bytes(digest[:MARK_BYTES])} else None
+        return None
 
     def present_members(self) -> list[MemberRecord] | None:
         """Return the records of the other members that are not gone; None if the network thread is too busy."""
         return self.members(PRESENT)
 
-    def members(self, states: Collection[MemberState] = tuple(MemberState)) -> list[MemberRecord] | None:
+    def members(self, states: Collection[MemberState]) -> list[MemberRecord] | None:
         """Return the records of the other members in these states; None if the network thread is too busy."""
         answers: list[list[tuple[MemberRecord, MemberState]]] = []  # At most one, from the network thread.
         self.network.call(lambda: answers.append(self.network.peer.membership.members()))
@@ -380,10 +389,12 @@ class Settling:
                 quiet_at = now + FAREWELL_S
 
 
-def apart_sentence(missing: int, distance: float | None, tensor: str, took_s: float) -> str:
-    """Return the sentence for the user of a node that does not agree with this many members."""
-    others = "the others are gone"
-    if missing:
+def apart_sentence(standing: Standing, distance: float | None, tensor: str, took_s: float) -> str:
+    """Return the sentence for the user of a node that does not agree with the others."""
+    others, missing = "no other member settles", standing.missing
+    if standing.are_gone:
+        others = "the others are gone and have not told of the same weights"
+    elif missing:
         others = f"{quantity(missing, 'member')} {'has' if missing == 1 else 'have'} not told of the same weights"
     where = f", most of all tensor {quoted(tensor)}, by {distance:.2g} of its norm" if distance else ""
     return f"Settling ended after {took_s:.1f} s without agreement: {others}{where}."

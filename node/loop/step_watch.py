@@ -1,4 +1,8 @@
-"""A loop that trains and never calls `node.step`: it would end as an ordinary run, and have mixed with nobody."""
+"""Two watches over the steps of torch's optimizers: over a loop without `node.step`, and over replaced optimizers.
+
+A loop that never calls `node.step` would end as an ordinary run, and have mixed with nobody. An optimizer that the
+program makes anew after its Node has a state that no newcomer gets.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +10,7 @@ import contextlib
 import os
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from torch import Tensor, nn
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
@@ -13,13 +18,14 @@ from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 from node import running
 from node.loop.held_run import HeldRun
 from node.loop.live import LiveModel
-from node.model.optimizers import Optimizers
+from node.model.optimizers import Optimizers, with_inner
 
-__all__ = ["FORGOTTEN", "StepWatch"]
+__all__ = ["FORGOTTEN", "OptimizerWatch", "StepWatch"]
 
 # Updates of the weights before a running loop is told: several may come before a first step, as those of a critic.
 RUNNING_UPDATES = 16
 ENDED_UPDATES = 8  # The same once the loop has ended: loading weights by hand takes one or two.
+REPLACED_STEPS = 20  # Steps of the loop in which another optimizer trains the weights of one that takes no step.
 MAX_WEIGHTS = 8  # Tensors whose writes are counted, spread over the model.
 
 FORGOTTEN = (
@@ -27,7 +33,7 @@ FORGOTTEN = (
     "node.step(loss) after each optimizer.step()."
 )
 
-_watches: set[StepWatch] = set()  # Those of loops that have taken no step yet.
+_watches: set[StepWatch | OptimizerWatch] = set()  # A StepWatch only until its loop has taken a step.
 _is_hooked = False  # Never undone: other threads may be reading torch's hooks just then.
 os.register_at_fork(after_in_child=_watches.clear)
 
@@ -98,6 +104,59 @@ class StepWatch:
         self.is_closed = True
         if self.is_told and not self.run.steps:
             running.note_unstepped()
+
+
+class OptimizerWatch:
+    """The watch over the optimizers that a program gave its node: others may take their place later.
+
+    An optimizer may pause, as one of two that alternate, or take no step because a gradient scaler skips it. So the
+    user is told only once another optimizer trains the weights of one that takes no step meanwhile.
+
+    Args:
+        optimizers: Those that the node was given.
+        run: The counts of the loop.
+        notify: Tells the user of an event of a kind in a sentence.
+    """
+
+    def __init__(self, optimizers: Optimizers, run: HeldRun, notify: Callable[[str, str], None]) -> None:
+        # By itself and by those that it wraps. A class without torch's constructor hides its steps, and is not watched.
+        self.given = {
+            holder: optimizer for optimizer in optimizers.all for holder in with_inner(optimizer)
+            if getattr(type(optimizer).step, "hooked", False)
+        }  # fmt: skip
+        self.run, self.notify = run, notify
+        self.stepped_at: dict[Optimizer, int] = {}  # The loop's count of steps at the last step of each.
+        # Other optimizers of the program, and the count of steps from which on each was looked at.
+        self.others: WeakKeyDictionary[Optimizer, int] = WeakKeyDictionary()
+
+    def begin(self) -> None:
+        if self.given:
+            _watches.add(self)
+            hook_optimizers()
+
+    def on_optimizer_step(self, optimizer: Optimizer) -> None:
+        """Handle the step of any optimizer of the program."""
+        given, steps = self.given.get(optimizer), self.run.steps
+        if given is not None:
+            self.stepped_at[given] = steps
+        elif steps - (since := self.others.setdefault(optimizer, steps)) >= REPLACED_STEPS:
+            self.others[optimizer] = steps
+            idle = [one for one in self.given.values() if self.stepped_at.get(one, -1) < since]
+            if replaced := [one for one in idle if ids_of(one) & ids_of(optimizer)]:
+                self.close()
+                self.notify("optimizer", (
+                    f"{type(optimizer).__name__} trains the weights of this Node, which was not given it, and the "
+                    f"{type(replaced[0]).__name__} that it was given has taken no step for {REPLACED_STEPS} steps: "
+                    "newcomers get the state of that one. Make every optimizer before the Node and give it a list of "
+                    "them, or change the groups of the one given."
+                ))  # fmt: skip
+
+    def close(self) -> None:
+        _watches.discard(self)
+
+
+def ids_of(optimizer: Optimizer) -> set[int]:
+    return {id(weight) for group in optimizer.param_groups for weight in group["params"]}
 
 
 def hook_optimizers() -> None:

@@ -30,7 +30,7 @@ from node.loop.live import LiveModel, OptimizerReport
 from node.loop.network_side import NetworkSide
 from node.loop.settling import Settling
 from node.loop.startup import Startup
-from node.loop.step_watch import StepWatch
+from node.loop.step_watch import OptimizerWatch, StepWatch
 from node.loop.steps import StepLoop
 from node.model.inventory.constants import constants_of
 from node.model.inventory.items import Inventory
@@ -89,6 +89,7 @@ class TrainingSide:
         )  # fmt: skip
         self.comparison = DataComparison(self.network, self.settling.announce)
         self.step_watch = StepWatch(live, self.run, self.network.notify)
+        self.optimizer_watch = OptimizerWatch(live.optimizers, self.run, self.network.notify)
         self.samplers.on_pass, self.samplers.on_draw = self.comparison.on_pass, self.step_watch.on_draw
         self.samplers.notify = self.network.notify
         self.loss = LastLoss()
@@ -141,6 +142,7 @@ class TrainingSide:
                 self.run.continue_run(self.run.early_state, LOADED_STATE, lambda: None)
             self.startup.wait_for_others(began)
             self.step_watch.begin()
+            self.optimizer_watch.begin()
             if self.timeline is not None:
                 self.timeline.record_time("join", time.monotonic() - began)
         except BaseException:
@@ -158,6 +160,7 @@ class TrainingSide:
         if error is None:
             self.settling.tell_of_changes()
         self.step_watch.close()
+        self.optimizer_watch.close()
         self.network.call(self.comparison.compare)  # A short program may not have reached a report.
         self.service.state_dir.is_closing = True
         if self.service.leaving is not None:

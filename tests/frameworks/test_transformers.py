@@ -88,6 +88,37 @@ def test_a_step_of_the_optimizer_is_a_step_however_many_batches_it_takes(tmp_pat
     assert counts(callback) == (4, 64)
 
 
+def joined(features):
+    """Return a batch of one row, as collators without padding make it."""
+    one = {name: torch.stack([feature[name] for feature in features]) for name in features[0]}
+    return {"x": one["x"][None], "labels": one["labels"][None]}
+
+
+class Joined(Classifier):
+    def forward(self, x, labels):
+        return super().forward(x[0], labels[0])
+
+
+@pytest.mark.parametrize("accumulated", [1, 2])
+@pytest.mark.parametrize(("size", "divide"), [(24, True), (24, False), (100, True)])
+def test_a_short_last_batch_counts_its_rows(tmp_path, accumulated, size, divide):
+    training = trainer(
+        tmp_path, gradient_accumulation_steps=accumulated, per_device_train_batch_size=size, num_train_epochs=2
+    )
+    with gossip(training, divide=divide) as callback:
+        training.train()
+    assert counts(callback)[1] == 2 * 64
+    assert "get_batch_samples" not in vars(training)
+
+
+def test_a_batch_that_does_not_show_its_samples_counts_as_full(tmp_path):
+    training = trainer(tmp_path, Joined(), per_device_train_batch_size=24)
+    training.data_collator = joined
+    with gossip(training) as callback:
+        training.train()
+    assert counts(callback) == (3, 72)
+
+
 @pytest.mark.parametrize("optim", ["adamw_torch", "adamw_torch_fused"])  # which leaves steps out by itself
 def test_a_step_that_half_precision_left_out_is_none(optim, tmp_path):
     training = trainer(tmp_path, Classifier(factor=8), num_train_epochs=4, optim=optim)

@@ -23,6 +23,9 @@ torch.set_num_threads(1)
 X = torch.randn(200, 3, generator=torch.Generator().manual_seed(1))
 ORDER = torch.randperm(200, generator=torch.Generator().manual_seed(2))
 
+LARGE = 1e6 + X
+WORDS = ["the", "cat", "sat", "on", "a", "mat"]
+
 
 class Augmented(Dataset):
     """A dataset whose items are random, by all generators that there are, and that counts how often it is asked."""
@@ -41,6 +44,36 @@ class Augmented(Dataset):
 class Computed(Dataset):
     def __len__(self):
         return 200
+
+    def __getitem__(self, index):
+        raise AssertionError("no item is fetched to compare it")
+
+
+class Encoded(Dataset):
+    """Lines of words, which a vocabulary numbers once they are drawn."""
+
+    def __init__(self, words, inside=None):
+        self.lines = [WORDS] * 40
+        numbering = {word: number for number, word in enumerate(words)}
+        self.encoder = Computed() if inside else numbering
+        if inside:
+            self.encoder.vocabulary = numbering
+
+    def __len__(self):
+        return 40
+
+    def __getitem__(self, index):
+        raise AssertionError("no item is fetched to compare it")
+
+
+class Windows(Dataset):
+    """Windows of one row of tokens."""
+
+    def __init__(self, tokens):
+        self.tokens, self.noise = tokens, torch.randn(500)
+
+    def __len__(self):
+        return len(self.tokens) - 8
 
     def __getitem__(self, index):
         raise AssertionError("no item is fetched to compare it")
@@ -67,11 +100,21 @@ SAME = {
     "nothing known": ([object()] * 9, [None] * 9),
     "sparse": (Augmented(X.to_sparse()), Augmented(X.to_sparse())),
     "not finite": (X / 0, X / 0),
+    "large numbers of a small spread, rounded": (LARGE, LARGE * (1 + 1e-7)),
+    "rounding where others are zero": (X * 0, X * 1e-9),
+    "a vocabulary": (Encoded(WORDS), Encoded(WORDS)),
+    "windows of tokens": (Windows(ORDER), Windows(ORDER.clone())),
 }
 OTHER = {
     "tensors": (TensorDataset(X), TensorDataset(X[ORDER])),
     "labels alone": (torch.arange(200) % 2, (torch.arange(200) % 2)[ORDER]),
     "large numbers": (torch.arange(200) + 50_000, (torch.arange(200) + 50_000)[ORDER]),
+    "large numbers of a small spread": (LARGE, LARGE[ORDER]),
+    "large numbers beside small ones": (torch.cat([X, LARGE], 1), torch.cat([X, LARGE[ORDER]], 1)),
+    "a vocabulary": (Encoded(WORDS), Encoded(WORDS[::-1])),
+    "a vocabulary in a tokenizer": (Encoded(WORDS, True), Encoded(WORDS[::-1], True)),
+    "classes": (Encoded(["cat", "dog"]), Encoded(["dog", "cat"])),
+    "windows of tokens": (Windows(ORDER), Windows(ORDER.flip(0))),
     "random items": (Augmented(X), Augmented(X[ORDER])),
     "files listed in another order": (Augmented(X, names("/data")), Augmented(X, names("/data", ORDER.tolist()))),
     "texts": (names("a"), names("a", ORDER.tolist())),

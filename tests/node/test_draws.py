@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 from gossip.errors import ConfigError, LocalError
 from node import Node
-from node.data.draws import COMPARED_ONES, EMPTY, EMPTY_STEPS, STEPS_AS_SAMPLES
+from node.data.draws import COMPARED_ONES, EMPTY, EMPTY_STEPS, STEPS_AS_SAMPLES, UNDIVIDED
 from node.data.loader import UNREAD_BATCHES
 from node.data.share import Share
 from tests.node.sharers import IDS, Swarm
@@ -134,6 +134,22 @@ def test_epochs_of_a_loader_that_the_loop_does_not_share_are_refused_at_the_firs
                     node.step()
                 node.step(samples=16)
         assert node.swarm_samples == 3 * 96, "stated samples are those of a node's own data"
+
+
+@pytest.mark.parametrize("data", [loader(), TRAIN, 96], ids=["loader", "dataset", "number"])
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("way", ["plain", "loader", "sampler", "evaluated"])
+def test_epochs_of_data_of_which_nothing_is_drawn_are_told_once(quick, data, way, workers):
+    """The loop forgets `node.loader`, and states the right samples, so that every node trains on all data."""
+    with Node(nn.Linear(4, 2), config=quick) as node:
+        batches = DataLoader(TRAIN, 8, sampler=node.sampler(TRAIN) if way == "sampler" else None, num_workers=workers)
+        for _ in node.epochs(2, data):
+            if way == "evaluated":
+                with torch.no_grad():
+                    list(node.loader(DataLoader(HELD_OUT, 8)))
+            for (rows,) in node.loader(batches) if way == "loader" else batches:
+                node.step(samples=len(rows))
+        assert told(node) == [UNDIVIDED] * (way in ("plain", "evaluated") and data != 96)
 
 
 @pytest.mark.parametrize(("length", "is_told"), [(10, False), (96, True)])

@@ -13,7 +13,9 @@ import pytest
 import torch
 
 from gossip import Config
-from node.observe.reduced import SETTLING, mark_in
+from gossip.effects import MemberState
+from node.loop.settling import Standing, apart_sentence
+from node.observe.reduced import AGREED, SETTLING, mark_in
 from tests.harness.marks import slow
 from tests.node.trainees import filled, linear, mixed, towards
 
@@ -310,6 +312,46 @@ def test_nodes_that_begin_together_show_what_they_trained_once_they_have_settled
     until(lambda: all(abs(node.side.swarm_samples / trained - 1) < 0.01 for node in nodes))
     for node in nodes:
         node.leave.set()
+
+
+def test_what_members_told_in_an_earlier_settlement_is_no_disagreement_once_they_are_gone(train, until, monkeypatch):
+    """As early stopping has it: all settle in each epoch, one node dies, and the others end with the same weights."""
+    nodes = joined(train, until, 2)
+    assert settle_all(nodes) == ([0.0] * 2, 1)
+    b = nodes[1]
+    until(lambda: mark_in(sharing(b)[0], AGREED))
+    [of_the_last] = sharing(b)
+    generator = torch.Generator().manual_seed(2)
+    for node in nodes:
+        node.do(lambda made, model=node.model: (apart(model, generator), made.step(samples=4)))
+        until(lambda node=node: node.side.settling.settled_at is None)
+    meeting = b.side.settling.meeting
+    assert settle_all(nodes) == ([0.0] * 2, 1)
+    settling = b.side.settling
+    own = settling.read_digest()
+    until(lambda: (mark := mark_in(sharing(b)[0], AGREED)) and mark[1] == int.from_bytes(own[:6]))
+    [told] = sharing(b)
+    assert mark_in(of_the_last, AGREED) != mark_in(told, AGREED)
+    monkeypatch.setattr(settling, "meeting", meeting)
+
+    def digest_with(left, dead):
+        gone = {MemberState.LEFT: left, MemberState.DEAD: dead}
+        monkeypatch.setattr(settling, "members", lambda states: [one for state in states for one in gone[state]])
+        return b.do(lambda _: settling.digest_of_gone())
+
+    assert digest_with([told], [of_the_last]) == digest_with([told, of_the_last], []) == own
+    assert digest_with([], [told]) == own
+    assert digest_with([], []) is None
+    monkeypatch.setattr(settling, "read_digest", lambda: bytes(8))
+    assert digest_with([told], []) is None
+
+
+def test_the_sentence_of_a_settlement_says_why_it_ended():
+    for standing, words in [
+        (Standing(are_gone=True), "the others are gone and have not told"), (Standing(missing=2), "2 members have not"),
+        (Standing(), "no other member settles"),
+    ]:  # fmt: skip
+        assert f"without agreement: {words}" in apart_sentence(standing, None, "", 1.0)
 
 
 def test_a_node_without_other_members_settles_at_once(train):

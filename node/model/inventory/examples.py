@@ -98,7 +98,10 @@ def probe_state(optimizer: torch.optim.Optimizer, group: dict[str, Any]) -> tupl
 
 def probe_copy(optimizer: torch.optim.Optimizer, group: dict[str, Any], parameter: Tensor) -> torch.optim.Optimizer:
     """Return a copy of an optimizer that trains this parameter alone, with copies of the optimizers that it wraps."""
+    kind, step = type(optimizer), type(optimizer).step
     probe = copy.copy(optimizer)  # torch leaves the user's hooks and all attributes of subclasses out of a copy.
+    if kind.step is not step:  # With torch's hooks around it, which an optimizer lacks that skips torch's constructor.
+        kind.step = step  # type: ignore[method-assign]
     probe.state = defaultdict(dict)
     probe.param_groups = [{**group, "params": [parameter]}]
     for name, value in vars(optimizer).items():
