@@ -21,14 +21,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
+from gossip.arithmetic.moments import MomentForm
 from gossip.arithmetic.subsets import ALL, Subset
 from gossip.ids import Address, PeerId
 from gossip.wire.messages import Message
 
 __all__ = [
-    "Adopt", "Confirm", "CopyFrozen", "CopyPiece", "Dial", "Effect", "Gather", "HashFrozen", "LookUp",
-    "MemberChanged", "MemberState", "Merge", "Mix", "Notice", "ReceivePiece", "Release", "Rename", "Restore", "Send",
-    "SendPiece", "Snapshot", "Transfer", "TryDial", "UseLastSnapshot",
+    "Adopt", "Confirm", "CopyFrozen", "CopyMoments", "CopyPiece", "Dial", "Effect", "Gather", "HashFrozen", "LookUp",
+    "MemberChanged", "MemberState", "Merge", "Mix", "MixMoments", "Notice", "ReceiveMoments", "ReceivePiece", "Release",
+    "Rename", "Restore", "Send", "SendMoments", "SendPiece", "Snapshot", "Transfer", "TryDial", "UseLastSnapshot",
 ]  # fmt: skip
 
 
@@ -267,6 +268,52 @@ class Adopt:
 
 
 @dataclass(frozen=True, slots=True)
+class CopyMoments:
+    """Copy elements [start, stop) of each of the optimizer's moments for a member, at the next step boundary.
+
+    Encode the copy (:meth:`gossip.arithmetic.moments.MomentForm.encode`) and report ``on_snapshotted``, or
+    ``on_not_taken``.
+    """
+
+    session: int
+    form: MomentForm
+    start: int
+    stop: int
+
+
+@dataclass(frozen=True, slots=True)
+class SendMoments:
+    """Stream the session's moments to the member. Report ``on_served`` at the end, or ``on_failed``."""
+
+    session: int
+    partner: PeerId
+    form: MomentForm
+    start: int
+    stop: int
+
+
+@dataclass(frozen=True, slots=True)
+class ReceiveMoments:
+    """Receive elements [start, stop) of each of a partner's moments; report ``on_moments``, or ``on_failed``.
+
+    SendMoments is the partner's end.
+    """
+
+    session: int
+    partner: PeerId
+    form: MomentForm
+    start: int
+    stop: int
+
+
+@dataclass(frozen=True, slots=True)
+class MixMoments:
+    """Mix the session's moments into the optimizer's at the next step boundary."""
+
+    session: int
+
+
+@dataclass(frozen=True, slots=True)
 class Confirm:
     """End a trial and keep the new weights; free the old ones."""
 
@@ -300,5 +347,5 @@ class Notice:
 Effect = (
     Send | Dial | LookUp | TryDial | Snapshot | CopyPiece | UseLastSnapshot | CopyFrozen | HashFrozen | Transfer
     | Gather | Mix | Merge | Rename | Release | SendPiece | ReceivePiece | Adopt | Confirm | Restore | MemberChanged
-    | Notice
+    | Notice | CopyMoments | SendMoments | ReceiveMoments | MixMoments
 )  # fmt: skip

@@ -17,6 +17,7 @@ from gossip.ids import PeerId
 from gossip.membership.members import Members
 from gossip.state_transfer.donating import Donor
 from gossip.state_transfer.joining import Newcomer, Phase
+from gossip.state_transfer.moments import MomentMixing
 from gossip.state_transfer.runs import RunChoice
 from gossip.wire.messages import (
     Abort,
@@ -47,6 +48,7 @@ class PeerParts(Protocol):
     exchanges: Exchanges[Any]
     joining: Newcomer
     donating: Donor
+    moments: MomentMixing
     reach: Reachability
     run_choice: RunChoice
 
@@ -87,12 +89,17 @@ def on_refusal(peer: PeerParts, sender: PeerId, message: Busy | Refuse | Abort, 
     served = peer.donating.table.get(session)
     if served is not None and served.newcomer == sender:
         return peer.donating.end(session)
-    return peer.joining.on_refused(sender, session, now, "" if isinstance(message, Busy) else message.code)
+    code = "" if isinstance(message, Busy) else message.code
+    if peer.moments.member_of(session) is not None:
+        return peer.moments.on_refused(sender, session, code)
+    return peer.joining.on_refused(sender, session, now, code)
 
 
 def on_fetch(peer: PeerParts, sender: PeerId, fetch: Fetch, now: float) -> list[Effect]:
     if peer.local.left or is_session_taken(peer, fetch.session):
         return [Send(sender, Busy(fetch.session))]
+    if fetch.moments:
+        return peer.moments.on_fetch(sender, fetch, now)
     if peer.local.ready:
         if not peer.run_choice.should_serve(peer.membership.record(sender), now):
             return [Send(sender, Refuse(fetch.session, "joining"))]
@@ -100,6 +107,12 @@ def on_fetch(peer: PeerParts, sender: PeerId, fetch: Fetch, now: float) -> list[
         swarm_samples = peer.local.progress.samples
         return [*stopped, *peer.donating.on_fetch(sender, fetch, now, swarm_samples)]
     return peer.donating.on_fetch(sender, fetch, now)
+
+
+def on_serving(peer: PeerParts, sender: PeerId, serving: Serving, now: float) -> list[Effect]:
+    if peer.moments.member_of(serving.session) is not None:
+        return peer.moments.on_serving(sender, serving)
+    return peer.joining.on_serving(sender, serving, now)
 
 
 def on_reached(peer: PeerParts, sender: PeerId, reached: Reached, now: float) -> list[Effect]:
@@ -113,6 +126,7 @@ def is_session_taken(peer: PeerParts, session: int) -> bool:
     return (
         session in peer.exchanges.table or session in peer.donating.table
         or session in joining.pieces or session in joining.surveys or session in joining.check.comparisons
+        or peer.moments.member_of(session) is not None
     )  # fmt: skip
 
 
@@ -133,7 +147,7 @@ HANDLERS: dict[type, Callable[[PeerParts, PeerId, Any, float], list[Effect]]] = 
     Refuse: on_refusal,
     Abort: on_refusal,
     Fetch: on_fetch,
-    Serving: lambda peer, sender, serving, now: peer.joining.on_serving(sender, serving, now),
+    Serving: on_serving,
     Reach: lambda peer, sender, _reach, now: peer.reach.answer(sender, now),
     Reached: on_reached,
 }

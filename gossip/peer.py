@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping
 from functools import partial
 from typing import Any
 
+from gossip.arithmetic.moments import MomentForm
 from gossip.arithmetic.sketch import Floats
 from gossip.config import Config
 from gossip.discovery import Bootstrap, Listening, Reachability, Seeds
@@ -32,6 +33,7 @@ from gossip.selection.rule import Selector
 from gossip.state_transfer.donating import Donor
 from gossip.state_transfer.ending import Ending
 from gossip.state_transfer.joining import Newcomer, Phase
+from gossip.state_transfer.moments import MomentMixing
 from gossip.state_transfer.own_run import OwnRun, RunState
 from gossip.state_transfer.runs import RunChoice
 from gossip.view import PeerView
@@ -73,6 +75,7 @@ class Peer:
     own_run: OwnRun  # The run whose weights we have.
     joining: Newcomer  # The weights that we fetch.
     donating: Donor  # The weights that we give.
+    moments: MomentMixing  # The optimizer's moments that we mix.
     ending: Ending  # The votes on the end of the run.
     seeds: Seeds  # The addresses through which we find the swarm.
     reach: Reachability  # The test of whether others can dial us.
@@ -104,8 +107,11 @@ class Peer:
         self.joining = Newcomer(self.local, config, new_session)
         self.joining.abandon_exchanges = self.exchanges.abandon
         self.donating = Donor(self.local, config)
+        self.moments = MomentMixing(self.local, config, new_session)
         self.ending = Ending(self.local, members, bootstrap.finished)
-        self.own_run = OwnRun(members, self.exchanges, self.joining, self.donating, self.ending, self.schedule)
+        self.own_run = OwnRun(
+            members, self.exchanges, self.joining, self.donating, self.moments, self.ending, self.schedule
+        )
         self.run_choice = RunChoice(self.joining, members, self.linked_peers, self.own_run, rng, now)
         self.run_choice.must_join = bootstrap.must_join
         self.run_choice.join_by = max(self.run_choice.join_by, bootstrap.wait_until)
@@ -118,7 +124,7 @@ class Peer:
         self.reach = Reachability(members, self.linked_peers)
         members.restore(bootstrap.book, now)
         self.may_join = bool(bootstrap.seeds or bootstrap.book or bootstrap.looks_up)  # There may be a run to join.
-        self.view = PeerView(self.local, members, self.exchanges, self.joining, self.donating)
+        self.view = PeerView(self.local, members, self.exchanges, self.joining, self.donating, self.moments)
 
     # -- messages and time ---------------------------------------------------------------------------------------
     def receive(self, sender: PeerId, message: Message, now: float) -> list[Effect]:
@@ -154,6 +160,8 @@ class Peer:
             soonest = reach.deadline
         if self.donating.table:
             soonest = min(soonest, self.donating.deadline)
+        if self.moments.fetched or self.moments.served:
+            soonest = min(soonest, self.moments.deadline)
         trial = self.own_run.trial
         return trial.deadline if trial.deadline < soonest else soonest
 
@@ -169,6 +177,7 @@ class Peer:
             effects += self.joining.tick(now)
         if self.donating.table:
             effects += self.donating.tick(now)
+        effects += self.moments.tick(now)
         if now >= self.seeds.deadline:
             listening = Listening(self.membership, self.linked_peers)
             effects += self.seeds.tick(now, bool(self.linked_peers), listening, self.rng)
@@ -204,6 +213,7 @@ class Peer:
                 self.partners.note_success(partner)
                 self.membership.on_proof_of_life(partner, now)
             self.ending.note_partners(exchanges.mixed_partners)
+            effects += self.moments.on_mixed(exchanges.mixed_partners[-1], now)
         effects += self.initiator.follow_up(now)
         if joining.phase is not IDLE and joining.is_starved and joining.deadline <= now:
             effects += joining.on_starved(self.run_choice.donors(joining.run_id), now)
@@ -306,6 +316,7 @@ class Peer:
         effects += self.exchanges.on_unlinked(peer, now, orderly)
         effects += self.joining.on_unlinked(peer, now)
         effects += self.donating.on_unlinked(peer)
+        effects += self.moments.on_unlinked(peer)
         self.reach.refresh_homes(now)
         if not self.linked_peers:
             self.seeds.on_last_link_lost(now)
@@ -366,6 +377,10 @@ class Peer:
         """Set the parts of the optimizer's state that a newcomer can get."""
         self.local.optimizer_keys, self.local.optimizer_scalars = keys, scalars
 
+    def set_moments(self, form: MomentForm | None) -> list[Effect]:
+        """Set the optimizer's moments that are mixed; None if none are."""
+        return self.moments.set_form(form)
+
     def on_spoiled(self, session: int | None, now: float, tensor: str = "") -> list[Effect]:
         """Handle weights with NaN or infinity in a tensor, seen in this snapshot (None: by the training loop).
 
@@ -392,6 +407,8 @@ class Peer:
         self.initiator.on_moved(moved)
         if session in self.donating.table:
             return self.donating.on_snapshotted(session)
+        if session in self.moments.served:
+            return self.moments.on_snapshotted(session)
         effects = self.exchanges.route_report(Event.SNAPSHOTTED, session, now, mass)
         return effects + self.follow_up(now) if self.needs_follow_up else effects
 
@@ -407,6 +424,8 @@ class Peer:
         """End the exchange or the served piece whose snapshot cannot be used."""
         if session in self.donating.table:
             return self.donating.abandon([session])
+        if session in self.moments.served:
+            return self.moments.fail(session)
         return self.exchanges.route_report(Event.SPOILED, session)
 
     def on_streamed(
@@ -431,11 +450,19 @@ class Peer:
         effects = self.exchanges.route_report(Event.FAILED, session, code, now)
         effects += self.joining.on_failed(session, now)
         effects += self.donating.end(session)
+        effects += self.moments.fail(session)
         return effects + self.follow_up(now)
 
+    def on_moments(self, session: int, is_sound: bool, now: float) -> list[Effect]:
+        """Handle a partner's moments, which have arrived whole. No honest member sends unsound ones."""
+        partner = self.moments.member_of(session)
+        if partner is not None and not is_sound:
+            return [*self.moments.fail(session), *self.note_misbehaviour(partner, "refused", now)]
+        return self.moments.on_moments(session)
+
     def on_served(self, session: int, now: float) -> list[Effect]:
-        """Handle a piece that was streamed whole to a newcomer."""
-        return self.donating.end(session)
+        """Handle a piece that was streamed whole to a newcomer, or moments to a member."""
+        return [*self.donating.end(session), *self.moments.on_served(session)]
 
     def on_proof_of_life(self, peer: PeerId, now: float) -> None:
         """Note progress of a stream with this member: a slow link may delay its answer to a probe."""

@@ -11,6 +11,7 @@ from gossip.ids import PeerId
 from gossip.membership.members import Members
 from gossip.state_transfer.donating import Donor
 from gossip.state_transfer.joining import Newcomer, Phase
+from gossip.state_transfer.moments import MomentMixing
 from gossip.wire.messages import Fetch, Invite, Message, Offer
 
 __all__ = ["PeerView"]
@@ -22,13 +23,14 @@ class PeerView:
     Facts of a single part are read from that part, such as ``peer.membership.me`` or ``peer.exchanges.done_count``.
     """
 
-    __slots__ = ("_donating", "_exchanges", "_joining", "_local", "_members")
+    __slots__ = ("_donating", "_exchanges", "_joining", "_local", "_members", "_moments")
 
     def __init__(
-        self, local: Local, members: Members, exchanges: Exchanges[Any], joining: Newcomer, donating: Donor
+        self, local: Local, members: Members, exchanges: Exchanges[Any], joining: Newcomer, donating: Donor,
+        moments: MomentMixing,
     ) -> None:  # fmt: skip
         self._local, self._members, self._exchanges = local, members, exchanges
-        self._joining, self._donating = joining, donating
+        self._joining, self._donating, self._moments = joining, donating, moments
 
     # -- the run -------------------------------------------------------------------------------------------------
     @property
@@ -88,12 +90,12 @@ class PeerView:
         return session in self._exchanges.table
 
     def has_donation(self, session: int) -> bool:
-        """Return True if a newcomer fetches a piece under this session number."""
-        return session in self._donating.table
+        """Return True if a newcomer fetches a piece, or a member moments, under this session number."""
+        return session in self._donating.table or session in self._moments.served
 
     def needs_snapshot(self, session: int) -> bool:
         """Return True if the snapshot of this session is still needed."""
-        return session in self._exchanges.table or session in self._donating.table
+        return session in self._exchanges.table or self.has_donation(session)
 
     def is_with(self, session: int, partner: PeerId) -> bool:
         """Return True if this partner takes part in this exchange or piece."""
@@ -101,7 +103,7 @@ class PeerView:
         if exchange is not None:
             return partner in exchange.counterparts
         piece = self._donating.table.get(session)
-        return piece is not None and piece.newcomer == partner
+        return partner == (self._moments.member_of(session) if piece is None else piece.newcomer)
 
     def pairs_with(self, partner: PeerId) -> list[int]:
         """Return the exchanges that depend on the link to this partner. A group depends on no single link."""
@@ -118,6 +120,8 @@ class PeerView:
             yield served_piece.newcomer
         for fetched_piece in self._joining.pieces.values():
             yield fetched_piece.donor
+        for _, part in self._moments.parts():
+            yield part.member
 
     def should_send(self, to: PeerId, message: Message) -> bool:
         """Return True if a message that waited for a link should still be sent.

@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -29,6 +30,7 @@ from gossip.averaging.boundary import Boundary
 from gossip.averaging.delivery import CopyDelivery, is_sound
 from gossip.averaging.jobs import (
     AdoptJob,
+    AllocateMomentsJob,
     AllocatePieceJob,
     AllocateSnapshotJob,
     AverageSliceJob,
@@ -36,11 +38,13 @@ from gossip.averaging.jobs import (
     Driver,
     HashFrozenJob,
     MixJob,
+    MomentsJob,
     PrepareOuterStepJob,
+    moments_vector,
 )  # fmt: skip
 from gossip.averaging.pair import PairAverage
 from gossip.averaging.reports import Reports
-from gossip.averaging.vectors import Cut, Floats, Vector, Vectors, count_weights
+from gossip.averaging.vectors import Cut, Floats, Moments, Vector, Vectors, count_weights
 from gossip.averaging.visit import Adoption, Visit
 from gossip.codecs import Spread, get_codec, needs_spread
 from gossip.codecs.tail import with_raw_tail
@@ -49,13 +53,16 @@ from gossip.effects import (
     Adopt,
     Confirm,
     CopyFrozen,
+    CopyMoments,
     CopyPiece,
     Effect,
     Gather,
     HashFrozen,
     Merge,
     Mix,
+    MixMoments,
     Notice,
+    ReceiveMoments,
     ReceivePiece,
     Rename,
     Restore,
@@ -79,9 +86,8 @@ class Averager:
 
     __slots__ = (
         "boundary", "config", "counted_visit", "delivery", "driver", "furthest", "groups", "hash_job", "joining_vector",
-        "layout", "lock",
-        "movement", "next_part", "outer_step", "outside_replacements", "pairs", "peer", "sketcher", "snapshots",
-        "spreads", "vectors",
+        "layout", "lock", "moments", "movement", "next_part", "outer_step", "outside_replacements", "pairs", "peer",
+        "sketcher", "snapshots", "spreads", "vectors",
     )  # fmt: skip
 
     def __init__(
@@ -95,6 +101,7 @@ class Averager:
         self.pairs: dict[int, PairAverage] = {}  # Pairs and pushes by session.
         self.groups: dict[int, GroupAverage] = {}  # Groups by session.
         self.joining_vector: Vector | None = None  # State of another run, as far as it has arrived.
+        self.moments: dict[int, Vector] = {}  # Partners' moments by session, as far as they have arrived.
         self.layout: Layout | None = None  # The names of the tensors; None if the driver has none.
         # The furthest tensors in the last settlements: the relative distance, and the name.
         self.furthest: deque[tuple[float, str]] = deque(maxlen=LAST_SETTLEMENTS)
@@ -112,6 +119,7 @@ class Averager:
         self.delivery = CopyDelivery(
             peer, driver, boundary, vectors, self.snapshots, self.movement, self.return_mass
         )  # fmt: skip
+        self.delivery.encode_moments = self.encode_moments
 
     def start_movement_at(self, sample: Floats) -> None:
         """Measure how far local steps move the model from weights whose sampled elements are ``sample``."""
@@ -218,6 +226,7 @@ class Averager:
         snapshot = self.snapshots.pop(session, None)
         if snapshot is not None:
             self.vectors.give(snapshot)
+        self.moments.pop(session, None)  # Not given back, because a link may still write to it.
 
     # -- averages ------------------------------------------------------------------------------------------------
     def begin_pair(self, effect: Transfer) -> PairAverage | str:
@@ -329,6 +338,43 @@ class Averager:
             job.count_local_steps_once()
         self.driver.run_job(job)
 
+    # -- the optimizer's moments ---------------------------------------------------------------------------------
+    def encode_moments(self, session: int, vector: Vector) -> None:
+        """Encode a copy of our moments for a member, and report it."""
+        assert vector.moments is not None
+        report = partial(self.report_encoded, session, vector)
+        self.driver.run_job(MomentsJob(self, session, vector, vector.moments.encode, report))
+
+    def report_encoded(self, session: int, vector: Vector, is_sound: bool) -> None:
+        """Report an encoded copy of our moments, unless its session has ended meanwhile."""
+        peer, now = self.peer, self.driver.now
+        if not peer.view.needs_snapshot(session):
+            self.vectors.give(vector)
+            return
+        self.snapshots[session] = vector
+        self.driver.perform(peer.on_snapshotted(session, now) if is_sound else peer.on_not_taken(session, now))
+
+    def begin_moments(self, effect: ReceiveMoments) -> Floats:
+        """Return the array that a partner's moments arrive in."""
+        vector = self.moments[effect.session] = moments_vector(self.vectors, effect)
+        return vector.array
+
+    def report_moments(self, session: int) -> None:
+        """Decode a partner's moments, which have arrived whole, and report them."""
+        vector = self.moments.get(session)
+        if vector is not None and vector.moments is not None:
+            report = partial(self.report_decoded, session)
+            self.driver.run_job(MomentsJob(self, session, vector, vector.moments.decode, report))
+
+    def report_decoded(self, session: int, is_sound: bool) -> None:
+        self.driver.perform(self.peer.on_moments(session, is_sound, self.driver.now))
+
+    def mix_moments(self, effect: MixMoments) -> None:
+        """Mix a session's moments at the next boundary."""
+        vector = self.moments.pop(effect.session, None)
+        if vector is not None and vector.moments is not None:
+            self.boundary.deliver_moments(Moments(vector, vector.moments, vector.start, vector.stop))
+
     # -- joining -------------------------------------------------------------------------------------------------
     def joining_array(self, effect: ReceivePiece) -> Floats:
         """Return the array that collects the pieces of another run's weights: float32 (effect.size,)."""
@@ -421,6 +467,8 @@ PERFORM: dict[type, Callable[[Averager, Any], None]] = {
     Snapshot: Averager.request_snapshot, UseLastSnapshot: Averager.use_last_snapshot,
     CopyPiece: lambda averager, effect: averager.driver.run_job(AllocatePieceJob(averager, effect)),
     CopyFrozen: lambda averager, effect: averager.driver.run_job(CopyFrozenJob(averager, effect)),
+    CopyMoments: lambda averager, effect: averager.driver.run_job(AllocateMomentsJob(averager, effect)),
+    MixMoments: Averager.mix_moments,
     HashFrozen: Averager.hash_frozen, Adopt: Averager.adopt,
     Confirm: lambda averager, _: averager.boundary.backup.forget(),
     Restore: lambda averager, _: averager.boundary.request_restore(),

@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 from gossip.arithmetic.mixing import push_mass
 from gossip.arithmetic.subsets import ALL, Subset
 from gossip.averaging.model import Backup, Model, Pending
-from gossip.averaging.vectors import Cut, Floats, Positions, Statistics, Vector, Vectors
+from gossip.averaging.vectors import Cut, Floats, Moments, Positions, Statistics, Vector, Vectors
 from gossip.averaging.visit import Adoption, Update, Visit
 
 __all__ = ["Boundary"]
@@ -49,6 +49,7 @@ class ReadyRequests:
     must_restore: bool
     updates: list[Update]
     adoption: Adoption | None
+    moments: list[Moments]
     requests: dict[int, Request]  # Requests for snapshots by session.
     is_current: bool  # True if the weights hold all decided updates once these are applied.
     decided_updates: int  # ``Boundary.decided_updates`` at the visit.
@@ -67,9 +68,9 @@ class Boundary:
     """
 
     __slots__ = (
-        "adoption", "arrived_updates", "backup", "clear_wake", "conserves_mass", "copying_visits", "decided_updates",
-        "has_requests", "lock", "mass", "model", "must_restore", "next_cut", "pending_updates", "replacements",
-        "requests", "sampled_positions", "uploads_updates", "vectors", "wake",
+        "adoption", "arrived_moments", "arrived_updates", "backup", "clear_wake", "conserves_mass", "copying_visits",
+        "decided_updates", "has_requests", "lock", "mass", "model", "must_restore", "next_cut", "pending_updates",
+        "replacements", "requests", "sampled_positions", "uploads_updates", "vectors", "wake",
     )  # fmt: skip
 
     def __init__(
@@ -91,6 +92,7 @@ class Boundary:
         # Positions of the elements that every snapshot holds, for gossip.arithmetic.movement.
         self.sampled_positions: Positions | None = None
         self.arrived_updates: list[Update] = []
+        self.arrived_moments: list[Moments] = []
         self.adoption: Adoption | None = None
         self.must_restore = False  # The backup is to replace weights on trial.
         # Number of updates that are decided and not in the model yet. A snapshot without them would count a difference
@@ -119,7 +121,9 @@ class Boundary:
         if session in self.requests:
             with self.lock:
                 request = self.requests.pop(session, None)
-                self.has_requests = bool(self.requests or self.arrived_updates or self.adoption or self.must_restore)
+                self.has_requests = bool(
+                    self.requests or self.arrived_updates or self.arrived_moments or self.adoption or self.must_restore
+                )
             if request is not None and request.piece is not None:
                 self.vectors.give(request.piece)
 
@@ -154,6 +158,12 @@ class Boundary:
             self.arrived_updates.append(update)
             self.announce_request()
 
+    def deliver_moments(self, moments: Moments) -> None:
+        """Deliver a partner's moments."""
+        with self.lock:
+            self.arrived_moments.append(moments)
+            self.announce_request()
+
     def request_adoption(self, adoption: Adoption) -> None:
         """Request the adoption of other weights.
 
@@ -183,7 +193,10 @@ class Boundary:
         """Drop the updates that have arrived, since they are for weights that are replaced."""
         with self.lock:
             dropped, self.arrived_updates = self.arrived_updates, []
+            moments, self.arrived_moments = self.arrived_moments, []
             self.pending_updates -= len(dropped)
+        for each in moments:
+            self.vectors.give(each.vector)
         for update in dropped:
             self.vectors.give(update.vector)
             if update.statistics is not None:
@@ -199,7 +212,7 @@ class Boundary:
             self.adoption, self.next_cut = None, None
             self.pending_updates = len(self.arrived_updates)
             self.must_restore = self.backup.holds
-            self.has_requests = bool(self.arrived_updates) or self.must_restore
+            self.has_requests = bool(self.arrived_updates or self.arrived_moments) or self.must_restore
         for request in dropped.values():
             if request.piece is not None:
                 self.vectors.give(request.piece)
@@ -237,6 +250,8 @@ class Boundary:
             visit.merged_shares = [
                 self.apply_update(update, visit, copies if update is fused else None) for update in ready.updates
             ]
+        for moments in ready.moments:
+            self.mix_moments(moments, visit)
         if ready.adoption is not None:
             self.apply_adoption(ready.adoption, visit, on_replaced)
         if ready.requests:
@@ -269,11 +284,12 @@ class Boundary:
                     waiting[session] = request
             self.requests = waiting
             adoption, self.adoption = self.adoption, None
+            moments, self.arrived_moments = self.arrived_moments, []
             must_restore, self.must_restore = self.must_restore, False
             self.has_requests = bool(self.arrived_updates)
             if self.clear_wake is not None and not self.has_requests:
                 self.clear_wake()
-            return ReadyRequests(must_restore, updates, adoption, requests, is_current, self.decided_updates)
+            return ReadyRequests(must_restore, updates, adoption, moments, requests, is_current, self.decided_updates)
 
     def count_ready_updates(self) -> int:
         """Return how many of the first updates can be applied without waiting for the upload of one.
@@ -309,7 +325,10 @@ class Boundary:
         model, start, stop = self.model, piece.start, piece.start + piece.array.size
         optimizer = model.optimizer_range()
         try:
-            if stop <= model.size():
+            if piece.moments is not None:
+                rows, _ = piece.moments.split(piece.array)
+                self.record_copy(visit, model.begin_read_moments(rows, piece.moments, start, piece.stop), piece)
+            elif stop <= model.size():
                 self.record_copy(visit, model.begin_read_piece(piece.array, start), piece)
             elif optimizer.start <= start and stop <= optimizer.stop:
                 self.record_copy(visit, model.begin_read_optimizer(piece.array, start), piece)
@@ -418,6 +437,16 @@ class Boundary:
             visit.busy_vectors.append(vector)
         else:
             self.vectors.give(vector)
+
+    def mix_moments(self, moments: Moments, visit: Visit) -> None:
+        """Mix a partner's moments into the optimizer's. Without memory on a device they stay as they are."""
+        pending = None
+        with suppress(MemoryError):
+            pending = self.model.mix_moments(moments)
+        if self.record_copy(visit, pending):
+            visit.busy_vectors.append(moments.vector)
+        else:
+            self.vectors.give(moments.vector)
 
     def begin_add(self, update: Update) -> Pending | None:
         values, weight = update.vector.array, update.weight

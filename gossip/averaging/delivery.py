@@ -38,7 +38,8 @@ class CopyDelivery:
     """
 
     __slots__ = (
-        "boundary", "driver", "movement", "peer", "return_mass", "snapshots", "vectors", "warnings_shown",
+        "boundary", "driver", "encode_moments", "movement", "peer", "return_mass", "snapshots", "vectors",
+        "warnings_shown",
     )  # fmt: skip
 
     def __init__(
@@ -47,6 +48,7 @@ class CopyDelivery:
     ) -> None:  # fmt: skip
         self.peer, self.driver, self.boundary, self.vectors = peer, driver, boundary, vectors
         self.snapshots, self.movement, self.return_mass = snapshots, movement, return_mass
+        self.encode_moments: Callable[[int, Vector], None]  # Set by the averager: it encodes moments and reports them.
         self.warnings_shown: set[str] = set()  # Sentences that the user has seen.
 
     def deliver(self, visit: Visit) -> None:
@@ -92,6 +94,9 @@ class CopyDelivery:
         peer, driver, movement = self.peer, self.driver, self.movement
         if not peer.view.needs_snapshot(session):
             self.return_mass(session, vector, mass)
+            return
+        if vector.moments is not None:
+            self.encode_moments(session, vector)
             return
         if session in self.snapshots:  # It got another copy meanwhile.
             self.vectors.give(vector)

@@ -24,11 +24,11 @@ from gossip.averaging.boundary import Boundary
 from gossip.averaging.reports import Reports
 from gossip.averaging.vectors import Cut, Floats, Positions, Statistics, Vector, Vectors, count_weights
 from gossip.averaging.visit import Adoption, Update, Visit
-from gossip.effects import CopyFrozen, CopyPiece, Effect, HashFrozen, Merge, Mix
+from gossip.effects import CopyFrozen, CopyMoments, CopyPiece, Effect, HashFrozen, Merge, Mix, ReceiveMoments
 
 __all__ = [
-    "AdoptJob", "AllocatePieceJob", "AllocateSnapshotJob", "AverageSliceJob", "CopyFrozenJob", "Driver",
-    "HashFrozenJob", "Job", "JobOwner", "MixJob", "PrepareOuterStepJob",
+    "AdoptJob", "AllocateMomentsJob", "AllocatePieceJob", "AllocateSnapshotJob", "AverageSliceJob", "CopyFrozenJob",
+    "Driver", "HashFrozenJob", "Job", "JobOwner", "MixJob", "MomentsJob", "PrepareOuterStepJob", "moments_vector",
 ]  # fmt: skip
 
 # Elements of the frozen weights that are hashed at once, in some 10 ms. Mixes wait for one block and not for all of a
@@ -334,6 +334,65 @@ class AllocatePieceJob(Job):
 
     def fail(self) -> None:
         self.averager.report_failed(self.effect.session, "fault")
+
+
+class AllocateMomentsJob(Job):
+    """A job that allocates memory for moments, to be copied for a member or received from one."""
+
+    __slots__ = ("averager", "effect", "elements", "vector")
+    allocates = True
+
+    def __init__(self, averager: JobOwner, effect: CopyMoments) -> None:
+        self.averager, self.effect = averager, effect
+        self.elements = effect.form.vector_elements(effect.stop - effect.start)
+        self.vector: Vector | None = None
+
+    def run(self) -> None:
+        self.vector = moments_vector(self.averager.vectors, self.effect)
+
+    def finish(self) -> None:
+        averager, vector, session = self.averager, self.vector, self.effect.session
+        assert vector is not None
+        if averager.peer.view.needs_snapshot(session):
+            averager.boundary.request_snapshot(session, vector)
+        else:
+            averager.vectors.give(vector)
+
+    def fail(self) -> None:
+        self.averager.report_failed(self.effect.session, "fault")
+
+
+def moments_vector(vectors: Vectors, effect: CopyMoments | ReceiveMoments) -> Vector:
+    """Return a vector for elements [start, stop) of moments, all of them 0."""
+    vector = vectors.take_transient(effect.form.vector_elements(effect.stop - effect.start))
+    vector.array.fill(0.0)
+    vector.start, vector.stop, vector.moments = effect.start, effect.stop, effect.form
+    return vector
+
+
+class MomentsJob(Job):
+    """A job that encodes or decodes the moments of a session in place, by ``work``, which returns False if it cannot.
+
+    ``report`` gets what it returned.
+    """
+
+    __slots__ = ("averager", "elements", "is_sound", "report", "session", "vector", "work")
+
+    def __init__(
+        self, averager: JobOwner, session: int, vector: Vector, work: Callable[[Floats], bool],
+        report: Callable[[bool], None],
+    ) -> None:  # fmt: skip
+        self.averager, self.session, self.vector, self.work, self.report = averager, session, vector, work, report
+        self.elements, self.is_sound = vector.array.size, False
+
+    def run(self) -> None:
+        self.is_sound = self.work(self.vector.array)
+
+    def finish(self) -> None:
+        self.report(self.is_sound)
+
+    def fail(self) -> None:
+        self.averager.report_failed(self.session, "fault")
 
 
 class AllocateSnapshotJob(Job):

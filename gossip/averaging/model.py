@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from gossip.averaging.vectors import Floats, Positions, Statistics
+from gossip.arithmetic.moments import MomentForm
+from gossip.averaging.vectors import Floats, Moments, Positions, Statistics
 
 __all__ = ["Backup", "Model", "Pending", "Upload"]
 
@@ -86,6 +87,12 @@ class Model(Protocol):
 
     def begin_read_optimizer(self, out: Floats, start: int) -> Pending | None:
         """Begin to set ``out[:]`` to optimizer state, from position ``start`` of the vector that newcomers take."""
+
+    def begin_read_moments(self, rows: Floats, form: MomentForm, start: int, stop: int) -> Pending | None:
+        """Begin to set the row of each moment to its elements [start, stop), and the rest of the row to 0."""
+
+    def mix_moments(self, moments: Moments) -> Pending | None:
+        """Move the optimizer's moments towards a partner's, unless they have another form by now."""
 
     def begin_read_piece(self, out: Floats, start: int) -> Pending | None:
         """Begin to set ``out[:]`` to the weights from ``start`` on, none of them frozen."""

@@ -71,6 +71,9 @@ class Reports(Protocol):
     def on_collected(self, session: int, position: int, now: float) -> list[Effect]:
         """Handle arrived elements of a fetched piece: those before index ``position`` of the vector are complete."""
 
+    def on_moments(self, session: int, is_sound: bool, now: float) -> list[Effect]:
+        """Handle a partner's moments, which have arrived whole; they cannot be mixed unless they are sound."""
+
     def on_compared(self, session: int, difference_sq: float, own_sq: float, now: float) -> list[Effect]:
         """Handle a fetched piece that was compared with the joining vector, ours here."""
 

@@ -9,6 +9,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from gossip.arithmetic.moments import MomentForm
 from gossip.arithmetic.subsets import ALL, Subset
 
 __all__ = [
@@ -16,6 +17,7 @@ __all__ = [
     "Cut",
     "Floats",
     "Lease",
+    "Moments",
     "Positions",
     "Statistics",
     "Vector",
@@ -49,6 +51,9 @@ class Vector:
     visit_number: int = 0  # For a snapshot: the number of the boundary visit that took it.
     # For a snapshot: the sum of what other mixes, which overlap with its own, have added to the weights since.
     added_since: Vector | None = None
+    # The form of the moments that it holds, elements [start, stop) of each, in place of weights.
+    moments: MomentForm | None = None
+    stop: int = 0
 
     @classmethod
     def mapped(cls, elements: int) -> Vector:
@@ -124,6 +129,32 @@ class Statistics:
     @property
     def values(self) -> Floats:
         return self.vector.array
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Moments:
+    """A partner's moments of the optimizer, to be mixed into ours at a step boundary.
+
+    A moment moves half of the way to the partner's, so that a second moment keeps at least half of its value:
+
+        m <- (m + clip(m', -r, r)) / 2        r = 2 max |m| over our tensor
+
+    Attributes:
+        vector: What :meth:`gossip.arithmetic.moments.MomentForm.decode` left.
+        form: The form of both sides.
+        start: The first element, in each moment.
+        stop: The element behind the last one.
+    """
+
+    vector: Vector
+    form: MomentForm
+    start: int
+    stop: int
+
+    @property
+    def rows(self) -> Floats:
+        """Return a row for each moment, float32 (moments, row)."""
+        return self.form.split(self.vector.array)[0]
 
 
 class Vectors(Protocol):

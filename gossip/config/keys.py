@@ -108,6 +108,12 @@ class Keys:
         "Use `fp32` to mix without rounding, `int4` for slow links, and `moniqua4` for language models on slow links.",
         form=", ".join((*CODECS, AUTO)), left_out="`auto` where each node chooses its interval; else `fp32`",
     )
+    mix_state: str = key(
+        "auto", "The optimizer's moments that are mixed too, a part after each mix: `auto` those of optimizers whose "
+        "steps do not depend on the gradients' length (Adam, RMSprop, Muon and relatives), `on` the momentum of SGD as "
+        "well, `off` none.",
+        "Use `off` to save their bytes where all nodes have data alike.", choices=("auto", "on", "off"),
+    )
     part: str = key(
         "all", "The elements that one exchange mixes: all, a random share (`mask`), or one fragment after another.",
         "Use `fragments 4` to spread the same bytes evenly over a link that is always busy.",

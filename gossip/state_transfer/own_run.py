@@ -22,6 +22,7 @@ from gossip.schedule import Schedule
 from gossip.state_transfer.donating import Donor
 from gossip.state_transfer.ending import Ending
 from gossip.state_transfer.joining import AVOID_S, Newcomer, Phase
+from gossip.state_transfer.moments import MomentMixing
 from gossip.state_transfer.runs import STALEMATE_S, Run, outranks
 from gossip.state_transfer.trial import TrialEvaluator
 
@@ -52,11 +53,11 @@ class OwnRun:
     """The run of one peer. Another run's weights are on trial until ``trial`` has enough losses."""
 
     def __init__(
-        self, members: Members, exchanges: Exchanges[Any], joining: Newcomer, donating: Donor, ending: Ending,
-        schedule: Schedule,
+        self, members: Members, exchanges: Exchanges[Any], joining: Newcomer, donating: Donor, moments: MomentMixing,
+        ending: Ending, schedule: Schedule,
     ) -> None:  # fmt: skip
         self.membership, self.exchanges, self.joining, self.donating = members, exchanges, joining, donating
-        self.ending, self.schedule = ending, schedule
+        self.moments, self.ending, self.schedule = moments, ending, schedule
         self.local, self.config = joining.local, joining.config
         self.trial = TrialEvaluator()
         self.had_earlier_life = members.me.incarnation > 1
@@ -143,7 +144,8 @@ class OwnRun:
         confirmed: list[Effect] = [Confirm()] if self.trial.on_trial else []
         self.trial.end()
         abandoned = self.exchanges.abandon()
-        return [*confirmed, *abandoned, *self.joining.stop(), *self.donating.abandon(list(self.donating.table))]
+        given = [*self.donating.abandon(list(self.donating.table)), *self.moments.drop()]
+        return [*confirmed, *abandoned, *self.joining.stop(), *given]
 
     def update_counts(self, steps: int, samples: int) -> None:
         """Update the counts of the training loop, and the version and progress that follow; ignore older reports."""

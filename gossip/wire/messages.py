@@ -356,12 +356,17 @@ class Chunk:
 # -- joining ----------------------------------------------------------------------------------
 @message("fetch")
 class Fetch:
-    """A request for elements [start, stop) of a donor's state; start == stop only surveys it."""
+    """A request for elements [start, stop) of a donor's state; start == stop only surveys it.
+
+    With ``moments``, the roles of the ``optimizer_keys`` (:class:`gossip.arithmetic.moments.MomentForm`), a member asks
+    for these elements of each of its partner's moments, to mix them.
+    """
 
     session: int = integer()
     optimizer_keys: tuple[str, ...] = wire_field("names", 4)
     start: int = integer()
     stop: int = integer()
+    moments: str = added_field("text", 4, default="")
 
 
 @message("serving")

@@ -17,6 +17,7 @@ from torch import nn
 
 from gossip.arithmetic.correction import Correction, fresh_zeros
 from gossip.arithmetic.mixing import OuterStep
+from gossip.arithmetic.moments import MomentForm
 from gossip.averaging.boundary import Boundary
 from gossip.config import Config
 from gossip.errors import LayoutError
@@ -31,8 +32,8 @@ from node.network.hints import WakeEvent
 
 __all__ = ["LiveModel", "OptimizerReport", "Trained"]
 
-OptimizerReport: TypeAlias = tuple[tuple[str, ...], tuple[tuple[str, float], ...]]
-"""The keys of an optimizer's state, and its scalars by name."""
+OptimizerReport: TypeAlias = tuple[tuple[str, ...], tuple[tuple[str, float], ...], MomentForm | None]
+"""The keys of an optimizer's state, its scalars by name, and the form of its moments that are mixed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +105,8 @@ class LiveModel:
                 self.state.layout.exchanged, self.state.layout.parameters, config.kappa, interval_steps
             )
             self.outer.correction.zeros = partial(correction_vector, self.state)
+        # The ranks of a group have copies of the state, which would part if one of them mixed.
+        self.state.mix_state = config.mix_state if is_single_rank else "off"
         self.outer_lock = threading.Lock()  # The training thread resets the outer step that the network's threads move.
         self.archive = Archive(self.state, self.optimizers)
         self.has_weights = False  # True once mixing has started from weights, the node's own or others'.
@@ -130,9 +133,13 @@ class LiveModel:
         """
         try:
             scalars = self.state.recent_optimizer_scalars()
-            return None if scalars is None else (self.state.optimizer_keys, tuple(scalars.items()))
+            return (
+                None
+                if scalars is None
+                else (self.state.optimizer_keys, tuple(scalars.items()), self.state.moment_form())
+            )
         except LayoutError:
-            return (), ()
+            return (), (), None
 
     def on_replaced(self, vector: Any) -> None:
         """Reset everything that depends on the old weights, after ``vector`` has replaced them."""

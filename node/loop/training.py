@@ -357,7 +357,9 @@ class TrainingSide:
         """Pass a report to the newest peer and averager. Runs in the network thread."""
         runtime = self.network.runtime
         if optimizer is not None:
-            runtime.peer.set_optimizer(*optimizer)
+            keys, scalars, form = optimizer
+            runtime.peer.set_optimizer(keys, scalars)
+            runtime.perform(runtime.peer.set_moments(form))
         runtime.averager.on_visit(visit, steps, samples, loss)
 
     def report(self, visit: Visit) -> None:

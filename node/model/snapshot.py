@@ -17,7 +17,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from gossip.averaging.vectors import Statistics, Vector
+from gossip.arithmetic.moments import MomentForm
+from gossip.averaging.vectors import Moments, Statistics, Vector
 from gossip.errors import LayoutError
 from node.model.device.copies import Copies, combined
 from node.model.device.downloads import Downloads
@@ -42,7 +43,8 @@ from node.model.inventory.items import NAMED_COPY, Choices, Inventory
 from node.model.inventory.probe import MixProbe
 from node.model.inventory.statistics import StatisticsMixer
 from node.model.inventory.words import read_words, write_words
-from node.model.optimizer_state import OptimizerState
+from node.model.optimizer.moments import LiveMoments
+from node.model.optimizer.optimizer_state import OptimizerState
 from node.model.optimizers import Optimizers
 from node.model.sparse import SparseCopies
 from node.model.state import Floats, Positions, State
@@ -81,6 +83,7 @@ class ModelState(State):
         self._model, self._tensors = model, LiveTensors(model, choices)
         self.optimizers = optimizers = optimizers if isinstance(optimizers, Optimizers) else Optimizers(optimizers)
         self.optimizer_state = OptimizerState(self._tensors, optimizers, choices)
+        self.moments = LiveMoments(self.optimizer_state)
         self.probe = MixProbe(self.exchanged_tensors, self.optimizer_state.kinds)
         self.state_refusal = ""  # Why the last newcomer's weights came without the optimizer's state.
         self._streams, self._guard = CopyStreams(), StepGuard(optimizers.all)
@@ -212,6 +215,29 @@ class ModelState(State):
             list(pieces_in_range(self.optimizer_state.tensors(self.optimizer_keys), first, first + out.size)), out
         )
 
+    def moment_form(self) -> MomentForm | None:
+        return self.moments.form(self.mix_state)
+
+    def begin_read_moments(self, rows: Floats, form: MomentForm, start: int, stop: int) -> Copies:
+        """Begin to read elements [start, stop) of each moment into its row; NaN if the moments are others by now."""
+        if form != self.moments.current:
+            rows.fill(np.nan)
+            return Copies()
+        return self.moments.begin_read(self._begin_read, rows, start, stop)
+
+    def mix_moments(self, moments: Moments) -> Copies:
+        """Mix a partner's moments; on CUDA later steps see the result, and none waits."""
+        if moments.form != self.moments.current:
+            return Copies()
+        self._guard.order_after_copies()
+        values, device = torch.from_numpy(moments.rows.reshape(-1)), self.device
+        if device is None:
+            self.moments.mix(moments, values)
+            return Copies()
+        return Copies(
+            tuple(self._uploads.prepare_at(device, values, lambda _, flat: self.moments.mix(moments, flat))())
+        )
+
     @torch.no_grad()
     def _begin_read(self, tensors: list[Tensor], out: Floats, constant: bool = False) -> Copies:
         copies: list[Copies] = []
@@ -279,7 +305,8 @@ class ModelState(State):
 
     def inventory(self) -> Inventory:
         """Return all tensors of the model and of its optimizers, each with its treatment."""
-        return Inventory([*self._tensors.items, *self.optimizer_state.items()])
+        mixed = partial(self.moments.mixed_names, mix_state=self.mix_state)
+        return Inventory([*self._tensors.items, *self.optimizer_state.items(mixed)])
 
     def add_at(self, shift: Floats, positions: Positions) -> Copies:
         """Add ``shift`` at these ascending positions, which must not change; it has as many elements."""

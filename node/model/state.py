@@ -12,8 +12,9 @@ from torch import Tensor
 
 from gossip.arithmetic.layout import Layout, Segment
 from gossip.arithmetic.mixing import is_finite
+from gossip.arithmetic.moments import MomentForm
 from gossip.averaging.model import Pending, Upload
-from gossip.averaging.vectors import Statistics
+from gossip.averaging.vectors import Moments, Statistics
 from gossip.errors import CheckpointError, LayoutError
 from node.model.inventory.items import Inventory, Item
 from node.model.inventory.statistics import StatisticsMixer
@@ -236,6 +237,22 @@ class VectorState(ABC):
         """Begin to read the state, key by key, from ``start``, an index in the vector that newcomers take."""
         assert not out.size, "a state with keys has to give them"
         return None
+
+    # -- the moments of the optimizer, which members mix -------------------------------------------------------------
+    mix_state: str = "off"
+    """The choice of the moments to mix, as in :class:`gossip.Config`; the node sets it."""
+
+    def moment_form(self) -> MomentForm | None:
+        """Return the form of the optimizer's moments that are mixed; None if none are."""
+        return None
+
+    def begin_read_moments(self, rows: Floats, form: MomentForm, start: int, stop: int) -> Pending | None:
+        """Begin to read elements [start, stop) of each moment into its row."""
+        raise NotImplementedError
+
+    def mix_moments(self, moments: Moments) -> Pending | None:
+        """Begin to mix a partner's moments, by the rule of :class:`Moments`."""
+        raise NotImplementedError
 
     def size(self) -> int:
         """Return the number of elements that exchanges carry."""

@@ -23,10 +23,12 @@ from gossip.effects import (
     Merge,
     Mix,
     Notice,
+    ReceiveMoments,
     ReceivePiece,
     Release,
     Rename,
     Send,
+    SendMoments,
     SendPiece,
     Snapshot,
     Transfer,
@@ -66,9 +68,10 @@ FLOAT32_MB = 4e-6  # The size of one element in MB.
 REPORTS = (
     "count_votes", "finish", "leave", "merge", "note_misbehaviour", "on_adopted", "on_collected", "on_compared",
     "on_dial_failed", "on_dial_tried", "on_failed", "on_frozen_changed", "on_frozen_hashed", "on_gathered",
-    "on_linked", "on_mended", "on_not_kept", "on_not_taken", "on_own_seed", "on_recalled", "on_restored",
+    "on_linked", "on_mended", "on_moments", "on_not_kept", "on_not_taken", "on_own_seed", "on_recalled", "on_restored",
     "on_seed_busy", "on_seeds_found", "on_served", "on_snapshotted", "on_spoiled", "on_stepped", "on_streamed",
-    "on_unlinked", "pause", "publish_figures", "resume", "set_optimizer", "settle", "start", "tick", "update_counts",
+    "on_unlinked", "pause", "publish_figures", "resume", "set_moments", "set_optimizer", "settle", "start", "tick",
+    "update_counts",
 )  # fmt: skip
 """The methods of a Peer that take reports. A fault in one leaves the peer inconsistent, which ends the network side."""
 
@@ -240,6 +243,10 @@ class Runtime:
                 streams.receive_piece(effect)
             case SendPiece():
                 streams.send_piece(effect)
+            case ReceiveMoments():
+                streams.receive_moments(effect)
+            case SendMoments():
+                streams.send_moments(effect)
             case LookUp():
                 self.spawn(self.look_up_seeds)
             case TryDial(asker, address):

@@ -22,7 +22,7 @@ from gossip.averaging.boundary import Boundary
 from gossip.averaging.jobs import Job
 from gossip.averaging.visit import Visit
 from gossip.config import Config
-from gossip.effects import Effect, ReceivePiece
+from gossip.effects import Effect, ReceiveMoments, ReceivePiece
 from gossip.ids import Address, PeerId
 from gossip.peer import Peer
 from gossip.timeline import NodeTimeline
@@ -30,6 +30,7 @@ from gossip.wire.messages import Message
 from sim.arrays import F64
 from sim.engine.events import Events
 from sim.engine.vector_model import Floats, HostVectors, KeptVector, VectorModel
+from sim.learning.optimizer.moments import RowMoments
 from sim.scenario.adversaries import Attacker
 from sim.world.line import Line
 
@@ -90,7 +91,7 @@ class Host:
         self.asked_at: dict[int, float] = {}  # When each session asked for its snapshot.
         # When each session's streams began, and the partners: for a timeline.
         self.stream_starts: dict[int, tuple[float, tuple[PeerId, ...]]] = {}
-        self.awaited_pieces: dict[int, ReceivePiece] = {}  # By session.
+        self.awaited_pieces: dict[int, ReceivePiece | ReceiveMoments] = {}  # By session.
         self.is_offering = False  # True after a snapshot was requested, until the peer may start another exchange.
         self.has_free_slot = False  # True if an exchange has ended: the next mix may be due before the planned visit.
         # Steps
@@ -112,7 +113,7 @@ class Host:
 
     def make_averager(
         self, config: Config, request_visit: Callable[[Host], None], prepare_copy: Callable[[Host], bool],
-        parameters: int | None, has_correction: bool, sketch_seed: int,
+        parameters: int | None, has_correction: bool, sketch_seed: int, moments: RowMoments | None = None,
     ) -> None:  # fmt: skip
         """Create the averager and its boundary.
 
@@ -123,6 +124,7 @@ class Host:
             parameters: Number of elements that the outer step covers; by default all.
             has_correction: True if the trainer applies the drift correction that exchanges teach.
             sketch_seed: The secret of this peer's sketches of differences.
+            moments: The optimizer's moments that are mixed; None if none are.
         """
         vector = self.vector
         outer = OuterStep(parameters or vector.size, *config.outer, config.averaged)
@@ -130,7 +132,8 @@ class Host:
         if has_correction:
             outer.correction = Lessons(vector.size, outer.parameters, config.kappa, config.first_interval or 1)
         vectors = HostVectors(lambda: vector.copy() if prepare_copy(self) else None)
-        model, backup = VectorModel(vector), KeptVector(vector)
+        model, backup = VectorModel(vector, moments), KeptVector(vector)
+        self.peer.set_moments(None if moments is None else moments.form)
         self.boundary = Boundary(model, vectors, backup, config.conserves, LOCK, partial(request_visit, self))
         self.sketch_seed = sketch_seed
         self.averager = Averager(self.peer, config, self.boundary, vectors, outer, self, LOCK)

@@ -14,7 +14,20 @@ import numpy as np
 from gossip.averaging.pair import PairAverage
 from gossip.codecs import get_codec
 from gossip.config import Config
-from gossip.effects import Effect, Gather, Merge, Mix, ReceivePiece, Release, Rename, SendPiece, Snapshot, Transfer
+from gossip.effects import (
+    Effect,
+    Gather,
+    Merge,
+    Mix,
+    ReceiveMoments,
+    ReceivePiece,
+    Release,
+    Rename,
+    SendMoments,
+    SendPiece,
+    Snapshot,
+    Transfer,
+)
 from sim.engine.carrier import StreamCallbacks
 from sim.engine.events import Events
 from sim.engine.flows import Flow
@@ -26,7 +39,8 @@ from sim.world.network import NetworkModel
 
 __all__ = ["Sessions"]
 
-STREAMED, COLLECTED = 212, 213  # Codes in the event log: a pair's stream or a newcomer's piece has arrived.
+# Codes in the event log: a pair's stream, a newcomer's piece or a partner's moments have arrived.
+STREAMED, COLLECTED, MOMENTS = 212, 213, 214
 MAX_DURATIONS = 65_536  # Durations kept; when full, every second one is dropped and the sampling rate is halved.
 
 
@@ -108,7 +122,7 @@ class Sessions:
         on_arrived: Callable[..., None], *more: object,
     ) -> None:  # fmt: skip
         """Start a stream whose last byte calls ``on_arrived(to, host, session, values, *more)``."""
-        on_sent = partial(self.on_sent, host, session, on_arrived == self.on_piece)
+        on_sent = partial(self.on_sent, host, session, on_arrived in (self.on_piece, self.on_moments))
         arrive = partial(on_arrived, to, host, session, values, *more)
         callbacks = StreamCallbacks(on_sent, arrive, partial(self.on_stalled, to, host, session))
         flow = self.links.carrier.stream(host, to, size_bytes, duplex, callbacks)
@@ -236,6 +250,36 @@ class Sessions:
         size_bytes = self.network.bytes_of(self.piece_codec.encoded_bytes(piece.size))
         self.stream(host, self.links.by_id[effect.partner], effect.session, piece, size_bytes, False, self.on_piece)
 
+    # -- the optimizer's moments ---------------------------------------------------------------------------------
+    def receive_moments(self, host: Host, effect: ReceiveMoments) -> None:
+        host.averager.begin_moments(effect)
+        if self.links.is_linked(host, effect.partner):
+            host.awaited_pieces[effect.session] = effect
+        else:
+            host.averager.report_failed_soon(effect.session, "broken")
+
+    def send_moments(self, host: Host, effect: SendMoments) -> None:
+        """Stream a copy of the optimizer's moments to a member, as the member will decode it."""
+        snapshot = host.averager.snapshots.get(effect.session)
+        if snapshot is None or not self.links.is_linked(host, effect.partner):
+            host.averager.report_failed_soon(effect.session, "broken")
+            return
+        codec = effect.form.codec(effect.stop - effect.start)
+        values = np.empty_like(snapshot.array)
+        codec.quantised(snapshot.array, values, effect.session)
+        size_bytes = self.network.bytes_of(codec.encoded_bytes(values.size))
+        to = self.links.by_id[effect.partner]
+        self.stream(host, to, effect.session, values, size_bytes, False, self.on_moments)
+
+    def on_moments(self, host: Host, sender: Host, session: int, values: Floats) -> None:
+        """Pass a partner's moments to the averager."""
+        effect = host.awaited_pieces.get(session)
+        if host.gone or effect is None or effect.partner != sender.id:
+            return
+        self.events.log(host.index, sender.index, MOMENTS)
+        host.averager.moments[session].array[:] = values
+        host.averager.report_moments(session)
+
     def on_served(self, host: Host, session: int) -> None:
         if not host.gone:
             self.perform(host, host.peer.on_served(session, self.events.now))
@@ -243,7 +287,7 @@ class Sessions:
     def on_piece(self, host: Host, sender: Host, session: int, piece: Floats) -> None:
         """Pass a piece to the averager of the joining peer; close the link of a donor that sent an invalid one."""
         effect = host.awaited_pieces.get(session)
-        if host.gone or effect is None or effect.partner != sender.id:
+        if host.gone or not isinstance(effect, ReceivePiece) or effect.partner != sender.id:
             return
         self.events.log(host.index, sender.index, COLLECTED)
         if not host.averager.store_piece(effect, piece) and self.links.is_linked(host, sender.id):

@@ -25,10 +25,12 @@ from gossip.effects import (
     Merge,
     Mix,
     Notice,
+    ReceiveMoments,
     ReceivePiece,
     Release,
     Rename,
     Send,
+    SendMoments,
     SendPiece,
     Snapshot,
     Transfer,
@@ -50,6 +52,7 @@ from sim.engine.ideal import IdealLinks, IdealMembers, Registry
 from sim.engine.links import VirtualLinks
 from sim.engine.sessions import Sessions
 from sim.engine.training import OneByOne, Trainer, Training
+from sim.learning.optimizer.moments import MomentPlan
 from sim.scenario.adversaries import Attacker, unguarded
 from sim.seeds import derive, derive_int
 from sim.world.network import NetworkModel
@@ -96,6 +99,7 @@ class Swarm:
         self.events = Events()
         self.timeline: TimelineWriter | None = None  # Records all peers that start from now on.
         self.has_correction = getattr(trainer, "corrections", None) is not None
+        self.moment_plan: MomentPlan | None = getattr(trainer, "moment_plan", None)
         if on_step is not None:
             trainer = OneByOne(self.hosts, on_step)
         self.registry = Registry() if ideal else None
@@ -113,7 +117,8 @@ class Swarm:
             Send: self.links.send, Dial: self.links.dial, TryDial: self.links.try_dial,
             Snapshot: sessions.snapshot, Transfer: sessions.transfer, Gather: sessions.gather, Mix: sessions.mix,
             Merge: sessions.merge, Rename: sessions.rename, Release: sessions.release, SendPiece: sessions.send_piece,
-            ReceivePiece: sessions.receive_piece, Notice: self.ignore, MemberChanged: self.ignore,
+            ReceivePiece: sessions.receive_piece, ReceiveMoments: sessions.receive_moments,
+            SendMoments: sessions.send_moments, Notice: self.ignore, MemberChanged: self.ignore,
         }  # fmt: skip
 
     @property
@@ -223,6 +228,7 @@ class Swarm:
         host.make_averager(
             self.config, training.request_visit, training.prepare_copy, self.parameters, self.has_correction,
             derive_int(self.seed, draws_name, "sketch"),
+            None if self.moment_plan is None else self.moment_plan.of_row(row),
         )  # fmt: skip
         if self.timeline is not None:
             host.timeline = NodeTimeline(self.timeline, index + 1, f"peer {name}, {host.id.hex()[:8]}")

@@ -11,20 +11,22 @@ from collections.abc import Callable
 import numpy as np
 
 from gossip.arithmetic.mixing import subtract
-from gossip.averaging.vectors import REACH, Cut, Floats, Positions, Statistics, Vector
+from gossip.arithmetic.moments import MomentForm
+from gossip.averaging.vectors import REACH, Cut, Floats, Moments, Positions, Statistics, Vector
+from sim.learning.optimizer.moments import RowMoments
 
 __all__ = ["Floats", "HostVectors", "KeptVector", "VectorModel"]
 
 
 class VectorModel:
-    """A flat float32 model without optimizer state, because simulated peers share none."""
+    """A flat float32 model. Its optimizer has ``moments``, if these are mixed; newcomers take no other state of it."""
 
-    __slots__ = ("vector",)
+    __slots__ = ("moments", "vector")
     finite = None  # Reads are never checked for values that are not finite.
     adds_weighted = False  # Differences come multiplied by their weight.
 
-    def __init__(self, vector: Floats) -> None:
-        self.vector = vector
+    def __init__(self, vector: Floats, moments: RowMoments | None = None) -> None:
+        self.vector, self.moments = vector, moments
 
     def size(self) -> int:
         return self.vector.size
@@ -40,6 +42,14 @@ class VectorModel:
 
     def begin_read_optimizer(self, out: Floats, start: int) -> None:
         assert not out.size, "simulated peers have no optimizer state to share"
+
+    def begin_read_moments(self, rows: Floats, form: MomentForm, start: int, stop: int) -> None:
+        assert self.moments is not None, "the peer mixes no moments"
+        self.moments.read(rows, start, stop)
+
+    def mix_moments(self, moments: Moments) -> None:
+        assert self.moments is not None, "the peer mixes no moments"
+        self.moments.mix(moments)
 
     def begin_read_at(self, out: Floats, positions: Positions) -> None:
         out[:] = self.vector[positions]

@@ -149,6 +149,8 @@ class ExchangeLevel:
         commits = 2 * decisions.accepts * sizes.commit_bytes
         pieces = self.presence.requested_pieces * sizes.piece_bytes
         messages = decisions.offers * sizes.offer_bytes + answers + commits + pieces
+        if (moments := self.models.moments) is not None:
+            messages += self.streams.network.bytes_of(moments.encoded_bytes) + moments.parts * sizes.piece_bytes
         return self.streams.sent_bytes(self.now) + messages
 
     @property

@@ -27,6 +27,7 @@ from sim.exchanges.acceptance import Acceptance
 from sim.exchanges.tape import ADD, ADOPT, DROP, GIVE, SNAPSHOT, Entries, Tape
 from sim.exchanges.waves import Units
 from sim.learning.learners import Learners
+from sim.learning.optimizer.moments import MomentMixer
 from sim.seeds import GOLDEN
 
 __all__ = ["Models"]
@@ -65,6 +66,8 @@ class Models:
         self.rows_in_cache = 1 if learners.elements >= LONG_MODEL else CACHED_BYTES // (4 * learners.elements)
         self.work = [np.empty((2 * self.pairs_at_once, learners.elements), np.float32) for _ in range(2)]
         self.has_correction = learners.corrections is not None
+        self.moments = None if learners.moment_plan is None else MomentMixer(learners.moment_plan, len(self.matrix))
+        self.moment_copies: dict[int, dict[int, list[F32]]] = {}  # As ``snapshots``.
         self.interval_steps = config.interval_steps or 1  # Local steps in an interval, as versions count them.
         self.chooses_intervals = config.auto_interval
         self.mixed_at = np.zeros(len(self.matrix), np.int64)  # Step count of each row at its last mix's snapshot.
@@ -134,6 +137,7 @@ class Models:
 
         exchanges = entries.exchange[first]
         trained = self.take_intervals(pairs, steps, intervals_of(exchanges, self.tape.intervals))
+        intervals = flat(intervals_of(exchanges, self.tape.intervals))
         end_intervals = flat(intervals_of(exchanges, self.tape.end_intervals))
         rows, age = flat(pairs), flat(steps / self.interval_steps)
         steps_before, steps_after = flat(steps_before), flat(steps_after)
@@ -148,6 +152,7 @@ class Models:
             block = rows[part]
             if not uses_copies:
                 self.train_until(block, learners.steps_taken[block] + steps_before[part])
+            copies = [] if self.moments is None else self.moments.copies(block)
             models, difference = (work[: len(block)] for work in self.work)
             self.matrix.take(block, axis=0, out=models, mode="clip")
             if uses_copies:
@@ -160,6 +165,13 @@ class Models:
             else:
                 self.train_until(block, learners.steps_taken[block] + steps_after[part])
                 self.matrix[block] += difference
+            if self.moments is not None:
+                for place in np.flatnonzero(weights).tolist():
+                    partner = (place + len(block) // 2) % len(block)
+                    self.moments.mix(
+                        int(block[place]), [copy[partner] for copy in copies], seed_of(int(numbers[part][place])),
+                        int(intervals[part][place]),
+                    )  # fmt: skip
             if lesson is not None:
                 shifts, own_sq = lesson
                 credits = credit(own_trained[part], partner_trained[part], weights / agreed[part])
@@ -215,6 +227,9 @@ class Models:
             if number not in self.dropped_early:
                 row, side = int(entries.row[entry]), int(entries.side[entry])
                 self.snapshots.setdefault(number, {})[side] = self.matrix[row].copy()
+                if self.moments is not None and entries.kind[entry] == SNAPSHOT:
+                    copies = [copy[0] for copy in self.moments.copies(np.array([row]))]
+                    self.moment_copies.setdefault(number, {})[side] = copies
                 steps = int(self.learners.steps_taken[row])
                 if not self.config.plain and entries.kind[entry] == SNAPSHOT:
                     self.open_snapshots.setdefault(row, {})[number] = steps
@@ -243,6 +258,12 @@ class Models:
         difference *= weights.astype(np.float32)[:, None]
         lesson = self.shift(rows, ours, difference, weights, numbers)
         self.matrix[rows] += difference
+        if self.moments is not None:
+            for place in np.flatnonzero(weights).tolist():
+                number, side = pairs[place]
+                interval_steps = self.tape.intervals[side][number]
+                copies = self.moment_copies[number][1 - side]
+                self.moments.mix(int(rows[place]), copies, seed_of(number), interval_steps)
         if lesson is not None:
             shifts, own_sq = lesson
             own = [self.trained[number][side] for number, side in pairs]
@@ -308,6 +329,7 @@ class Models:
         """Free the snapshots of an exchange, and ensure that one still to be taken is not kept."""
         self.half_done.discard(number)
         self.filtered.pop(number, None)
+        self.moment_copies.pop(number, None)
         self.trained.pop(number, None)
         self.tape.piece_ranges.pop(number, None)
         for row in (self.tape.initiators[number], self.tape.responders[number]):

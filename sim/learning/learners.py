@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from gossip.arithmetic.mixing import is_finite
+from gossip.arithmetic.moments import MomentForm, Role
 from gossip.config import Config
 from gossip.errors import ConfigError
 from sim.arrays import F32, F64, I64
@@ -20,7 +21,8 @@ from sim.learning.corrections import Corrections
 from sim.learning.dropout import StepKeys
 from sim.learning.modules import StackedModule
 from sim.learning.objectives import Objective
-from sim.learning.optimizers import BatchedQuasiGlobal, schedule, stepper
+from sim.learning.optimizer.moments import MomentPlan
+from sim.learning.optimizer.steppers import SGD, AdamW, BatchedQuasiGlobal, Clipped, Muon, schedule, stepper
 from sim.learning.perceptrons import StackedLinear, linear_layers
 from sim.seeds import derive, generator
 
@@ -88,6 +90,9 @@ class Learners:
     corrections: Corrections | None = None
     """The peers' drift corrections, if ``config`` uses them."""
 
+    moment_plan: MomentPlan | None = None
+    """The optimizer's moments, if ``config`` mixes them."""
+
     def __init__(
         self, task: Task, names: Sequence[str], seed: int, *, device: str = "cpu", config: Config | None = None
     ) -> None:
@@ -120,6 +125,8 @@ class Learners:
         if config is not None and config.kappa:
             self.corrections = Corrections(peers, self.parameters, config)
         self._moments = [np.zeros((peers, self.parameters), np.float32) for _ in range(self._optimizer.moments)]
+        if config is not None and config.mix_state != "off":
+            self.moment_plan = self._plan_moments(config.mix_state == "on")
         if isinstance(self._optimizer, BatchedQuasiGlobal):
             self._quasi_global = self._optimizer
             # Each model just after its last mix, if that is known.
@@ -128,6 +135,26 @@ class Learners:
         # Work arrays for a block of rows: gradients, and copies of rows that are not adjacent.
         self._gradients = np.empty((at_once, self.parameters), np.float32)
         self._copies = [np.empty((at_once, live.shape[1]), np.float32) for live in (self.matrix, *self._moments)]
+
+    def _plan_moments(self, mixes_all: bool) -> MomentPlan | None:
+        """Return the moments of this optimizer, by the names of torch's state; None if they are not mixed."""
+        optimizer = self._optimizer.inner if isinstance(self._optimizer, Clipped) else self._optimizer
+        named: dict[str, tuple[Role, int]] = {}  # The role of each moment, and its array.
+        if isinstance(optimizer, AdamW | Muon):
+            named = {"exp_avg": ("first", 0), "exp_avg_sq": ("second", 1)}
+        if isinstance(optimizer, Muon) or (mixes_all and isinstance(optimizer, SGD) and optimizer.moments):
+            named["momentum_buffer"] = ("plain", 0)
+        if not named:
+            return None
+        form = MomentForm(tuple(named), tuple(role for role, _ in named.values()), self.parameters)
+        matrices = {matrix.piece.start for matrix in optimizer.matrices} if isinstance(optimizer, Muon) else set()
+        tensors, start = [], 0
+        for parameter in self._module.parameters():
+            is_plain = start in matrices or "exp_avg" not in named
+            places = tuple(place if (role == "plain") is is_plain else None for role, place in named.values())
+            tensors.append((start, start + parameter.numel(), places))
+            start += parameter.numel()
+        return MomentPlan(form, self._moments, tensors)
 
     # -- training in place ---------------------------------------------------------------------------------------
     def train(self, rows: I64, counts: I64) -> None:

@@ -90,7 +90,7 @@ CODEC_NAMES = ", ".join(codec.name for codec in CODECS)
 # and those that only act together with a value that FAST lacks.
 PLAYED = (
     "swarm", "graph", "group_size", "mix_every_steps", "outer_momentum", "outer_rate", "correction", "filter_limit",
-    "incoming_exchanges", "connections",
+    "incoming_exchanges", "mix_state", "connections",
 )  # fmt: skip
 
 FAST = (

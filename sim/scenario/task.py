@@ -56,8 +56,8 @@ class Optimizer(tables.KeyTable):
 
     "sgd" is torch.optim.SGD (lr, momentum, weight_decay), or with ``quasi_global`` momentum
     :class:`node.model.quasi_global.QuasiGlobal` (lr, quasi_global, weight_decay). "adamw" is torch.optim.AdamW (lr,
-    betas, weight_decay). "muon" is Muon (sim/learning/optimizers.py), with AdamW (betas) at the rate ``adam_lr`` for
-    embeddings and for parameters that are no matrix.
+    betas, weight_decay). "muon" is :class:`sim.learning.optimizer.steppers.Muon`, with AdamW (betas) at the rate
+    ``adam_lr`` for embeddings and for parameters that are no matrix.
 
     ``clip_norm`` limits the norm of a gradient, as torch.nn.utils.clip_grad_norm_ does. With ``schedule`` "cosine" the
     rate rises to ``lr`` over ``warmup_steps``, falls to ``min_lr`` until ``schedule_steps``, and stays there. It counts

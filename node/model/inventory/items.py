@@ -3,6 +3,7 @@
 average   mixed with partners, and taken by newcomers
 copy      not mixed; a newcomer takes it from a donor
 follow    optimizer state in the coordinates of a weight: it moves as the weight does, and newcomers take it
+mix       optimizer state that scales or directs steps of one length: mixed with partners, and taken by newcomers
 give      other optimizer state: not mixed; newcomers take it
 local     neither mixed nor given
 """
@@ -24,7 +25,7 @@ from gossip.ids import quantity
 
 __all__ = ["NAMED_COPY", "Choices", "Chosen", "Inventory", "Item", "Treatment", "foreign_sentence", "treatment_of"]
 
-Treatment = Literal["average", "copy", "follow", "give", "local"]
+Treatment = Literal["average", "copy", "follow", "mix", "give", "local"]
 Chosen: TypeAlias = Sequence[str | Tensor | nn.Module] | str
 """Tensors that a user chooses: patterns of names as in a shell, tensors, or modules with all their tensors."""
 

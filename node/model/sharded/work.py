@@ -22,7 +22,7 @@ from gossip.errors import LayoutError
 from node.model.device.uploads import Uploads
 from node.model.flat import TensorPositions, add_at
 from node.model.inventory.items import Choices
-from node.model.optimizer_state import OptimizerState
+from node.model.optimizer.optimizer_state import OptimizerState
 from node.model.optimizers import Optimizers
 from node.model.sharded.memory import NO_BYTES, MappedVectors, MemoryName, SharedVectors
 from node.model.sharded.operation import Operation, Portion, RankGroup

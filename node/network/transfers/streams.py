@@ -22,11 +22,23 @@ from gossip.arithmetic.mixing import OuterStep, is_finite
 from gossip.averaging.averager import CHECKED_BY_DRIVER_ELEMENTS, Averager
 from gossip.averaging.boundary import Boundary
 from gossip.averaging.jobs import Job
-from gossip.averaging.streams import ComparingReceiver, DifferenceReceiver, PieceReceiver, Sender
+from gossip.averaging.streams import ComparingReceiver, DifferenceReceiver, PieceReceiver, Sender, ValuesReceiver
 from gossip.averaging.vectors import Floats, Vector
 from gossip.averaging.visit import Visit
 from gossip.codecs import Codec, get_codec
-from gossip.effects import Effect, Gather, Merge, Mix, ReceivePiece, Rename, SendPiece, Snapshot, Transfer
+from gossip.effects import (
+    Effect,
+    Gather,
+    Merge,
+    Mix,
+    ReceiveMoments,
+    ReceivePiece,
+    Rename,
+    SendMoments,
+    SendPiece,
+    Snapshot,
+    Transfer,
+)
 from gossip.exchange.session import State as SessionState
 from gossip.ids import PeerId
 from gossip.peer import Peer
@@ -313,6 +325,8 @@ class Streams:
             self.averager.report_failed(number, receiver.fault)
         elif isinstance(receiver, PieceReceiver):
             self.perform(peer.on_collected(number, receiver.start + receiver.position, self.now))
+        elif isinstance(receiver, ValuesReceiver) and receiver.is_complete:
+            self.averager.report_moments(number)
         elif isinstance(receiver, ComparingReceiver) and receiver.is_complete:
             self.perform(peer.on_compared(number, receiver.difference_sq, receiver.own_sq, self.now))
         elif isinstance(receiver, DifferenceReceiver) and receiver.is_complete:
@@ -396,6 +410,26 @@ class Streams:
         receiver = receiver_class(effect.session, vector, effect.start, effect.stop)
         self.sessions.links[effect.session] = link
         self.sessions.add(StreamSession(effect.session, effect.partner, link, receiver=receiver))
+
+    def receive_moments(self, effect: ReceiveMoments) -> None:
+        """Receive a partner's moments over the newest link."""
+        vector, link, form = self.averager.begin_moments(effect), self.links.newest(effect.partner), effect.form
+        if link is None:
+            self.fail_later(effect.session, "broken")
+            return
+        receiver = ValuesReceiver(effect.session, vector, form.codec(effect.stop - effect.start))
+        self.sessions.links[effect.session] = link
+        self.sessions.add(StreamSession(effect.session, effect.partner, link, receiver=receiver))
+
+    def send_moments(self, effect: SendMoments) -> None:
+        """Send a copy of our moments to a member."""
+        snapshot, link = self.averager.snapshots.get(effect.session), self.sessions.links.get(effect.session)
+        if snapshot is None or link is None:
+            self.fail_later(effect.session, "broken")
+            return
+        codec = effect.form.codec(effect.stop - effect.start)
+        sender = self.make_sender(link, effect.session, snapshot.array, codec, snapshot)
+        self.sessions.add(StreamSession(effect.session, effect.partner, link, sender=sender))
 
     def send_piece(self, effect: SendPiece) -> None:
         """Send a piece of the weights to a newcomer."""

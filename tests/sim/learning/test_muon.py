@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from gossip.errors import ConfigError
 from sim.learning.learners import Learners
 from sim.learning.models import ByteGPT, cnn, mlp
-from sim.learning.optimizers import SGD, Clipped, matrices_of, orthogonalised
+from sim.learning.optimizer.steppers import SGD, Clipped, matrices_of, orthogonalised
 from sim.scenario.scenario import Optimizer, Scenario, Task
 from tests.harness.marks import slow
 from tests.sim.learning import test_learners

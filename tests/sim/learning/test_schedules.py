@@ -11,7 +11,7 @@ from torch.optim.lr_scheduler import CosineAnnealingLR, LinearLR, LRScheduler, S
 
 from gossip.errors import ConfigError
 from sim.learning.learners import Learners
-from sim.learning.optimizers import Cosine, schedule
+from sim.learning.optimizer.steppers import Cosine, schedule
 from sim.scenario.scenario import MembershipSpec, Optimizer, Scenario, Task
 from tests.sim.learning.test_exactness import assert_exact_with_churn
 from tests.sim.learning.test_learners import (

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -66,7 +66,7 @@ class OptimizerState:
         self._elements: int | None = None  # The number of trained elements when the node started.
         self._follows: dict[Key, bool] = {}  # For each key of state: it is in the coordinates of the weights.
         # Without wrappers whose state cannot be told in advance, as SAM, which steps with a closure alone.
-        self._givers = tuple(
+        self.givers = tuple(
             optimizer for optimizer in self._optimizers if len(with_inner(optimizer)) == 1 or can_be_told(optimizer)
         )
         self.check_foreign()
@@ -197,7 +197,7 @@ class OptimizerState:
         holders = self.holders()
         for parameter in self.trained():
             states = (optimizer.state.get(parameter) for optimizer, _ in holders[id(parameter)]
-                      if optimizer in self._givers)  # fmt: skip
+                      if optimizer in self.givers)  # fmt: skip
             yield parameter, [state for state in states if state]
 
     def tensors(self, keys: Sequence[str]) -> list[Tensor]:
@@ -208,8 +208,11 @@ class OptimizerState:
         rows = list(self.rows()) if keys else []
         return [_state_tensor(parameter, states, key) for key in keys for parameter, states in rows]
 
-    def items(self) -> list[Item]:
-        """Return the state by optimizer and key, each with its treatment and the reason."""
+    def items(self, mixed: Callable[[list[str]], Collection[str]] = lambda keys: ()) -> list[Item]:
+        """Return the state by optimizer and key, each with its treatment and the reason.
+
+        ``mixed`` returns those of some keys whose moments are mixed.
+        """
         found: dict[Key, Item] = {}
         for optimizer in self._optimizers:
             kind, keys = type(optimizer).__name__, [str(key) for key in self.examples_of(optimizer)]
@@ -217,6 +220,8 @@ class OptimizerState:
                 name = f"{kind}.{key}"
                 if self._follows.get((kind, key), key in OF_WEIGHTS):
                     found[kind, key] = Item(name, (), "state", "follow", "moves as its weight does")
+                elif key in mixed(keys):
+                    found[kind, key] = Item(name, (), "state", "mix", "scales or directs steps of one length")
                 else:
                     found[kind, key] = Item(name, (), "state", "give", "of gradients, steps or scales")
         return list(found.values())
@@ -230,6 +235,13 @@ class OptimizerState:
             return list(probe_state(optimizer, optimizer.param_groups[0])[1])
         except Exception:  # A user's optimizer may raise anything.
             return []
+
+    def is_follower(self, key: str) -> bool:
+        """Return True if any optimizer's state under this key is in the coordinates of the weights."""
+        return any(
+            self.follows(optimizer, key) for optimizer in self._optimizers
+            if any(isinstance(state, Mapping) and key in state for state in optimizer.state.values())
+        )  # fmt: skip
 
     # -- what follows the weights ----------------------------------------------------------------------------------
     def has_followers(self) -> bool:
@@ -323,7 +335,7 @@ class OptimizerState:
         examples: dict[int, list[Example]] = {}
         kept_keys: set[str] = set()
         kept_scalars: set[str] = set()
-        for optimizer in self._givers:
+        for optimizer in self.givers:
             for group in optimizer.param_groups:
                 ids = trained.intersection(map(id, group["params"]))
                 if not ids:

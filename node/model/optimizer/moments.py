@@ -1,0 +1,99 @@
+"""The moments of the optimizers of one model: which are mixed, and how a partner's are mixed into the live ones."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+
+import torch
+from torch import Tensor
+
+from gossip.arithmetic.moments import MomentForm, Role
+from gossip.averaging.vectors import REACH, Floats, Moments
+from node.model.device.copies import Copies, combined
+from node.model.flat import pieces_in_range
+from node.model.optimizer.optimizer_state import OF_GRADIENTS, OptimizerState
+
+__all__ = ["LiveMoments"]
+
+# By their names in torch's optimizers, and in others that take them over.
+SECOND = frozenset({"acc_delta", "exp_avg_sq", "exp_inf", "max_exp_avg_sq", "moment2", "square_avg", "sum"})
+FIRST = {"exp_avg": "exp_avg_sq", "moment1": "moment2"}
+# Optimizers whose steps have one length whatever the gradients' is, by a part of their classes' names. The momentum of
+# SGD gains nothing from being mixed.
+NORMALISED = ("muon", "lion", "sign", "shampoo")
+
+
+class LiveMoments:
+    """The moments of a model's optimizers, whose state is ``state``."""
+
+    def __init__(self, state: OptimizerState) -> None:
+        self.state = state
+        self.current: MomentForm | None = None  # As of the last :meth:`form`.
+        self._seconds: dict[str, bool] = {}  # For each name that no table has: it is a mean of squares, by its values.
+
+    def form(self, mix_state: str) -> MomentForm | None:
+        """Return the form of the moments at present; None if none are mixed, under ``Config.mix_state``."""
+        names = tuple(key for key in self.state.keys if not self.state.is_follower(key))
+        roles = self.roles(names, mix_state)
+        elements = self.state.trained_elements
+        self.current = MomentForm(tuple(roles), tuple(roles.values()), elements) if roles else None
+        return self.current
+
+    def roles(self, names: Iterable[str], mix_state: str) -> dict[str, Role]:
+        """Return the roles of those of these names whose moments are mixed, in the same order."""
+        names = list(names)
+        seconds = {name for name in names if name in SECOND or (name not in OF_GRADIENTS and self.is_second(name))}
+        classes = " ".join(type(optimizer).__name__.lower() for optimizer in self.state.givers)
+        is_normalised = bool(seconds) or any(part in classes for part in NORMALISED)
+        if mix_state == "off" or not (is_normalised or mix_state == "on"):
+            return {}
+        return {
+            name: "second" if name in seconds else "first" if FIRST.get(name) in seconds else "plain" for name in names
+        }
+
+    def mixed_names(self, keys: Iterable[str], mix_state: str) -> set[str]:
+        """Return those of an optimizer's keys whose moments are mixed, or will be once it has stepped."""
+        current = set() if self.current is None else set(self.current.names)
+        return current.intersection(keys) | set(self.roles(OF_GRADIENTS.intersection(keys), mix_state))
+
+    @torch.no_grad()
+    def is_second(self, name: str) -> bool:
+        """Return True if no value under this name is below 0, and some are above; decided once."""
+        if name not in self._seconds:
+            tensors = [state[name] for _, states in self.state.rows() for state in states if name in state]
+            self._seconds[name] = all(bool((tensor >= 0).all()) for tensor in tensors) and any(
+                bool((tensor > 0).any()) for tensor in tensors
+            )
+        return self._seconds[name]
+
+    def begin_read(self, read: Callable[[list[Tensor], Floats], Copies], rows: Floats, start: int, stop: int) -> Copies:
+        """Begin to read elements [start, stop) of each moment into its row, by ``read``."""
+        names = () if self.current is None else self.current.names
+        pieces = [list(pieces_in_range(self.state.tensors((name,)), start, stop)) for name in names]
+        return combined([read(live, row[: stop - start]) for live, row in zip(pieces, rows, strict=True)])
+
+    @torch.no_grad()
+    def mix(self, moments: Moments, flat: Tensor) -> None:
+        """Mix a partner's moments, whose rows are ``flat`` on our device, by the rule of :class:`Moments`."""
+        form, start = moments.form, 0
+        rows = flat.view(len(form.names), -1)
+        for parameter, states in self.state.rows():
+            begin, end = max(start, moments.start), min(start + parameter.numel(), moments.stop)
+            if begin < end:
+                own = [next((state[name] for state in states if name in state), None) for name in form.names]
+                theirs = rows[:, begin - moments.start : end - moments.start].to(parameter.device)
+                mix_tensor(own, theirs, slice(begin - start, end - start))
+            start += parameter.numel()
+
+
+def mix_tensor(own: Sequence[Tensor | None], theirs: Tensor, where: slice) -> None:
+    """Mix into these elements of the moments of one parameter, in place; None is a moment that it lacks."""
+    for tensor, target in zip(own, theirs, strict=True):
+        if tensor is None:
+            continue
+        flat = tensor.reshape(-1)  # A view of contiguous memory.
+        limit = (REACH * flat[where].abs().amax()).float()
+        target = torch.minimum(torch.maximum(target, -limit), limit)
+        flat[where].add_(target.to(flat.dtype)).mul_(0.5)
+        if not tensor.is_contiguous():
+            tensor.copy_(flat.view(tensor.shape))

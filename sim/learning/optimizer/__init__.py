@@ -1,0 +1,1 @@
+"""The optimizers of all models at once, and the mixing of their moments."""

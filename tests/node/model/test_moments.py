@@ -1,0 +1,230 @@
+"""The moments of real optimizers: which are mixed, in which role, and what a partner can do to them."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from gossip.arithmetic.moments import MomentForm
+from gossip.averaging.vectors import Moments, Vector
+from node.model.snapshot import ModelState
+from sim.learning.optimizer.moments import MomentPlan
+
+ADAM = (("exp_avg", "exp_avg_sq"), ("first", "second"))
+
+
+def trained(make, steps: int = 3, model: nn.Module | None = None) -> ModelState:
+    """Return the state of a model after a few steps of an optimizer, or of several."""
+    torch.manual_seed(1)
+    model = model or nn.Sequential(nn.Linear(20, 16), nn.Tanh(), nn.Linear(16, 4))
+    made = make(model)
+    optimizers = list(made) if isinstance(made, tuple) else [made]
+    for _ in range(steps):
+        loss = model(torch.randn(8, 20)).square().mean()
+        for optimizer in optimizers:
+            optimizer.zero_grad()
+        loss.backward()
+        for optimizer in optimizers:
+            optimizer.step()
+    state = ModelState(model, optimizers)
+    state.mix_state = "auto"
+    return state
+
+
+def with_params(kind, **options):
+    return lambda model: kind(model.parameters(), **options)
+
+
+class OwnAdam(torch.optim.Optimizer):
+    """An optimizer of a user, whose state has names that nobody knows."""
+
+    def __init__(self, params):
+        super().__init__(params, {"lr": 0.01})
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                state = self.state[parameter]
+                for name in ("mean_of_gradients", "mean_of_squares"):
+                    state.setdefault(name, torch.zeros_like(parameter))
+                state["mean_of_gradients"].lerp_(parameter.grad, 0.1)
+                state["mean_of_squares"].lerp_(parameter.grad.square(), 0.1)
+                parameter.sub_(0.01 * state["mean_of_gradients"] / (state["mean_of_squares"].sqrt() + 1e-8))
+
+
+@pytest.mark.parametrize(
+    ("make", "names", "roles"),
+    [
+        (with_params(torch.optim.Adam), *ADAM),
+        (with_params(torch.optim.AdamW), *ADAM),
+        (with_params(torch.optim.NAdam), *ADAM),
+        (with_params(torch.optim.RAdam), *ADAM),
+        (with_params(torch.optim.Adam, amsgrad=True), (*ADAM[0], "max_exp_avg_sq"), (*ADAM[1], "second")),
+        (with_params(torch.optim.Adamax), ("exp_avg", "exp_inf"), ("plain", "second")),
+        (with_params(torch.optim.RMSprop), ("square_avg",), ("second",)),
+        (with_params(torch.optim.RMSprop, momentum=0.9), ("momentum_buffer", "square_avg"), ("plain", "second")),
+        (with_params(torch.optim.Adagrad), ("sum",), ("second",)),
+        (with_params(torch.optim.Adadelta), ("acc_delta", "square_avg"), ("second", "second")),
+        (with_params(OwnAdam), ("mean_of_gradients", "mean_of_squares"), ("plain", "second")),
+    ],
+    ids=[
+        "Adam", "AdamW", "NAdam", "RAdam", "amsgrad", "Adamax", "RMSprop", "RMSprop, momentum", "Adagrad", "Adadelta",
+        "a user's",
+    ],
+)  # fmt: skip
+def test_moments_of_normalised_steps_are_mixed(make, names, roles):
+    state = trained(make)
+    assert state.moment_form() == MomentForm(names, roles, 20 * 16 + 16 + 16 * 4 + 4)
+
+
+def test_the_momentum_of_muon_is_mixed_beside_the_moments_of_adam():
+    def both(model):
+        matrices = [parameter for parameter in model.parameters() if parameter.dim() == 2]
+        others = [parameter for parameter in model.parameters() if parameter.dim() != 2]
+        return torch.optim.Muon(matrices), torch.optim.AdamW(others)
+
+    form = trained(both).moment_form()
+    assert form is not None
+    assert (form.names, form.roles) == (("exp_avg", "exp_avg_sq", "momentum_buffer"), ("first", "second", "plain"))
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        with_params(torch.optim.SGD, lr=0.1),
+        with_params(torch.optim.SGD, lr=0.1, momentum=0.9),
+        with_params(torch.optim.ASGD),
+    ],
+)
+def test_sgd_keeps_its_momentum(make):
+    assert trained(make).moment_form() is None
+
+
+def test_sgd_mixes_its_momentum_if_it_is_told_to():
+    state = trained(with_params(torch.optim.SGD, lr=0.1, momentum=0.9))
+    state.mix_state = "on"
+    assert state.moment_form() == MomentForm(("momentum_buffer",), ("plain",), 404)
+
+
+def test_a_choice_of_none_mixes_none():
+    state = trained(with_params(torch.optim.Adam))
+    state.mix_state = "off"
+    assert state.moment_form() is None
+
+
+@pytest.mark.parametrize("steps", [0, 3])
+def test_the_inventory_says_what_is_mixed(steps):
+    state = trained(with_params(torch.optim.Adam), steps=steps)
+    treatments = {item.name: item.treatment for item in state.inventory()}
+    assert [treatments[f"Adam.{key}"] for key in ("exp_avg", "exp_avg_sq", "step")] == ["mix", "mix", "give"]
+
+
+def test_an_optimizer_that_has_not_stepped_has_no_moments():
+    assert trained(with_params(torch.optim.Adam), steps=0).moment_form() is None
+
+
+def moments_of(state: ModelState, start: int, stop: int, change=lambda rows: None) -> Moments:
+    """Return what a member that fetches elements [start, stop) of these moments mixes, after ``change``."""
+    form = state.moment_form()
+    assert form is not None
+    vector = Vector(np.zeros(form.vector_elements(stop - start), np.float32))
+    rows, _ = form.split(vector.array)
+    state.begin_read_moments(rows, form, start, stop).wait()
+    assert form.encode(vector.array)
+    assert form.decode(vector.array)
+    change(rows)
+    return Moments(vector, form, start, stop)
+
+
+def limits_of(moment: np.ndarray) -> np.ndarray:
+    """Return the limit of each element of a partner's moment: twice the largest one of our tensor that is mixed."""
+    parts = [part for part in np.split(moment, [100, 320, 336, 370, 400]) if part.size]
+    return np.concatenate([np.full(part.size, 2 * np.abs(part).max()) for part in parts])
+
+
+def all_moments(state: ModelState) -> np.ndarray:
+    """Return all moments, float32 (moments, elements)."""
+    form = state.moment_form()
+    assert form is not None
+    rows = np.zeros((len(form.names), form.elements), np.float32)
+    state.begin_read_moments(rows, form, 0, form.elements).wait()
+    return rows
+
+
+def test_mixing_moves_half_of_the_way_and_changes_no_other_elements():
+    ours, theirs = trained(with_params(torch.optim.Adam)), trained(with_params(torch.optim.Adam), steps=6)
+    before, partner = all_moments(ours), all_moments(theirs)
+    ours.mix_moments(moments_of(theirs, 100, 370))
+    after, within = all_moments(ours), slice(100, 370)
+    for own, other, mixed in zip(before, partner, after, strict=True):
+        limits = limits_of(own)
+        expected = (own + np.clip(other, -limits, limits))[within] / 2
+        np.testing.assert_allclose(mixed[within], expected, rtol=1e-4, atol=1e-8)
+    np.testing.assert_array_equal(after[:, :100], before[:, :100])
+    np.testing.assert_array_equal(after[:, 370:], before[:, 370:])
+
+
+@pytest.mark.parametrize("lie", [0.0, 1e30])
+def test_a_liar_moves_a_moment_by_half_of_itself_or_by_the_largest_of_its_tensor(lie):
+    ours = trained(with_params(torch.optim.Adam))
+    before = all_moments(ours)
+
+    def change(rows):
+        rows[0], rows[1] = 1e20, lie
+
+    ours.mix_moments(moments_of(ours, 0, 404, change))
+    after = all_moments(ours)
+    assert (after[1] >= before[1] / 2).all()
+    assert after[1].max() <= 1.5 * before[1].max() * 1.0001
+    assert np.abs(after[0]).max() <= 1.5 * np.abs(before[0]).max() * 1.0001
+
+
+def test_a_parameter_without_gradients_gets_no_state_from_others():
+    def of_one_layer(model):
+        return torch.optim.Adam(model.parameters())
+
+    model = nn.Sequential(nn.Linear(20, 16), nn.Tanh(), nn.Linear(16, 4))
+    model[0].requires_grad_(False)
+    state = trained(of_one_layer, model=model)
+    model[0].requires_grad_(True)
+    assert not state.optimizers.all[0].state.get(model[0].weight)
+
+
+def test_moments_of_another_form_are_left_out():
+    ours, theirs = trained(with_params(torch.optim.Adam)), trained(with_params(torch.optim.RMSprop))
+    ours.moment_form()
+    before = all_moments(ours)
+    ours.mix_moments(moments_of(theirs, 0, 404))
+    np.testing.assert_array_equal(all_moments(ours), before)
+    rows = np.zeros((1, 404), np.float32)
+    ours.begin_read_moments(rows, MomentForm(("square_avg",), ("second",), 404), 0, 404)
+    assert np.isnan(rows).all()
+
+
+def test_moments_in_another_order_of_memory_are_mixed_too():
+    def convolution() -> nn.Module:
+        layers = nn.Sequential(nn.Unflatten(1, (5, 2, 2)), nn.Conv2d(5, 8, 2), nn.Flatten())
+        return layers.to(memory_format=torch.channels_last)
+
+    ours = trained(with_params(torch.optim.Adam), model=convolution())
+    theirs = trained(with_params(torch.optim.Adam), steps=6, model=convolution())
+    assert any(not value["exp_avg"].is_contiguous() for value in ours.optimizers.all[0].state.values())
+    before, partner = all_moments(ours), all_moments(theirs)
+    ours.mix_moments(moments_of(theirs, 10, 150))
+    np.testing.assert_allclose(all_moments(ours)[1, 10:150], (before + partner)[1, 10:150] / 2, rtol=1e-4, atol=1e-9)
+
+
+def test_a_simulated_peer_mixes_as_a_node_does_to_the_bit():
+    ours, theirs = trained(with_params(torch.optim.Adam)), trained(with_params(torch.optim.Adam), steps=6)
+    moments = moments_of(theirs, 37, 390)
+    rows = all_moments(ours)
+    tensors, start = [], 0
+    for size in (320, 16, 64, 4):
+        tensors.append((start, start + size, (0, 1)))
+        start += size
+    MomentPlan(moments.form, [row[None] for row in rows], tensors).of_row(0).mix(moments)
+    ours.mix_moments(moments)
+    np.testing.assert_array_equal(all_moments(ours), rows)
