@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -10,8 +14,7 @@ from torch import Tensor
 from gossip.arithmetic.moments import MomentForm, Role
 from gossip.averaging.vectors import REACH, Floats, Moments
 from node.model.device.copies import Copies, combined
-from node.model.flat import pieces_in_range
-from node.model.optimizer.optimizer_state import OF_GRADIENTS, OptimizerState
+from node.model.optimizer.optimizer_state import OF_GRADIENTS, OptimizerState, state_tensor
 
 __all__ = ["LiveMoments"]
 
@@ -29,6 +32,9 @@ class LiveMoments:
     def __init__(self, state: OptimizerState) -> None:
         self.state = state
         self.current: MomentForm | None = None  # As of the last :meth:`form`.
+        # The trained parameters with their optimizers, and their first elements in each moment, as of then.
+        self._trained: list[tuple[Tensor, list[torch.optim.Optimizer]]] = []
+        self._starts: list[int] = []
         self._seconds: dict[str, bool] = {}  # For each name that no table has: it is a mean of squares, by its values.
 
     def form(self, mix_state: str) -> MomentForm | None:
@@ -37,6 +43,8 @@ class LiveMoments:
         roles = self.roles(names, mix_state)
         elements = self.state.trained_elements
         self.current = MomentForm(tuple(roles), tuple(roles.values()), elements) if roles else None
+        self._trained = self.state.holders_of_trained() if roles else []
+        self._starts = [0, *accumulate(parameter.numel() for parameter, _ in self._trained)][: len(self._trained)]
         return self.current
 
     def roles(self, names: Iterable[str], mix_state: str) -> dict[str, Role]:
@@ -68,22 +76,48 @@ class LiveMoments:
 
     def begin_read(self, read: Callable[[list[Tensor], Floats], Copies], rows: Floats, start: int, stop: int) -> Copies:
         """Begin to read elements [start, stop) of each moment into its row, by ``read``."""
+        pieces = list(self.pieces(start, stop))
         names = () if self.current is None else self.current.names
-        pieces = [list(pieces_in_range(self.state.tensors((name,)), start, stop)) for name in names]
-        return combined([read(live, row[: stop - start]) for live, row in zip(pieces, rows, strict=True)])
+        live = [[state_tensor(piece.parameter, piece.states(), name).reshape(-1)[piece.where] for piece in pieces]
+                for name in names]  # fmt: skip
+        return combined([read(tensors, row[: stop - start]) for tensors, row in zip(live, rows, strict=True)])
 
     @torch.no_grad()
     def mix(self, moments: Moments, flat: Tensor) -> None:
         """Mix a partner's moments, whose rows are ``flat`` on our device, by the rule of :class:`Moments`."""
-        form, start = moments.form, 0
+        form, position = moments.form, 0
         rows = flat.view(len(form.names), -1)
-        for parameter, states in self.state.rows():
-            begin, end = max(start, moments.start), min(start + parameter.numel(), moments.stop)
-            if begin < end:
-                own = [next((state[name] for state in states if name in state), None) for name in form.names]
-                theirs = rows[:, begin - moments.start : end - moments.start].to(parameter.device)
-                mix_tensor(own, theirs, slice(begin - start, end - start))
-            start += parameter.numel()
+        for piece in self.pieces(moments.start, moments.stop):
+            states, elements = piece.states(), piece.where.stop - piece.where.start
+            own = [next((state[name] for state in states if name in state), None) for name in form.names]
+            theirs = rows[:, position : position + elements].to(piece.parameter.device)
+            mix_tensor(own, theirs, piece.where)
+            position += elements
+
+    def pieces(self, start: int, stop: int) -> Iterator[Piece]:
+        """Yield the elements [start, stop) of the moments, a piece of each parameter, as of the last :meth:`form`."""
+        first = max(bisect_right(self._starts, start) - 1, 0)
+        for place in range(first, len(self._starts)):
+            begin = self._starts[place]
+            if begin >= stop:
+                return
+            parameter, optimizers = self._trained[place]
+            where = slice(max(start - begin, 0), min(stop - begin, parameter.numel()))
+            if where.start < where.stop:
+                yield Piece(parameter, optimizers, where)
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """The elements ``where`` of a trained parameter's moments, which its optimizers hold."""
+
+    parameter: Tensor
+    optimizers: Sequence[torch.optim.Optimizer]
+    where: slice
+
+    def states(self) -> list[Mapping[str, Any]]:
+        """Return the states of the parameter, one of each optimizer that has any."""
+        return [state for optimizer in self.optimizers if (state := optimizer.state.get(self.parameter))]
 
 
 def mix_tensor(own: Sequence[Tensor | None], theirs: Tensor, where: slice) -> None:

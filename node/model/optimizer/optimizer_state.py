@@ -26,7 +26,7 @@ from node.model.optimizers import Optimizers, with_inner
 from node.model.sharded.shards import local_part
 from node.model.tensors import LiveTensors
 
-__all__ = ["MAX_OPTIMIZER_KEYS", "OptimizerState"]
+__all__ = ["MAX_OPTIMIZER_KEYS", "OF_GRADIENTS", "OptimizerState", "state_tensor"]
 
 MAX_OPTIMIZER_KEYS = 4
 """The most tensors of a parameter's shape in an optimizer's state: amsgrad Adam and centred RMSprop keep 3."""
@@ -192,12 +192,18 @@ class OptimizerState:
             if id(tensor) in holders and (segment.kind == "parameter" or tensor.requires_grad)
         ]  # fmt: skip
 
+    def holders_of_trained(self) -> list[tuple[Tensor, list[torch.optim.Optimizer]]]:
+        """Return each trained parameter with the optimizers whose state of it can be given."""
+        holders = self.holders()
+        return [
+            (parameter, [optimizer for optimizer, _ in holders[id(parameter)] if optimizer in self.givers])
+            for parameter in self.trained()
+        ]
+
     def rows(self) -> Iterator[tuple[Tensor, list[Mapping[str, Any]]]]:
         """Yield each trained parameter with its states, one of each optimizer that has any."""
-        holders = self.holders()
-        for parameter in self.trained():
-            states = (optimizer.state.get(parameter) for optimizer, _ in holders[id(parameter)]
-                      if optimizer in self.givers)  # fmt: skip
+        for parameter, optimizers in self.holders_of_trained():
+            states = (optimizer.state.get(parameter) for optimizer in optimizers)
             yield parameter, [state for state in states if state]
 
     def tensors(self, keys: Sequence[str]) -> list[Tensor]:
@@ -206,7 +212,7 @@ class OptimizerState:
         Where a parameter has none, the result has zeros, which take no memory of their own.
         """
         rows = list(self.rows()) if keys else []
-        return [_state_tensor(parameter, states, key) for key in keys for parameter, states in rows]
+        return [state_tensor(parameter, states, key) for key in keys for parameter, states in rows]
 
     def items(self, mixed: Callable[[list[str]], Collection[str]] = lambda keys: ()) -> list[Item]:
         """Return the state by optimizer and key, each with its treatment and the reason.
@@ -412,7 +418,7 @@ class OptimizerState:
                     state.clear()  # type: ignore[attr-defined]
 
 
-def _state_tensor(parameter: Tensor, states: Sequence[Mapping[str, Any]], key: str) -> Tensor:
+def state_tensor(parameter: Tensor, states: Sequence[Mapping[str, Any]], key: str) -> Tensor:
     """Return a parameter's state under this key; zeros of its shape if there is none."""
     for state in states:
         if is_state_of(state.get(key), parameter):
