@@ -157,7 +157,8 @@ def test_running_statistics_are_averaged_and_counts_are_not(train, until):
     assert int(b.num_batches_tracked) == 9
 
 
-def test_the_optimizers_state_stays_each_nodes_own(train, until, quick):
+def test_the_optimizers_state_stays_each_nodes_own_if_its_moments_are_not_mixed(train, until, quick):
+    quick = replace(quick, mix_state="off")
     models = [linear(1), linear(2)]
     adams = [torch.optim.Adam(model.parameters()) for model in models]
     for model, adam in zip(models, adams, strict=True):

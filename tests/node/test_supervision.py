@@ -10,10 +10,12 @@ from types import SimpleNamespace
 
 import pytest
 
+from gossip.arithmetic.moments import MomentForm
 from gossip.effects import (
     Adopt,
     Confirm,
     CopyFrozen,
+    CopyMoments,
     CopyPiece,
     Dial,
     Effect,
@@ -24,12 +26,15 @@ from gossip.effects import (
     MemberState,
     Merge,
     Mix,
+    MixMoments,
     Notice,
+    ReceiveMoments,
     ReceivePiece,
     Release,
     Rename,
     Restore,
     Send,
+    SendMoments,
     SendPiece,
     Snapshot,
     Transfer,
@@ -94,12 +99,14 @@ DISPATCHED = {
     Close: (Close("version", "Another version.", ()), Connector, "notify_once", "connector"),
     Widen: (Widen(1), Striping, "on_widen", "striping"),
 }
+MOMENTS = MomentForm(("sum",), ("second",), 1)
 EFFECTS = [
     Send(NOBODY, Reach()), Dial(Address("127.0.0.1", 1)), LookUp(), TryDial(NOBODY, Address("127.0.0.1", 1)),
     Snapshot(1), CopyPiece(1, 0, 1), UseLastSnapshot(1), CopyFrozen(1, 0, 1), HashFrozen(0, 1),
     Transfer(1, NOBODY, "fp32"), Gather(1, (), 0, "fp32"), Mix(1, 0.5), Merge(1, 0.5), Rename(1, 2),
     Release(1), SendPiece(1, NOBODY, 0, 1), ReceivePiece(1, NOBODY, 0, 1, 1), Adopt((), ()), Confirm(), Restore(),
-    MemberChanged(NOBODY, None, MemberState.ALIVE), Notice("fault", ""),
+    MemberChanged(NOBODY, None, MemberState.ALIVE), Notice("fault", ""), CopyMoments(1, MOMENTS, 0, 1),
+    SendMoments(1, NOBODY, MOMENTS, 0, 1), ReceiveMoments(1, NOBODY, MOMENTS, 0, 1), MixMoments(1),
 ]  # fmt: skip
 
 
