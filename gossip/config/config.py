@@ -170,8 +170,10 @@ def unknown_key(name: str) -> ConfigError:
 
 
 def as_published(name: object) -> dict[str, Any]:
-    """Return a method's settings, without a filter or a momentum that its paper does not have."""
+    """Return a method's settings, without a filter, a momentum or mixed moments that its paper does not have."""
     if not isinstance(name, str):  # A file may hold any value, even one that repr() refuses.
         raise ConfigError(f"No method is called {shown(name)}: there are {', '.join(METHODS)}.")
-    plain = {"filter": "none", "outer_momentum": PLAIN[0], "outer_rate": PLAIN[1], "correction": 0.0}
+    plain = {
+        "filter": "none", "outer_momentum": PLAIN[0], "outer_rate": PLAIN[1], "correction": 0.0, "mix_state": "off",
+    }  # fmt: skip
     return plain | method(name).changes

@@ -79,7 +79,7 @@ def test_a_file_may_name_a_method(tmp_path, name):
 def test_a_method_may_begin_from_a_preset_and_a_file_overrides_both():
     table = {"preset": "wan", "method": "noloco", "codec": "int8"}
     assert Config.from_mapping(table) == Config.wan(
-        **METHODS["noloco"].changes | {"codec": "int8", "filter": "none", "correction": 0.0}
+        **METHODS["noloco"].changes | {"codec": "int8", "filter": "none", "correction": 0.0, "mix_state": "off"}
     )
     assert Config.published("d-psgd").outer == (0.0, 1.0), "no paper's figures are of a momentum that it does not have"
     assert Config.published("d-psgd").for_training(False) == Config.published("d-psgd")
