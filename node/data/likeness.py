@@ -24,6 +24,7 @@ F64: TypeAlias = np.ndarray[Any, np.dtype[np.float64]]
 
 ITEMS = 16  # Items that are looked at: two orders of one dataset agree in all of them only by a miracle.
 MAX_VALUES = 4_096  # Values of an item that count: 16 such items take 0.2 ms.
+LEAST_TEXTS = 3  # Of a numbering in the script, where two numbers, as a rank and a size, may follow by chance.
 MAX_TEXTS = 300_000  # Texts of a numbering that is looked at, in 10 ms; those of its first numbers count.
 FIRST_NUMBERS = 256
 LEAST_SPREAD = 1e-4  # Of values beside their mean, below which differences count less: they may come from rounding.
@@ -128,8 +129,9 @@ def numbering_in(data: Any) -> float:
     inner = [
         value for one in own if not isinstance(one, torch.Tensor) for value in getattr(one, "__dict__", {}).values()
     ]
-    script = vars(sys.modules["__main__"]).values()
-    found = {id(value): value for value in (*own, *inner, *script) if is_numbering(value)}
+    script = [value for value in vars(sys.modules["__main__"]).values() if is_numbering(value)]
+    found = {id(value): value for value in (*own, *inner) if is_numbering(value)}
+    found |= {id(value): value for value in script if len(value) >= LEAST_TEXTS}
     total = 0
     for numbering in found.values():
         last = min(numbering.values()) + FIRST_NUMBERS
