@@ -38,7 +38,7 @@ from node.model.sharded.work import Operation
 from node.observe.members import SwarmView
 from node.observe.metrics import Metrics
 
-PATIENCE_S = 4.0  # of the group: a rank that stands still is waited for so long
+PATIENCE_S = 15.0  # Of the group: for a rank that stands still, and on a busy machine for one that comes late.
 FULL_STEPS = 30  # of an honest loop that nothing ends
 ELEMENTS = 6 * 3 + 3
 ESCAPES = "\x1b[2J\x1b]0;owned\x07\r\nTraceback: no"
