@@ -94,7 +94,7 @@ class LiveMoments:
             mix_tensor(own, theirs, piece.where)
             position += elements
 
-    def pieces(self, start: int, stop: int) -> Iterator[Piece]:
+    def pieces(self, start: int, stop: int) -> Iterator[TensorPiece]:
         """Yield the elements [start, stop) of the moments, a piece of each parameter, as of the last :meth:`form`."""
         first = max(bisect_right(self._starts, start) - 1, 0)
         for place in range(first, len(self._starts)):
@@ -104,11 +104,11 @@ class LiveMoments:
             parameter, optimizers = self._trained[place]
             where = slice(max(start - begin, 0), min(stop - begin, parameter.numel()))
             if where.start < where.stop:
-                yield Piece(parameter, optimizers, where)
+                yield TensorPiece(parameter, optimizers, where)
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class TensorPiece:
     """The elements ``where`` of a trained parameter's moments, which its optimizers hold."""
 
     parameter: Tensor
