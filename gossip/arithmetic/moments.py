@@ -1,8 +1,8 @@
 """The optimizer's moments: how they travel, and how a partner's are mixed into our own.
 
 An adaptive optimizer scales its steps by state that only its own node's data made. So members also mix this state
-(docs/algorithms.md, "The optimizer's state"). A *moment* is one of its tensors with an element for each trained weight,
-as Adam's first and second moments. Each has a role:
+(docs/algorithms.md, "The optimizer's moments"). A *moment* is one of its tensors with an element for each trained
+weight, as Adam's first and second moments. Each has a role:
 
 - ``second``: a mean of squares, not negative. Its logarithm to base 2 travels, relative to the largest one.
 - ``first``: a mean of gradients, which travels divided by the root of the second moment next to it.
@@ -41,7 +41,7 @@ class MomentForm:
     """The moments of one optimizer, on which two members must agree.
 
     Attributes:
-        names: The names of the moments, at most :data:`MAX_MOMENTS`.
+        names: The names of the moments, at most 4, since a newcomer takes no more of them.
         roles: The role of each.
         elements: The number of elements of each.
     """
@@ -59,8 +59,8 @@ class MomentForm:
     def period_steps(self) -> int:
         """Return the local steps in which all moments should be mixed once.
 
-        Second moments average over a thousand steps, and momentum over some twenty: mixed every 64 steps, the first
-        leave nothing to gain, and the second lose a third of what they gain every 16 (docs/algorithms.md).
+        Second moments average over a thousand steps, and momentum over some twenty. Adam's moments gain as much in 32
+        steps as in 16 (docs/decisions/0117-moments-are-mixed.md).
         """
         return 32 if "second" in self.roles else 16
 
@@ -70,9 +70,13 @@ class MomentForm:
         Together the moments of a part are no longer than the weights.
         """
         count = max(len(self.names), round(self.period_steps / interval_steps))
-        elements = self.row_elements(-(-self.elements // count))
+        elements = self.part_elements(count)
         start = start if start < self.elements else 0
         return start, min(start + elements, self.elements)
+
+    def part_elements(self, count: int) -> int:
+        """Return the elements of each moment in the longest of ``count`` parts."""
+        return self.row_elements(-(-self.elements // count))
 
     def row_elements(self, elements: int) -> int:
         """Return the length of one moment's row in a vector, a multiple of the codecs' blocks."""

@@ -108,7 +108,7 @@ class MomentMixing:
         if form is None or (form.names, form.code) != (fetch.optimizer_keys, fetch.moments):
             return [Send(sender, Refuse(session, MOMENTS))]
         elements = fetch.stop - fetch.start
-        if not 0 < elements <= form.row_elements(-(-form.elements // len(form.names))) or fetch.stop > form.elements:
+        if not 0 < elements <= form.part_elements(len(form.names)) or fetch.stop > form.elements:
             return [Send(sender, Refuse(session, "range"))]
         is_idle = now - local.boundary_at > self.config.boundary_patience_s  # Its loop takes no step.
         if len(self.served) >= MAX_SERVED or not local.ready or local.settling or local.paused or is_idle:

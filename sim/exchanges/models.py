@@ -136,8 +136,9 @@ class Models:
             return values[:, by_steps].reshape(-1)[by_block]
 
         exchanges = entries.exchange[first]
-        trained = self.take_intervals(pairs, steps, intervals_of(exchanges, self.tape.intervals))
-        intervals = flat(intervals_of(exchanges, self.tape.intervals))
+        interval_lengths = intervals_of(exchanges, self.tape.intervals)
+        trained = self.take_intervals(pairs, steps, interval_lengths)
+        intervals = flat(interval_lengths)
         end_intervals = flat(intervals_of(exchanges, self.tape.end_intervals))
         rows, age = flat(pairs), flat(steps / self.interval_steps)
         steps_before, steps_after = flat(steps_before), flat(steps_after)
