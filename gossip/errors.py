@@ -6,6 +6,7 @@ import difflib
 from collections.abc import Iterable
 
 __all__ = [
+    "LONGEST_WORD",
     "CheckpointError",
     "ConfigError",
     "DataError",
@@ -20,10 +21,12 @@ __all__ = [
     "did_you_mean",
 ]
 
+LONGEST_WORD = 64  # characters: comparing takes time in proportion to the product of both lengths
+
 
 def did_you_mean(word: object, known: Iterable[str]) -> str:
     """Return the end of a sentence about an unknown word: the most similar known one, or an empty text."""
-    similar = difflib.get_close_matches(str(word), known, n=1)
+    similar = difflib.get_close_matches(str(word)[:LONGEST_WORD], known, n=1)
     return f" (did you mean {similar[0]!r}?)" if similar else ""
 
 

@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from gossip.config import Config, read_toml
 from gossip.config.selections import SELECTIONS
-from gossip.errors import ConfigError
+from gossip.errors import LONGEST_WORD, ConfigError
 from sim.scenario import tables
 from sim.scenario.adversaries import COLLUDING, AttackersSpec
 from sim.scenario.conditions import ChurnSpec, Latency, MembershipSpec, NetworkCut, NetworkSpec, Rate
@@ -304,6 +304,7 @@ def value_of(text: str) -> Any:
 def suggest_table(fault: UnknownKey) -> ConfigError:
     """Suggest the keys of any table whose names are most like an unknown one."""
     above, _, last = fault.key.rpartition(".")
+    last = last[:LONGEST_WORD]
     if "[" in above:  # It suggests a key of an item of a list, which exists nowhere else.
         return fault
 
