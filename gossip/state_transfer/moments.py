@@ -17,9 +17,9 @@ from dataclasses import dataclass
 from gossip.arithmetic.moments import MomentForm
 from gossip.codecs.choice import NOMINAL_STEPS
 from gossip.config import Config
-from gossip.effects import CopyMoments, Effect, MixMoments, ReceiveMoments, Release, Send, SendMoments
+from gossip.effects import CopyMoments, Effect, MixMoments, Notice, ReceiveMoments, Release, Send, SendMoments
 from gossip.exchange.session import Local
-from gossip.ids import PeerId
+from gossip.ids import PeerId, short
 from gossip.recent import Recent
 from gossip.state_transfer.donating import serving_time_s
 from gossip.wire.messages import Abort, Busy, Fetch, Refuse, Serving
@@ -52,6 +52,7 @@ class MomentMixing:
         self.fetched: dict[int, MomentPart] = {}  # At most one, by session.
         self.served: dict[int, MomentPart] = {}
         self.declined = Recent[PeerId, None](MAX_DECLINED)
+        self.is_told = False  # The user knows of a member with other moments.
         self.mixed_count = 0  # Parts that were mixed into our moments.
 
     def set_form(self, form: MomentForm | None) -> list[Effect]:
@@ -97,16 +98,33 @@ class MomentMixing:
         part = self.fetched.get(session) or self.served.get(session)
         if part is None or part.member != sender:
             return []
-        if code == MOMENTS:
-            self.declined[sender] = None
-        return self.end(session)
+        if code != MOMENTS:
+            return self.end(session)
+        self.declined[sender] = None
+        return [*self.end(session), *self.tell_of_others(sender)]
+
+    def tell_of_others(self, member: PeerId) -> list[Effect]:
+        """Tell the user, once, that a member's moments are not mixed with ours."""
+        if self.is_told or self.config.mix_state == "off":
+            return []
+        self.is_told = True
+        ours = "has no moments that are mixed" if self.form is None else f"has {', '.join(self.form.names)}"
+        return [
+            Notice(
+                "moments",
+                f"The optimizer of this node {ours}, and that of {short(member)} has others: their weights are mixed, "
+                "their moments are not. Give all nodes one optimizer and one mix_state.",
+            )
+        ]
 
     # -- the partner's side --------------------------------------------------------------------------------------
     def on_fetch(self, sender: PeerId, fetch: Fetch, now: float) -> list[Effect]:
         """Handle a Fetch: copy the elements, unless our optimizer has other moments, or we have no time."""
         form, local, session = self.form, self.local, fetch.session
+        if form is None and not local.mixed_steps:  # Its optimizer has no state yet.
+            return [Send(sender, Busy(session))]
         if form is None or (form.names, form.code) != (fetch.optimizer_keys, fetch.moments):
-            return [Send(sender, Refuse(session, MOMENTS))]
+            return [Send(sender, Refuse(session, MOMENTS)), *self.tell_of_others(sender)]
         elements = fetch.stop - fetch.start
         if not 0 < elements <= form.part_elements(len(form.names)) or fetch.stop > form.elements:
             return [Send(sender, Refuse(session, "range"))]

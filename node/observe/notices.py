@@ -21,7 +21,7 @@ LEVELS = {
     "callback": logging.WARNING, "data": logging.WARNING,
     "divided": logging.WARNING, "fault": logging.WARNING, "kept": logging.WARNING,
     "load": logging.WARNING, "log": logging.WARNING, "loss": logging.WARNING, "mended": logging.WARNING,
-    "merged": logging.WARNING, "overwritten": logging.WARNING, "put back": logging.WARNING,
+    "merged": logging.WARNING, "moments": logging.WARNING, "overwritten": logging.WARNING, "put back": logging.WARNING,
     "refused": logging.WARNING, "replaced": logging.WARNING, "restarted": logging.WARNING,
     "samples": logging.WARNING,
     "seed": logging.WARNING, "spoiled": logging.WARNING, "state": logging.WARNING, "suspicious": logging.WARNING,

@@ -365,9 +365,9 @@ def hostile(rank, attack, folder, seeds):
 
 
 def together(folder, name, rank):
-    """Wait for the other, which may take longer than its group waits."""
+    """Wait for the other, which may take several of its group's patiences: in a sum, in a step and in its end."""
     (folder / f"{rank} {name.replace('*', '')}").touch()
-    end = time.monotonic() + 30.0
+    end = time.monotonic() + 6 * PATIENCE_S
     while not (folder / f"{1 - rank} {name.replace('*', '')}").exists():
         assert time.monotonic() < end, f"the other rank did not come to {name!r}"
         time.sleep(0.005)

@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from gossip import Config
+from tests.node.stores import notices
 from tests.node.test_settling import sharing
 
 QUICK_MIXES = {"mix_every_steps": 2, "boundary_patience_s": 5.0, "stall_s": 5.0, "codec": "fp32"}
@@ -65,7 +66,7 @@ def test_nothing_is_fetched_where_nothing_is_to_be_mixed(train, until, make, opt
     assert not any(node.side.network.peer.moments.declined for node in nodes)
 
 
-def test_nodes_with_other_optimizers_mix_their_weights_alone(train, until):
+def test_nodes_with_other_optimizers_mix_their_weights_alone_and_are_told(train, until):
     config = Config(**QUICK_MIXES)
     first = train(*worker(lambda parameters: torch.optim.Adam(parameters, 1e-4), 1.0), config=config)
     second = train(
@@ -74,7 +75,9 @@ def test_nodes_with_other_optimizers_mix_their_weights_alone(train, until):
     )  # fmt: skip
     nodes = first, second
     until(lambda: all(node.side.network.peer.exchanges.done_count >= 10 for node in nodes))
-    until(lambda: any(node.side.network.peer.moments.declined for node in nodes))
+    until(lambda: all(notices(node.node, "moments") for node in nodes))
+    assert len(notices(first.node, "moments")) == 1
+    assert "exp_avg, exp_avg_sq" in notices(first.node, "moments")[0]
     assert [mixed_parts(node) for node in nodes] == [0, 0]
     assert [node.side.network.peer.exchanges.failures for node in nodes] == [0, 0]
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from gossip.arithmetic.moments import MomentForm
 from gossip.effects import CopyMoments, MixMoments, ReceiveMoments, Release, Send, SendMoments
 from gossip.exchange.session import Local
+from gossip.ids import short
 from gossip.state_transfer.moments import MAX_SERVED, MOMENTS, MomentMixing
 from gossip.wire.messages import Abort, Busy, Fetch, Refuse, Serving
 from tests.gossip.state_transfer.taker import CONFIG, DONORS, RUN_ID, A, B
@@ -70,12 +73,34 @@ def test_nothing_is_fetched_while_it_cannot_be_mixed(state):
     assert mixing.on_mixed(A, 0.0) == []
 
 
-def test_a_member_with_other_moments_is_asked_once():
+def test_a_member_with_other_moments_is_asked_once_and_the_user_is_told_once():
     mixing = member()
     mixing.on_mixed(A, 0.0)
-    assert mixing.on_refused(A, 1, MOMENTS) == [Release(1)]
+    release, notice = mixing.on_refused(A, 1, MOMENTS)
+    assert release == Release(1)
+    assert notice.sentence.startswith(f"The optimizer of this node has exp_avg, exp_avg_sq, and that of {short(A)} has")
     assert mixing.on_mixed(A, 0.0) == []
     assert mixing.on_mixed(B, 0.0) != []
+    assert mixing.on_refused(B, 2, MOMENTS) == [Release(2)]
+
+
+@pytest.mark.parametrize("form", [None, MomentForm(("momentum_buffer",), ("plain",), 10_000)])
+def test_a_member_that_asks_for_other_moments_is_refused_and_the_user_is_told_once(form):
+    mixing = member(form, mixed_steps=8)
+    refuse, notice = mixing.on_fetch(A, fetch(9), 0.0)
+    assert refuse == Send(A, Refuse(9, MOMENTS))
+    assert ("no moments that are mixed" if form is None else "momentum_buffer") in notice.sentence
+    assert mixing.on_fetch(B, fetch(9), 0.0) == [Send(B, Refuse(9, MOMENTS))]
+
+
+def test_a_node_before_its_first_step_is_asked_again():
+    assert member(None).on_fetch(A, fetch(9), 0.0) == [Send(A, Busy(9))]
+
+
+def test_who_has_switched_mixing_off_is_not_told():
+    mixing = member(None, mixed_steps=8)
+    mixing.config = replace(CONFIG, mix_state="off")
+    assert mixing.on_fetch(A, fetch(9), 0.0) == [Send(A, Refuse(9, MOMENTS))]
 
 
 def test_a_busy_member_is_asked_again():
@@ -126,8 +151,8 @@ def test_a_member_that_asks_gets_a_copy():
     ],
 )
 def test_other_moments_are_refused(fetch):
-    assert member().on_fetch(A, fetch, 0.0) == [Send(A, Refuse(9, MOMENTS))]
-    assert member(None).on_fetch(A, fetch, 0.0) == [Send(A, Refuse(9, MOMENTS))]
+    assert member().on_fetch(A, fetch, 0.0)[0] == Send(A, Refuse(9, MOMENTS))
+    assert member(None, mixed_steps=8).on_fetch(A, fetch, 0.0)[0] == Send(A, Refuse(9, MOMENTS))
 
 
 @pytest.mark.parametrize(("start", "stop"), [(5, 5), (6, 5), (9_900, 10_001), (0, 6_000), (0, 2**48)])
