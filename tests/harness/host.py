@@ -134,6 +134,10 @@ class Host(Sessions):
             self.bound.pop(session, None)
 
     # -- the training loop -------------------------------------------------------------------------------------------
+    def apply(self) -> None:
+        """What exchanges brought is in the weights now."""
+        self.model.apply()
+
     def boundary(self) -> None:
         """Between two steps: weights taken over, shifts added, snapshots taken, and then the peer is told."""
         self.later(self.step_s, self.boundary)
@@ -146,9 +150,9 @@ class Host(Sessions):
             self.call("on_restored")
         adopted = self.adoption is not None and self.keeps()
         if adopted and self.adoption.trial:
-            self.model.apply()  # what is finished is in the weights that may come back
+            self.apply()  # what is finished is in the weights that may come back
         apart = self.adopt() if adopted else ()
-        self.model.apply()
+        self.apply()
         taken = self.take(list(self.wishes))
         if self.peer.view.ready and not adopted and not self.peer.view.is_held:
             self.learn()

@@ -177,6 +177,11 @@ class Host(harness.Host):
             self.world.fail("what is put back was kept", f"{self} is told to restore, and holds nothing")
         self.world.judge.replaced(self, value)
 
+    def apply(self) -> None:
+        if self.config.conserves:  # A settlement moves both by as much, whatever their masses are.
+            self.world.judge.learned(self, self.model.mass * sum(self.model.pending))
+        super().apply()
+
     # -- manners -------------------------------------------------------------------------------------------------
     def boundary(self) -> None:
         super().boundary()

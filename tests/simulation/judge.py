@@ -294,14 +294,14 @@ class Judge:
         dropped = [host for host, side in honest.items() if not side.mixed and not side.excused]
         shifts = sum(side.shift for side in honest.values())
         if lied:
-            self.total += shifts
+            self.moved(shifts)
             return
         if dropped and not all(host.gone for host in mixed):
             world.fail("both or neither", f"{mixed} mixed {deal.session:x}, {dropped} did not")
         everybody = len(mixed) == len(deal.members)
         if dropped or not everybody or any(side.excused for side in sides.values()):
             self.one_sided += 1
-            self.total += shifts
+            self.moved(shifts)
             return
         world.truth.mix(sides)
         weights = {side.weight for side in sides.values()}
@@ -309,9 +309,14 @@ class Judge:
             world.fail("both sides take one weight", f"{mixed} mixed {deal.session:x} by {weights}")
         if len(weights) > 1:
             self.clipped += 1
-            self.total += shifts
+            self.moved(shifts)
         elif not self.same(shifts, 0):
             world.fail("the mean is kept", f"{mixed} mixed {deal.session:x} and moved it by {float(shifts)}")
+
+    def moved(self, shifts: Fraction | float) -> None:
+        """Note what a deal has added to the sum. With masses, the hosts note it when they apply it."""
+        if not self.world.config.conserves:
+            self.total += shifts
 
     # -- pushes --------------------------------------------------------------------------------------------------
     def given(self, host: Host, number: int, session: Session) -> None:

@@ -414,7 +414,7 @@ class Schedule:
                 world.fail("all is well after quiet", "; ".join(wrong))
             world.run(self.LOOK_S if world.now - since < 20.0 else 4 * self.LOOK_S)
         for host in world.honest:
-            host.model.apply()
+            host.apply()
         world.judge.sums()
 
 
