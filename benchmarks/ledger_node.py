@@ -2,8 +2,8 @@
 
 The model is a point ``w`` that steps towards this node's own ``--target``. A swarm with different targets therefore
 meets at their mean, and two partitioned halves visibly drift apart. The model also has a ledger: one number that every
-step raises by exactly one, and that every exchange averages like any other parameter. Symmetric mixing preserves sums,
-so over a whole swarm
+step raises by exactly one, and that every exchange averages like any other parameter. Plain means preserve sums, so
+over a whole swarm without an outer step and a correction
 
     sum of the ledgers at the end - sum of the ledgers adopted at the start = completed steps of all nodes
 
@@ -34,12 +34,12 @@ ROW_S = 0.1
 
 
 class Point(nn.Module):
-    """The model: ``w`` (elements,) is trained; ``ledger`` (1,) counts steps, as a buffer that mixes average plainly."""
+    """The model: ``w`` (elements,) is trained by gradients; ``ledger`` (1,) counts steps, as a parameter that mixes."""
 
     def __init__(self, elements: int) -> None:
         super().__init__()
         self.w = nn.Parameter(torch.zeros(elements))
-        self.register_buffer("ledger", torch.zeros(1))
+        self.ledger = nn.Parameter(torch.zeros(1))
 
 
 class Diary:
@@ -73,7 +73,7 @@ class Diary:
             steps=steps, counted=metrics.steps, done=metrics.exchanges_done, failed=metrics.exchanges_failed,
             alive=metrics.members_alive, distance=metrics.consensus_distance, swarm_samples=node.swarm_samples,
             states={member.id: member.state for member in node.members}, w=float(model.w.detach().mean()),
-            ledger=float(model.ledger), inside=self.inside, gap=self.gap, given=self.given,
+            ledger=float(model.ledger.detach()), inside=self.inside, gap=self.gap, given=self.given,
         )  # fmt: skip
         self.inside = self.gap = 0.0
         self.given = []
@@ -90,7 +90,7 @@ def main() -> None:
 
     signal.signal(signal.SIGTERM, stop)
     model = Point(arguments.elements)
-    optimizer = torch.optim.SGD([model.w], lr=arguments.rate)
+    optimizer = torch.optim.SGD(model.parameters(), lr=arguments.rate)
     diary = Diary(arguments.diary)
     node = Node(
         model, optimizer, seeds=arguments.seed, listen=arguments.listen, advertise=arguments.advertise,
@@ -100,7 +100,7 @@ def main() -> None:
     entered = time.monotonic()
     with node:
         joined = time.monotonic() - entered
-        began = float(model.ledger)
+        began = float(model.ledger.detach())
         diary.row(event="joined", id=node.id, address=node.address, seconds=joined, ledger=began)
         until = time.monotonic() + arguments.seconds
         steps = 0
@@ -120,7 +120,9 @@ def main() -> None:
         node._training.settling.finish_exchanges(1.0)
         diary.look(node, model, steps)
         leaving = time.monotonic()
-    diary.row(event="left", seconds=time.monotonic() - leaving, steps=steps, ledger=float(model.ledger), began=began)
+    diary.row(
+        event="left", seconds=time.monotonic() - leaving, steps=steps, ledger=float(model.ledger.detach()), began=began
+    )
 
 
 def batches(node: Node, samples: int) -> Iterator[list[int]]:

@@ -141,9 +141,10 @@ def partition(seconds: float = 20.0) -> Figures:
 def grow_and_shrink() -> Figures:
     """2 -> 8 -> 3 nodes, nothing restarted: five of the eight leave.
 
-    Without a filter: a side that shortens a difference moves less than its partner, and the ledger is no longer exact.
+    Mixes are plain means, and there is no filter: a side that shortens a difference moves less than its partner, and
+    the ledger is no longer exact.
     """
-    with Lab(step_ms=20, config={"filter": "none"}) as lab:
+    with Lab(step_ms=20, config={"filter": "none", "outer_momentum": 0.0, "outer_rate": 1.0}) as lab:
         survivors = lab.swarm(2)
         at = time.monotonic()
         newcomers = [lab.start(seeds=[survivors[k % 2]]) for k in range(6)]

@@ -144,7 +144,7 @@ def trained(samples=0, **told):
 
     def attack(ranks, folder):
         news = SwarmReport(
-            PeerId(b"i" * 16), "127.0.0.1:1", SwarmView((PeerId(b"o" * 16),)), False, 0, {}, (),
+            PeerId(b"i" * 16), "127.0.0.1:1", SwarmView((PeerId(b"o" * 16),)), False, {}, (),
             Metrics({"exchanges_done": 0}),
         )  # fmt: skip
         says("done", (None, None, news))(ranks, folder)
