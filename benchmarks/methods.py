@@ -266,8 +266,8 @@ def key_of(job):
 def config_of(job):
     """Return the Config of a peer, with the automatic outer step resolved."""
     config = Scenario.from_mapping(scenario(job)).config
-    momentum, rate = config.outer
-    return json.loads(json.dumps(dataclasses.asdict(config) | {"outer_momentum": momentum, "outer_rate": rate}))
+    numbers = {} if config.measures_momentum else dict(zip(("outer_momentum", "outer_rate"), config.outer, strict=True))
+    return json.loads(json.dumps(dataclasses.asdict(config) | numbers))
 
 
 def read_cache():

@@ -140,10 +140,12 @@ def train(errand: Errand, go: Go, learners: Learners) -> None:
     durations = StepTimes(scenario.compute, scenario.seed, scenario.fleet).durations(plan.names[row])
     rows, counts = np.array([row]), np.array([1])
     began = time.monotonic()
-    alpha, beta = scenario.config.outer  # Set explicitly, or a Node would use the outer step of untrained vectors.
+    config = scenario.config
+    if not config.measures_momentum:  # Set explicitly, or a Node would measure that of untrained vectors.
+        config = replace(config, outer_momentum=config.outer[0], outer_rate=config.outer[1])
     peer = Node(
-        {"model": vector}, config=replace(scenario.config, outer_momentum=alpha, outer_rate=beta), seeds=go.seeds,
-        listen=errand.listen, secret=errand.secret, state_dir=errand.state,
+        {"model": vector}, config=config, seeds=go.seeds, listen=errand.listen, secret=errand.secret,
+        state_dir=errand.state,
     )  # fmt: skip
     ends = go.zero + plan.duration_s
     every_s = max(plan.every_s, plan.duration_s * vector.nbytes * len(plan.names) / MOST_BYTES)

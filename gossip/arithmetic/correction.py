@@ -44,16 +44,13 @@ from gossip.errors import ConfigError
 
 __all__ = [
     "LEAK",
-    "LESSON_DECAY",
     "MAX_STEP_SHARE",
-    "NOISE_SHARE",
     "PARTS_PER_INTERVAL",
     "Correction",
     "check_correction",
     "correction_limit",
     "credit",
     "limit_pull",
-    "mean_lesson_sq",
     "steps_between_parts",
 ]
 
@@ -62,10 +59,6 @@ Floats = NDArray[np.float32]
 BLOCK_ELEMENTS = 32_768  # Elements of one pass in numpy: arrays of 128 KiB stay in cache.
 MAX_INTERVALS = 64.0  # Largest number of intervals since its last mix that a partner may state.
 MAX_STEP_SHARE = 1 / 256  # Longest correction of one step, as a share of the weights' norm.
-# Square of a pull that has learned only noise, as a share of the mean square of the lessons. The leak shrinks the
-# running mean as well, to 0.37 times the square of steady lessons.
-NOISE_SHARE = 0.4
-LESSON_DECAY = 0.9  # Share of the lessons' running mean square that each exchange keeps.
 LEAK = 0.1  # Share of a pull that each exchange takes away: otherwise pushes in one direction would add up.
 PARTS_PER_INTERVAL = 4  # A single part at the mix would spoil the model just after it.
 
@@ -121,7 +114,7 @@ class Correction:
     """
 
     __slots__ = (
-        "_learned_rate", "_lessons_sq", "applied_share", "interval_steps", "kappa", "parameters", "pull", "rate",
+        "_learned_rate", "_noise_sq", "applied_share", "interval_steps", "kappa", "parameters", "pull", "rate",
         "size", "version", "zeros",
     )  # fmt: skip
 
@@ -139,7 +132,7 @@ class Correction:
         self.zeros: Callable[[int], Floats] = fresh_zeros
         self.rate = self._learned_rate = math.nan  # The second is the rate at which ``pull`` was learned.
         self.version = 0
-        self.applied_share = self._lessons_sq = 0.0  # The second is the running mean square of the lessons.
+        self.applied_share = self._noise_sq = 0.0  # The second is the square of a pull without a common direction.
 
     def learn(self, difference: Floats, weight: float, credit: float, own_sq: float, every: int = 0) -> None:
         """Learn from a finished exchange.
@@ -164,9 +157,8 @@ class Correction:
             self._learned_rate = self.rate
         pull, difference = self.pull[: self.parameters], difference[: self.parameters]
         add_scaled(pull, scale, difference, share)
-        lesson_sq = (weight * credit) ** 2 * float(difference.dot(difference))
-        self._lessons_sq = mean_lesson_sq(self._lessons_sq * scale * scale, lesson_sq)
-        self.applied_share = limit_pull(pull, own_sq, self.interval_steps, self._lessons_sq)
+        noise_sq = self._noise_sq * scale * scale + share * share * float(difference.dot(difference))
+        self.applied_share, self._noise_sq = limit_pull(pull, own_sq, self.interval_steps, noise_sq)
         self.version += 1
 
     def step_factor(self, steps: int) -> float:
@@ -184,7 +176,7 @@ class Correction:
             self.pull.fill(0.0)
             self.version += 1
         self._learned_rate = math.nan
-        self.applied_share = self._lessons_sq = 0.0
+        self.applied_share = self._noise_sq = 0.0
 
 
 def credit(ours: ArrayLike, theirs: ArrayLike, taken: ArrayLike = 1.0) -> NDArray[np.float64]:
@@ -213,14 +205,14 @@ def clipped_intervals(intervals: ArrayLike) -> NDArray[np.float64]:
     return np.where(np.isnan(stated), 1.0, np.clip(stated, 0.0, MAX_INTERVALS))
 
 
-def limit_pull(pull: Floats, own_sq: float, interval_steps: int, lessons_sq: float) -> float:
-    """Shorten a pull to its limit in place, and return its applied share.
+def limit_pull(pull: Floats, own_sq: float, interval_steps: int, noise_sq: float) -> tuple[float, float]:
+    """Shorten a pull to its limit in place, and return its applied share and the noise that it holds now.
 
     Args:
         pull: The pull, float32 (parameters,).
         own_sq: ``|Q(s)|^2``, which bounds it.
         interval_steps: Local steps in an interval.
-        lessons_sq: The running mean square of the lessons.
+        noise_sq: The square of the pull that these lessons leave if they have no common direction.
     """
     pull_sq = float(pull.dot(pull))
     factor = limit_factor(pull_sq, own_sq, interval_steps)
@@ -228,7 +220,8 @@ def limit_pull(pull: Floats, own_sq: float, interval_steps: int, lessons_sq: flo
         pull.fill(0.0)  # Multiplying infinities would leave NaN.
     elif factor < 1.0:
         pull *= np.float32(factor)
-    return signal_share(pull_sq * factor * factor, lessons_sq)
+    left = factor * factor
+    return signal_share(pull_sq * left, noise_sq * left), noise_sq * left if factor else 0.0
 
 
 def limit_factor(pull_sq: float, own_sq: float, interval_steps: int) -> float:
@@ -239,18 +232,13 @@ def limit_factor(pull_sq: float, own_sq: float, interval_steps: int) -> float:
     return 1.0 if pull_sq <= max_norm * max_norm else max_norm / math.sqrt(pull_sq)
 
 
-def mean_lesson_sq(before: float, lesson_sq: float) -> float:
-    """Return the running mean square of the lessons after one more; ``before`` is 0 for the first."""
-    return lesson_sq if before == 0.0 else LESSON_DECAY * before + (1.0 - LESSON_DECAY) * lesson_sq
+def signal_share(pull_sq: float, noise_sq: float) -> float:
+    """Return the share of a pull that is applied: ``max(0, 1 - noise_sq / pull_sq)``.
 
-
-def signal_share(pull_sq: float, lessons_sq: float) -> float:
-    """Return the share of a pull that is applied: ``max(0, 1 - NOISE_SHARE lessons_sq / pull_sq)``.
-
-    Lessons without a common direction leave a pull, whose square is a tenth to two fifths of theirs. It would move the
-    node by noise. (The positive part of James and Stein's estimator, 1961.)
+    The squares of lessons without a common direction add up, as those of noise do, and the pull has the square
+    ``noise_sq``. (The positive part of James and Stein's estimator, 1961.)
     """
-    return max(0.0, 1.0 - NOISE_SHARE * lessons_sq / pull_sq) if 0.0 < pull_sq < math.inf else 0.0
+    return max(0.0, 1.0 - noise_sq / pull_sq) if 0.0 < pull_sq < math.inf else 0.0
 
 
 def add_scaled(pull: Floats, scale: float, difference: Floats, share: float) -> None:

@@ -23,6 +23,7 @@ __all__ = [
     "check_outer",
     "is_finite",
     "join_weight",
+    "measured_momentum",
     "outer_step",
     "outer_step_overlapping",
     "pair_cap",
@@ -38,6 +39,11 @@ STABLE_SHARE = 0.99  # Rates that an error advises stay a hundredth of the stabl
 # Elements of one pass of the outer step in numpy: five arrays of 128 KiB stay in cache, and one pass over memory
 # replaces eight.
 BLOCK_ELEMENTS = 32_768
+# Of a measured momentum. It rises while successive outer steps point less than a fifth alike: noise alone leaves -1/4.
+ALIKE = 0.2
+MOMENTUM_GAIN = 0.05
+MAX_MOMENTUM = 0.5
+SAMPLED = 16_384  # Elements, evenly spread, of which steps are compared.
 
 
 def pair_weight(gap: float, exponent: float, cap: float = 0.5) -> float:
@@ -134,6 +140,27 @@ def stability_limit(alpha: float, group: int = 2) -> float:
     return 2.0 * (1.0 - alpha * alpha) / (1.0 + alpha - 2.0 * alpha * share)
 
 
+def measured_momentum(alpha: float, before: Floats, after: Floats) -> float:
+    """Return the outer momentum to take next, from two successive outer steps of one node, or from samples of them.
+
+    With noise alone, plain pair means leave successive steps a correlation of -1/4: a node moves back and forth, and
+    momentum averages that out. Steps that point alike already, as those of an inner optimizer with a memory of its own,
+    gain nothing from it, and overshoot. So ``alpha`` rises by ``MOMENTUM_GAIN (ALIKE - correlation)``, between 0 and
+    :data:`MAX_MOMENTUM`. The rate ``1 - alpha^2`` belongs to it, half of the stable limit, where nodes stay closest.
+    """
+    with np.errstate(all="ignore"):
+        squares = float(before.dot(before)) * float(after.dot(after))
+        product = float(before.dot(after))
+    if not (0.0 < squares < math.inf and math.isfinite(product)):
+        return alpha
+    return min(max(alpha + MOMENTUM_GAIN * (ALIKE - product / math.sqrt(squares)), 0.0), MAX_MOMENTUM)
+
+
+def sample_of(momentum: Floats) -> Floats:
+    """Return evenly spread elements of a momentum, at most :data:`SAMPLED`, as a view."""
+    return momentum[:: -(-momentum.size // SAMPLED) or 1]
+
+
 def check_outer(alpha: float, beta: float, group: int = 2) -> None:
     """Raise :class:`ConfigError`, naming numbers that work, unless ``0 <= alpha < 1`` and ``0 < beta < limit``."""
     if not 0.0 <= alpha < 1.0:
@@ -174,15 +201,18 @@ class OuterStep:
         alpha: The momentum.
         beta: The outer rate.
         group: The number of vectors that a mix averages.
+        measures: The momentum follows the steps from ``alpha`` on, and the rate follows it
+                (:func:`measured_momentum`).
     """
 
-    __slots__ = ("_momentum", "_phi", "alpha", "beta", "correction", "parameters")
+    __slots__ = ("_momentum", "_phi", "alpha", "beta", "correction", "measures", "parameters")
 
-    def __init__(self, parameters: int, alpha: float, beta: float, group: int = 2) -> None:
+    def __init__(self, parameters: int, alpha: float, beta: float, group: int = 2, measures: bool = False) -> None:
         check_outer(alpha, beta, group)
         self.parameters = parameters
         self.alpha = alpha
         self.beta = beta
+        self.measures = measures
         self._phi: Floats | None = None  # (Parameters,), allocated at the first reset, or taken over.
         self._momentum: Floats | None = None  # (Parameters,).
         self.correction: Correction | None = None
@@ -190,7 +220,7 @@ class OuterStep:
     @property
     def is_plain(self) -> bool:
         """Return True without momentum: a mix is the pair mean, and there is no state."""
-        return self.alpha == 0.0 and self.beta == 1.0
+        return self.alpha == 0.0 and self.beta == 1.0 and not self.measures
 
     @property
     def has_weights(self) -> bool:
@@ -228,9 +258,11 @@ class OuterStep:
         self._momentum.fill(0.0)
 
     def replace(self, vector: Floats) -> None:
-        """Start mixing from other weights: :meth:`reset`, and forget the correction."""
+        """Start mixing from other weights: :meth:`reset`, and forget the correction and what was measured."""
         if self.correction is not None:
             self.correction.reset()
+        if self.measures:
+            self.alpha, self.beta = 0.0, 1.0
         self.reset(vector)
 
     def forget_momentum(self) -> None:
@@ -272,8 +304,20 @@ class OuterStep:
             return self.shift_at(snapshot, difference, weight, positions)
         phi, momentum = self.state()
         count = self.parameters
+        before = self.sample()
         outer_step(difference[:count], snapshot[:count], phi, momentum, weight, self.alpha, self.beta)
+        self.measure(before)
         return difference
+
+    def sample(self) -> Floats | None:
+        """Return a copy of some of the momentum, which :meth:`measure` compares; None for a fixed momentum."""
+        return sample_of(self.state()[1]).copy() if self.measures else None
+
+    def measure(self, before: Floats | None) -> None:
+        """Set the momentum of the next step, from a sample before the last one."""
+        if before is not None:
+            self.alpha = measured_momentum(self.alpha, before, sample_of(self.state()[1]))
+            self.beta = 1.0 - self.alpha * self.alpha
 
     def count_parameters(self, positions: NDArray[np.int64]) -> int:
         """Return how many of these ascending positions are parameters. Those of buffers come after them."""
@@ -303,12 +347,14 @@ class OuterStep:
             of_parameters *= np.float32(weight)
             phi[places] = snapshot + added_since + of_parameters
             return difference
+        before = self.sample()
         phi_there, momentum_there = phi[places], momentum[places]
         outer_step_overlapping(
             of_parameters, snapshot, added_since, phi_there, momentum_there, weight, self.alpha, self.beta
         )
         if positions is not None:  # Indexing by positions has copied the elements.
             phi[places], momentum[places] = phi_there, momentum_there
+        self.measure(before)
         return difference
 
     def shift_plainly(

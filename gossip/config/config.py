@@ -24,7 +24,6 @@ __all__ = ["FILE_KEYS", "PRESETS", "Config", "as_published", "read_toml", "unkno
 
 PRESETS = ("lan", "wan", "datacentre")
 FILE_KEYS = {"preset": "Config.lan, Config.wan or Config.datacentre", "method": "Config.published"}
-OUTER_STEP = (0.3, 0.9)  # The default outer step's momentum and rate.
 KAPPA = 0.2  # The default correction's kappa.
 MAX_SWARM_NAME = 64  # Characters of a swarm's name.
 
@@ -70,16 +69,14 @@ class Config(Derived):
         Returns:
             A new Config, or this one if nothing is open.
         """
-        has_outer_step = self.outer_momentum is not None or self.outer_rate is not None
-        if has_outer_step or quasi_global or not self.paired or self.partners != 1 or self.part != "all":
+        has_numbers = self.outer_momentum not in (None, AUTO) or self.outer_rate is not None
+        if has_numbers or quasi_global or not self.paired or self.partners != 1 or self.part != "all":
             return self
         kappa = KAPPA if self.correction is None and self.interval_steps is not None else self.correction
         interval = self.mix_every_steps
         if interval is None and self.mix_every_s is None and interval_conflict(self) is None:
             interval = AUTO
-        return dataclasses.replace(
-            self, outer_momentum=OUTER_STEP[0], outer_rate=OUTER_STEP[1], correction=kappa, mix_every_steps=interval
-        )
+        return dataclasses.replace(self, outer_momentum=AUTO, correction=kappa, mix_every_steps=interval)
 
     def unfiltered(self) -> Config:
         """Return this Config without a filter."""

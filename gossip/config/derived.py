@@ -60,14 +60,21 @@ class Derived(Keys):
 
     @property
     def outer(self) -> tuple[float, float]:
-        """Return momentum and rate of the outer step; if left open, the plain mean."""
+        """Return momentum and rate of the first outer step; if left open or measured, the plain mean."""
         momentum, rate = self.outer_momentum, self.outer_rate
-        return PLAIN[0] if momentum is None else momentum, PLAIN[1] if rate is None else rate
+        return PLAIN[0] if momentum is None or isinstance(momentum, str) else momentum, PLAIN[
+            1
+        ] if rate is None else rate
+
+    @property
+    def measures_momentum(self) -> bool:
+        """Return True if each node measures its outer momentum (:func:`gossip.arithmetic.mixing.measured_momentum`)."""
+        return self.outer_momentum == AUTO
 
     @property
     def plain(self) -> bool:
         """Return True if a mix is the plain mean, without outer momentum."""
-        return self.outer == PLAIN
+        return self.outer == PLAIN and not self.measures_momentum
 
     @property
     def kappa(self) -> float:

@@ -80,16 +80,17 @@ class Keys:
         "Use `group` for up to 16 equal machines on a LAN, and pushes where no node may wait for another.",
         section="How to mix", choices=tuple(MIXINGS),
     )
-    outer_momentum: float | None = key(
-        None, "The alpha of the outer step, m <- alpha m + beta (mean - phi).",
-        "Raise it if nodes mix rarely. 0 with `outer_rate = 1` saves two vectors of memory.", unit="factor", least=0,
-        most=1, below=True, least_is="plain means",
-        left_out="0.3 where whole vectors of pairs are mixed, without quasi-global momentum, else 0",
+    outer_momentum: float | str | None = key(
+        None, "The alpha of the outer step, m <- alpha m + beta (mean - phi). `\"auto\"` lets each node measure it: "
+        "momentum rises while successive steps go back and forth, and falls to 0 where they point alike.",
+        "Set it if all nodes must use one. 0 saves two vectors of memory.", unit="factor", least=0, most=1, below=True,
+        least_is="plain means", word=AUTO,
+        left_out="`\"auto\"` where whole vectors of pairs are mixed, without quasi-global momentum, else 0",
     )
     outer_rate: float | None = key(
         None, "The beta of the outer step, phi <- phi + m. For pairs it must be below 2 (1 - alpha^2).",
         "Change it together with `outer_momentum`: nodes stay closest at half of the stable limit.", unit="factor",
-        positive=True, left_out="0.9 where whole vectors of pairs are mixed, without quasi-global momentum, else 1",
+        positive=True, left_out="1 - alpha^2 with a measured `outer_momentum`, else 1",
     )
     correction: float | None = key(
         None, "The kappa of the correction, c <- c + kappa d. The correction takes the pull of a node's own data out "

@@ -15,12 +15,24 @@ __all__ = ["check_together", "interval_conflict"]
 def check_together(config: Derived) -> None:
     """Raise :class:`ConfigError` for the first combination that cannot work."""
     checks = (
-        *([interval_conflict] if config.auto_interval else []), check_correction, check_pushes, check_groups,
-        check_staleness, check_selection, check_part, check_filter,
+        *([interval_conflict] if config.auto_interval else []), check_momentum, check_correction,
+        check_pushes, check_groups, check_staleness, check_selection, check_part, check_filter,
     )  # fmt: skip
     for check in checks:
         if reason := check(config):
             raise ConfigError(reason)
+
+
+def check_momentum(config: Derived) -> str | None:
+    """Return why nodes cannot measure their outer momentum with the other settings, or None."""
+    if not config.measures_momentum:
+        return None
+    auto = 'outer_momentum = "auto"'
+    if not config.paired or config.partners != 1 or config.part != "all":
+        return f"{auto} is for pairs that mix whole vectors with one partner at a time: give a number, or leave it out."
+    if config.outer_rate is not None:
+        return f"{auto} with outer_rate cannot work: the rate follows from the momentum. Leave outer_rate out."
+    return None
 
 
 def check_correction(config: Derived) -> str | None:

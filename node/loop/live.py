@@ -98,7 +98,7 @@ class LiveModel:
         )
         # With max_version_gap the loop waits at its boundary for the update, so it is not uploaded ahead.
         self.boundary.uploads_updates = is_single_rank and config.max_version_gap is None
-        self.outer = OuterStep(self.state.layout.parameters, *config.outer, config.averaged)
+        self.outer = OuterStep(self.state.layout.parameters, *config.outer, config.averaged, config.measures_momentum)
         interval_steps = config.first_interval  # Steps between the first mixes; None if a clock times the mixes.
         if config.kappa and interval_steps is not None and is_single_rank:  # `kappa` is the correction's strength.
             self.outer.correction = Correction(

@@ -127,7 +127,7 @@ class Host:
             moments: The optimizer's moments that are mixed; None if none are.
         """
         vector = self.vector
-        outer = OuterStep(parameters or vector.size, *config.outer, config.averaged)
+        outer = OuterStep(parameters or vector.size, *config.outer, config.averaged, config.measures_momentum)
         outer.reset(vector)
         if has_correction:
             outer.correction = Lessons(vector.size, outer.parameters, config.kappa, config.first_interval or 1)

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gossip.arithmetic.correction import credit
-from gossip.arithmetic.mixing import outer_step, outer_step_overlapping
+from gossip.arithmetic.mixing import measured_momentum, outer_step, outer_step_overlapping, sample_of
 from gossip.codecs import Codec
 from gossip.config import Config
 from gossip.state_transfer.comparing import MIN_DONORS
@@ -35,10 +35,6 @@ __all__ = ["Models"]
 # Rows in one pass: as many as fit into a core's L2 cache with their gradients, but enough for efficient gradients. With
 # 4,810 elements, a pass over 32 rows took 0.4 us a row, and a pass over 103 rows 1.2 us.
 BLOCK_BYTES, MIN_ROWS = 1 << 20, 32
-CACHED_BYTES = 1 << 19  # Block size of each of the four arrays of an outer step.
-# Models of at least this many elements take their outer steps in place, one by one. That took 9 us each, and copying 27
-# to 32 of them together 13 us each.
-LONG_MODEL = 4096
 EXCHANGES_AT_ONCE = 2048  # Exchanges whose training batches are drawn in one call.
 
 
@@ -57,13 +53,13 @@ class Models:
         self.phi = self.momentum = self.expected = np.empty((0, 0), np.float32)
         if not config.plain:
             self.phi, self.momentum = self.matrix.copy(), np.zeros_like(self.matrix)
+        self.alpha = np.zeros(len(self.matrix))  # Each row's measured momentum.
         self.finds_radius = config.finds_radius
         if self.finds_radius:  # The model without the local steps since the last mix; phi is exactly that.
             self.expected = self.matrix.copy() if config.plain else self.phi
         rows_in_block = BLOCK_BYTES // (4 * learners.elements)
         rows_at_once = min(learners.copied_at_once or rows_in_block, max(rows_in_block, MIN_ROWS))
         self.pairs_at_once = max(rows_at_once // 2, 1)
-        self.rows_in_cache = 1 if learners.elements >= LONG_MODEL else CACHED_BYTES // (4 * learners.elements)
         self.work = [np.empty((2 * self.pairs_at_once, learners.elements), np.float32) for _ in range(2)]
         self.has_correction = learners.corrections is not None
         self.moments = None if learners.moment_plan is None else MomentMixer(learners.moment_plan, len(self.matrix))
@@ -305,7 +301,7 @@ class Models:
         self.learners.reset(row)
         self.mixed_at[row] = self.learners.steps_taken[row]
         if not self.config.plain:
-            self.phi[row], self.momentum[row] = model, 0
+            self.phi[row], self.momentum[row], self.alpha[row] = model, 0, 0.0
             self.progress_at[row] = -1
         if self.finds_radius:
             self.expected[row] = model
@@ -413,8 +409,9 @@ class Models:
         if is_late:
             self.phi[row] += difference  # The local progress in the snapshot has entered an outer step already.
         elif shift_since is not None:
-            phi, momentum = self.phi[row], self.momentum[row]
-            outer_step_overlapping(difference, ours, shift_since, phi, momentum, 1.0, *self.config.outer)
+            phi, momentum, before = self.phi[row], self.momentum[row], self.sample(row)
+            outer_step_overlapping(difference, ours, shift_since, phi, momentum, 1.0, *self.outer_of(row))
+            self.measure(row, before)
         return is_late or shift_since is not None
 
     def note_shift(self, row: int, number: int, difference: F32) -> None:
@@ -428,22 +425,27 @@ class Models:
                 self.shift_since[row, other] = difference.copy()
 
     def take_outer_steps(self, rows: I64, ours: F32, difference: F32) -> None:
-        """Take the outer step of these rows; ``ours`` and ``difference`` as in :meth:`shift`.
+        """Take the outer step of these rows; ``ours`` and ``difference`` as in :meth:`shift`."""
+        for row, snapshot, apart in zip(rows.tolist(), ours, difference, strict=True):
+            before = self.sample(row)
+            outer_step(apart, snapshot, self.phi[row], self.momentum[row], 1.0, *self.outer_of(row))
+            self.measure(row, before)
 
-        It passes over four arrays nine times. Short models are therefore copied in blocks that fit into the cache. Long
-        models are processed in place one by one, which saves the copies.
-        """
-        alpha, beta = self.config.outer
-        if self.rows_in_cache == 1:
-            for row, snapshot, apart in zip(rows.tolist(), ours, difference, strict=True):
-                outer_step(apart, snapshot, self.phi[row], self.momentum[row], 1.0, alpha, beta)
-            return
-        for start in range(0, len(rows), self.rows_in_cache):
-            part = slice(start, start + self.rows_in_cache)
-            block = rows[part]
-            phi, momentum = self.phi.take(block, axis=0), self.momentum.take(block, axis=0)
-            outer_step(difference[part], ours[part], phi, momentum, 1.0, alpha, beta)
-            self.phi[block], self.momentum[block] = phi, momentum
+    def outer_of(self, row: int) -> tuple[float, float]:
+        """Return momentum and rate of the row's next outer step."""
+        if not self.config.measures_momentum:
+            return self.config.outer
+        alpha = float(self.alpha[row])
+        return alpha, 1.0 - alpha * alpha
+
+    def sample(self, row: int) -> F32 | None:
+        """Return what :meth:`measure` compares, as :meth:`gossip.arithmetic.mixing.OuterStep.sample` does."""
+        return sample_of(self.momentum[row]).copy() if self.config.measures_momentum else None
+
+    def measure(self, row: int, before: F32 | None) -> None:
+        """Set the momentum of the row's next step, from a sample before the last one."""
+        if before is not None:
+            self.alpha[row] = measured_momentum(float(self.alpha[row]), before, sample_of(self.momentum[row]))
 
     def decoded(self, values: F32, numbers: Iterable[int]) -> F32:
         """Return the values (rows, elements) as the partners decode them in exchanges of these numbers, (rows,)."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from gossip.arithmetic.correction import LEAK, limit_pull, mean_lesson_sq, steps_between_parts
+from gossip.arithmetic.correction import LEAK, limit_pull, steps_between_parts
 from gossip.config import Config
 from sim.arrays import F32, F64, I64
 
@@ -21,7 +21,7 @@ class Corrections:
     Attributes:
         pull: The correction that each model gets over one interval, float32 (peers, parameters).
         rates: The learning rate at which it was learned, (peers,); 0 until one is learned.
-        lessons_sq: The running mean square of the lessons, (peers,).
+        noise_sq: The square that each pull has if its lessons have no common direction, (peers,).
         applied_share: The share of ``pull`` that is applied, since the rest may be noise, (peers,).
         interval_steps: Local steps in an interval, int64 (peers,).
         spread: Local steps between two parts of a correction, int64 (peers,).
@@ -34,7 +34,7 @@ class Corrections:
         self.interval_steps = np.full(peers, first_interval, np.int64)
         self.spread = np.full(peers, steps_between_parts(first_interval), np.int64)
         self.pull = np.zeros((peers, parameters), np.float32)
-        self.rates, self.lessons_sq, self.applied_share = np.zeros(peers), np.zeros(peers), np.zeros(peers)
+        self.rates, self.noise_sq, self.applied_share = np.zeros(peers), np.zeros(peers), np.zeros(peers)
 
     def learn(
         self, rows: I64, shifts: F32, credits: F64, own_sq: F64, rates: F64, interval_steps: I64 | None = None
@@ -58,11 +58,13 @@ class Corrections:
         if (scale != 1.0).any():
             self.pull[rows] *= scale.astype(np.float32)[:, None]
         self.pull[rows] += (self.kappa * credits).astype(np.float32)[:, None] * shifts
-        self.lessons_sq[rows] *= scale * scale
+        self.noise_sq[rows] *= scale * scale
         for row, shift, credit, model_sq in zip(rows.tolist(), shifts, credits.tolist(), own_sq.tolist(), strict=True):
-            lesson_sq = mean_lesson_sq(float(self.lessons_sq[row]), credit * credit * float(shift.dot(shift)))
-            self.lessons_sq[row] = lesson_sq
-            self.applied_share[row] = limit_pull(self.pull[row], model_sq, int(self.interval_steps[row]), lesson_sq)
+            share = self.kappa * credit
+            noise_sq = float(self.noise_sq[row]) + share * share * float(shift.dot(shift))
+            self.applied_share[row], self.noise_sq[row] = limit_pull(
+                self.pull[row], model_sq, int(self.interval_steps[row]), noise_sq
+            )
         self.rates[rows] = np.where(rates > 0, rates, self.rates[rows])
 
     def set_intervals(self, rows: I64, interval_steps: I64) -> F64:
@@ -103,4 +105,4 @@ class Corrections:
     def reset(self, row: int) -> None:
         """Forget the correction of a peer whose weights were replaced."""
         self.pull[row] = 0
-        self.lessons_sq[row] = self.applied_share[row] = self.rates[row] = 0.0
+        self.noise_sq[row] = self.applied_share[row] = self.rates[row] = 0.0

@@ -97,6 +97,8 @@ def mixing_sentence(scenario: Scenario) -> str:
     if config.auto_interval:
         when = "as often as each can afford"
     outer = "" if config.plain else " with an outer step (momentum {:g}, rate {:g})".format(*config.outer)
+    if config.measures_momentum:
+        outer = " with an outer step whose momentum it measures"
     partners = partners_text(config, scenario.peers)
     codec = "the codec that suits each link" if config.codec_name == AUTO else config.codec_name
     return f"Each {MIXINGS[config.mixing].does}{part_text(config)} {partners} {when}{outer}, in {codec}."

@@ -195,7 +195,7 @@ class Trainer:
         self.boundary = Boundary(state, pool, KeptWeights(state), config.conserves, wake=lambda: self.woken.set())
         self.loop = StepLoop(config, self.boundary, self, REPORT_S, visit_gap_s=0.0)
         self.loop.reported_at = trio.current_time()
-        self.outer = OuterStep(vector.size, *config.outer, config.averaged)
+        self.outer = OuterStep(vector.size, *config.outer, config.averaged, config.measures_momentum)
         self.outer.reset(vector)
         self.correction: Correction | None = None
         if config.kappa and config.first_interval:

@@ -38,7 +38,7 @@ def runtime(config=None, vector=None):
     vector = np.zeros(ELEMENTS, np.float32) if vector is None else vector
     state = ModelState({"x": vector})
     pool = VectorPool(state)
-    outer = OuterStep(vector.size, *config.outer)
+    outer = OuterStep(vector.size, *config.outer, config.averaged, config.measures_momentum)
     events = []
     boundary = Boundary(state, pool, KeptWeights(state), config.conserves)
     live = SimpleNamespace(boundary=boundary, pool=pool, outer=outer, outer_lock=nullcontext())

@@ -295,12 +295,13 @@ def test_a_file_that_is_not_there_or_not_text_is_refused_by_its_name(tmp_path):
 def test_a_training_loop_takes_an_outer_step_and_a_correction_where_nothing_else_is_said():
     assert Config().plain
     assert Config().kappa == 0.0
-    assert Config().for_training(False).outer == (0.3, 0.9)
-    decided = Config(outer_momentum=0.3, outer_rate=0.9, correction=0.2, mix_every_steps="auto")
+    assert Config().for_training(False).measures_momentum
+    assert not Config().for_training(False).plain
+    decided = Config(outer_momentum="auto", correction=0.2, mix_every_steps="auto")
     assert Config().for_training(False) == decided
     assert Config(correction=0.0).for_training(False).kappa == 0.0
     by_clock = Config(mix_every_s=30.0).for_training(False)
-    assert (by_clock.outer, by_clock.kappa) == ((0.3, 0.9), 0.0), "a correction counts steps"
+    assert (by_clock.outer_momentum, by_clock.kappa) == ("auto", 0.0), "a correction counts steps"
     assert Config().for_training(True) == Config(), "one momentum over the mixes is enough"
 
 
@@ -322,7 +323,7 @@ def test_a_training_loop_takes_an_outer_step_and_a_correction_where_nothing_else
 def test_a_training_loop_chooses_interval_and_codec_where_the_interval_is_left_out(given, interval, codec):
     config = Config.from_mapping(given).for_training(False)
     assert (config.mix_every_steps, config.codec_name) == (interval, codec)
-    assert config.for_training(False) is config, "nothing is open any more"
+    assert config.for_training(False) == config, "nothing is open any more"
 
 
 @pytest.mark.parametrize(

@@ -30,7 +30,10 @@ OUTER = {"outer_momentum": 0.5, "outer_rate": 0.7}
 
 # What is refused; words of the sentence; and what it says would do, each of which must.
 AUTO = {"mix_every_steps": "auto"}
+MEASURED = {"outer_momentum": "auto"}
 REFUSED = [
+    (MEASURED | RING, ["auto", "pairs"], [MEASURED, RING]),
+    (MEASURED | {"outer_rate": 0.7}, ["auto", "outer_rate"], [MEASURED, {"outer_rate": 0.7}]),
     (AUTO | PUSH, ["auto", "pairs"], [PUSH, AUTO | {"mixing": "pair"}]),
     (AUTO | {"part": "mask 0.1"}, ["auto", "part"], [AUTO, {"part": "mask 0.1"}]),
     (AUTO | {"max_version_gap": 1.0}, ["auto", "max_version_gap"], [AUTO, {"max_version_gap": 1.0}]),

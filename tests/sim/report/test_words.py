@@ -26,7 +26,7 @@ def test_a_scenario_reads_as_sentences():
     assert words.in_words(scenario) == (
         "1,000 peers train an MLP on digits, divided unevenly by class (Dirichlet, alpha 0.1), in batches of 8 with "
         "SGD (learning rate 0.1). Each averages with a random partner as often as each can afford with an outer step "
-        "(momentum 0.3, rate 0.9), in the codec that suits each link. A step takes 100 ms; 10 % of the peers are 4 "
+        "whose momentum it measures, in the codec that suits each link. A step takes 100 ms; 10 % of the peers are 4 "
         "times slower. Latencies are those measured on the internet; each peer has 20 Mbit/s up and no limit down. "
         "There is no TCP: a message takes the latency, and a stream its bytes over the rate from the first one. A "
         "peer is up for 10 min, then gone for good; a perfect sampler knows which peers are up. "
