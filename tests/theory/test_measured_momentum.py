@@ -15,7 +15,7 @@ NODES, ELEMENTS = 64, 200
 def rounds(steps, count, noise, progress, seed=0):
     """Play rounds of random pairs, and return the mean correlation of successive outer steps in the later half.
 
-    In each round a node moves by unit noise times ``noise``, and by one direction of length ``progress`` that all share.
+    In each round a node moves by noise of this scale, and by a direction of length ``progress`` that all share.
     """
     rng = np.random.default_rng(seed)
     x = np.zeros((NODES, ELEMENTS), np.float32)
