@@ -35,7 +35,8 @@ CACHE = ROOT / "runs" / "language.jsonl"
 
 CONTEXT = 32  # bytes in a window
 WINDOWS_A_STEP = 32  # windows in a step of all nodes together
-STEPS, WARMUP, STEP_S = 1120, 56, 0.1
+STEPS, STEP_S = 1120, 0.1
+WARMUPS = {"adamw": STEPS // 5, "muon": STEPS // 20}  # In 56 steps AdamW leaves its course with one seed of three.
 SEEDS = (1, 2, 3)
 JUDGED = 1024  # windows for tuning, and as many for the test
 FINER = math.sqrt(2)  # factor between two neighbouring rates
@@ -45,13 +46,7 @@ INSIDE: dict[str, dict[str, Any]] = {
     "adamw": {"name": "adamw"},
     "muon": {"name": "muon", "adam_lr": 0.01},
 }
-GUESSES = {"adamw": 0.004, "muon": 0.02}  # starting points of the search for a rate
-FREE = {"filter": "none"}
-GENTLER = {"outer_momentum": 0.3, "outer_rate": 0.9}
-NOLOCO = {"outer_momentum": 0.5, "outer_rate": 0.7}
-CORRECTION = {"correction": 0.2}
-GENTLEST = {"outer_momentum": 0.2, "outer_rate": 0.9} | CORRECTION
-EVERY_8 = {"codec": "fp32", "mix_every_steps": 8}
+GUESSES = {"adamw": 0.0113, "muon": 0.02}  # starting points of the search for a rate
 
 
 @dataclass(frozen=True)
@@ -73,53 +68,40 @@ class Row:
         return f"{self.inside}, {self.said}"
 
 
-def moniqua(every: int, **more: Any) -> dict[str, Any]:
-    return FREE | {"codec": "moniqua4", "mix_every_steps": every} | more
-
-
-SYNC = "synchronous"
-CORRECTED = "outer step and correction, fp32 every 8"
-INT8 = "outer step and correction, int8 every 2"
-HALF = "outer 0.5/0.7"
-BEFORE = f"outer step alone, fp32 every 8, {HALF}"  # the default until November 2026
-M28, M56 = "moniqua4 every 28, outer 0.3/0.9", "moniqua4 every 56, outer 0.3/0.9"
-F56 = "moniqua4, an eighth every 7 (fragments 8), outer 0.3/0.9"
+SYNC, ALONE = "synchronous", "weights alone, without the moments"
+DEFAULT, PLAIN, FIXED = "default", "plain means, int8 every 2", "outer 0.3/0.9 and correction, int8 every 2"
+M28, M56 = "moniqua4 every 28", "moniqua4 every 56"
+LOCKSTEP = "mean of all weights every step, in lockstep, fp32"  # its gap to synchronous is not due to the interval
+WHOLE_PLAYS, SIXTEEN, LARGER = "each node whole plays", "16 nodes", "1 M parameters"
+FREE = {"filter": "none"}
 EVERY_2 = {"codec": "int8", "mix_every_steps": 2}
-ALWAYS = "mean of all weights every step, in lockstep, fp32"  # its gap to synchronous is not due to the interval
 EVERY_STEP = FREE | {"codec": "fp32", "mixing": "group", "group_size": 0, "mix_every_steps": 1, "max_version_gap": 0.0}
-UNCORRECTED = EVERY_8 | {"correction": 0.0} | NOLOCO
-ROWS: list[Row] = [  # in the order of the runs, the most important rows first
-    Row("muon", SYNC, None),
-    Row("muon", INT8, EVERY_2),
-    Row("muon", "default", {}, rate_of=INT8),  # nodes choose codec and interval
-    Row("muon", CORRECTED, EVERY_8),
-    Row("muon", BEFORE, UNCORRECTED, rate_of=f"{CORRECTED}, {HALF}"),
-    Row("adamw", SYNC, None),
-    Row("adamw", INT8, EVERY_2),
-    Row("adamw", "default", {}, rate_of=INT8),
-    Row("muon", f"{INT8}, outer 0.2/0.9", EVERY_2 | GENTLEST),
-    Row("adamw", f"{INT8}, outer 0.2/0.9", EVERY_2 | GENTLEST),
-    Row("muon", f"{INT8}, {HALF}", EVERY_2 | CORRECTION | NOLOCO),
-    Row("adamw", f"{INT8}, {HALF}", EVERY_2 | CORRECTION | NOLOCO),
-    Row("adamw", CORRECTED, EVERY_8),
-    Row("muon", f"{CORRECTED}, {HALF}", EVERY_8 | CORRECTION | NOLOCO),
-    Row("adamw", f"{CORRECTED}, {HALF}", EVERY_8 | CORRECTION | NOLOCO),
-    Row("adamw", BEFORE, UNCORRECTED, rate_of=f"{CORRECTED}, {HALF}"),
-    Row("muon", "default, each node whole plays", {}, rate_of=INT8, partition="natural"),
-    Row("muon", f"{BEFORE}, each node whole plays", UNCORRECTED, rate_of=f"{CORRECTED}, {HALF}", partition="natural"),
-    Row("muon", "default, 16 nodes", {}, rate_of=INT8, peers=16),
-    Row("muon", f"{BEFORE}, 16 nodes", UNCORRECTED, rate_of=f"{CORRECTED}, {HALF}", peers=16),
-    Row("muon", M28, moniqua(28, **GENTLER)),
-    Row("muon", ALWAYS, EVERY_STEP, slack=1.8),
-    Row("muon", M56, moniqua(56, **GENTLER), rate_of=M28),
-    Row("muon", f"{M28}, correction 0.1", moniqua(28, **GENTLER, correction=0.1), rate_of=M28),
-    Row("muon", F56, moniqua(7, **GENTLER, part="fragments 8"), rate_of=M28),
-    Row("adamw", M28, moniqua(28, **GENTLER)),
-    Row("adamw", ALWAYS, EVERY_STEP, slack=1.8),
-    Row("adamw", M56, moniqua(56, **GENTLER), rate_of=M28),
-    Row("muon", f"{SYNC}, 1 M parameters", None, (1,), rate_of=SYNC, model="larger_gpt"),
-    Row("muon", "default, 1 M parameters", {}, (1,), rate_of=INT8, model="larger_gpt"),
-]
+
+
+def moniqua(every: int) -> dict[str, Any]:
+    return FREE | {"codec": "moniqua4", "mix_every_steps": every}
+
+
+def rows_of(inside: str) -> list[Row]:
+    """Return the rows of one inner optimizer in the order of the runs, the most important ones first."""
+    return [
+        Row(inside, SYNC, None),
+        Row(inside, DEFAULT, {}),  # Nodes choose codec, interval and momentum.
+        Row(inside, PLAIN, EVERY_2 | {"outer_momentum": 0.0, "outer_rate": 1.0}),
+        Row(inside, FIXED, EVERY_2 | {"outer_momentum": 0.3, "outer_rate": 0.9, "correction": 0.2}),
+        Row(inside, f"{DEFAULT}, {ALONE}", {"mix_state": "off"}),
+        Row(inside, LOCKSTEP, EVERY_STEP, slack=1.8),
+        Row(inside, M28, moniqua(28)),
+        Row(inside, M56, moniqua(56), rate_of=M28),
+        Row(inside, f"{DEFAULT}, {WHOLE_PLAYS}", {}, rate_of=DEFAULT, partition="natural"),
+        Row(inside, f"{DEFAULT}, {SIXTEEN}", {}, peers=16),
+        Row(inside, f"{LOCKSTEP}, {SIXTEEN}", EVERY_STEP, peers=16, slack=1.8),
+        Row(inside, f"{SYNC}, {LARGER}", None, (1,), rate_of=SYNC, model="larger_gpt"),
+        Row(inside, f"{DEFAULT}, {LARGER}", {}, (1,), rate_of=DEFAULT, model="larger_gpt"),
+    ]
+
+
+ROWS = [*rows_of("adamw"), *rows_of("muon")]
 
 
 # -- the task ------------------------------------------------------------------------------------------------------
@@ -161,7 +143,7 @@ def larger_gpt() -> nn.Module:
 def scenario(row: Row, rate: float, seed: int) -> dict[str, Any]:
     """Return the table of one run."""
     peers = 1 if row.gossip is None else row.peers
-    falling = {"schedule": "cosine", "schedule_steps": STEPS, "warmup_steps": WARMUP}
+    falling = {"schedule": "cosine", "schedule_steps": STEPS, "warmup_steps": WARMUPS[row.inside]}
     optimizer = INSIDE[row.inside] | {"lr": rate, "betas": [0.9, 0.95], "clip_norm": 1.0} | falling
     return {
         "name": row.name, "seed": seed, "peers": peers, "duration_s": STEPS * STEP_S * row.slack,
@@ -301,9 +283,9 @@ def play_all(rows: list[Row], runs: Runs) -> None:
 # -- the page ------------------------------------------------------------------------------------------------------
 NOTES = """\
 {nodes} nodes and 69,600 parameters unless a row says otherwise; {steps} steps, {windows} windows of {context} bytes a
-step in all; gradients clipped to a norm of 1; the rate rises over {warmup} steps and falls to 0 by half a cosine;
-AdamW's betas are 0.9 and 0.95, its rate beside Muon 0.01. Synchronous training is one model that takes all windows.
-"Loss more" is the loss on windows apart from those by which rates were chosen, beside synchronous training with the
+step in all; gradients clipped to a norm of 1; the rate rises over {adamw} steps with AdamW and {muon} with Muon and
+falls to 0 by half a cosine; AdamW's betas are 0.9 and 0.95, its rate beside Muon 0.01. Synchronous training is one
+model that takes all windows. "Loss more" is the loss on windows apart from those by which rates were chosen, beside synchronous training with the
 same optimizer and the same seeds, in percent. "Fewer bytes" is beside an all-reduce of fp32 gradients, counted as two
 models a step and node, as a ring of many sends. A rate with a star is another row's, or has no worse one on either side
 among those that were tried. "Whole plays" assigns each play of Shakespeare to one node, as data that are not IID. Where
@@ -318,7 +300,7 @@ HEADS = (
 
 def section(runs: Runs) -> list[str]:
     """Return the section of docs/results/bytes.md."""
-    numbers = {"nodes": 4, "steps": f"{STEPS:,}", "windows": WINDOWS_A_STEP, "context": CONTEXT, "warmup": WARMUP}
+    numbers = {"nodes": 4, "steps": f"{STEPS:,}", "windows": WINDOWS_A_STEP, "context": CONTEXT, **WARMUPS}
     lines = [f"## {TITLE}", "", *NOTES.format(**numbers).splitlines(), "", cells(HEADS), cells(["---"] * len(HEADS))]
     base = {(row.inside, row.model): runs.seeds_of(row) for row in ROWS if row.gossip is None}
     for row in sorted(ROWS, key=lambda row: row.inside, reverse=True):
