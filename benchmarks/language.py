@@ -285,12 +285,13 @@ NOTES = """\
 {nodes} nodes and 69,600 parameters unless a row says otherwise; {steps} steps, {windows} windows of {context} bytes a
 step in all; gradients clipped to a norm of 1; the rate rises over {adamw} steps with AdamW and {muon} with Muon and
 falls to 0 by half a cosine; AdamW's betas are 0.9 and 0.95, its rate beside Muon 0.01. Synchronous training is one
-model that takes all windows. "Loss more" is the loss on windows apart from those by which rates were chosen, beside synchronous training with the
-same optimizer and the same seeds, in percent. "Fewer bytes" is beside an all-reduce of fp32 gradients, counted as two
-models a step and node, as a ring of many sends. A rate with a star is another row's, or has no worse one on either side
-among those that were tried. "Whole plays" assigns each play of Shakespeare to one node, as data that are not IID. Where
-all weights are averaged after every step, in lockstep, what is left is no matter of interval or codec: each node's
-optimizer steps by the gradient of its own small batch. The spread says how much is chance.
+model that takes all windows. "Loss more" is the loss on windows apart from those by which rates were chosen, beside
+synchronous training with the same optimizer and the same seeds, in percent. "Fewer bytes" is beside an all-reduce of
+fp32 gradients, counted as two models a step and node, as a ring of many sends. A rate with a star is another row's,
+or has no worse one on either side among those that were tried. "Whole plays" assigns each play of Shakespeare to one
+node, as data that are not IID. Where all weights are averaged after every step, in lockstep, what is left is no
+matter of interval or codec: each node's optimizer steps by the gradient of its own small batch. The spread says how
+much is chance.
 """
 HEADS = (
     "inside", "exchange", "rate", "loss", "seeds", "spread", "loss more, %", "of the average model, %", "MB a node",
