@@ -195,7 +195,7 @@ def test_mixes_take_the_outer_step_whatever_optimizes_unless_it_has_a_momentum_o
 
     def outer(optimizer, config=left_open):
         step = Node(model, optimizer, config=config)._training.live.outer
-        return step.alpha, step.beta
+        return step.measures, step.is_plain
 
-    assert outer(sgd) == outer(None) == outer([]) == outer((sgd,)) == outer([sgd, sgd]) == (0.3, 0.9)
-    assert outer(quasi_global) == outer([sgd, quasi_global]) == outer(None, Config(outer_momentum=0.0)) == (0.0, 1.0)
+    assert outer(sgd) == outer(None) == outer([]) == outer((sgd,)) == outer([sgd, sgd]) == (True, False)
+    assert outer(quasi_global) == outer([sgd, quasi_global]) == outer(None, Config(outer_momentum=0.0)) == (False, True)

@@ -108,9 +108,13 @@ def test_the_end_of_settling_is_told_with_a_digest_of_the_weights(train, until, 
     for node in nodes:
         [event] = events(node, "settled")
         assert (event.distance, event.tensor, event.digest) == (0.0, "", digest)
-    rows = [json.loads(line) for line in (tmp_path / "log.jsonl").read_text().splitlines()]
-    told = [row for row in rows if row.get("event") == "settled"]
-    assert [(row["distance"], row["tensor"], row["digest"]) for row in told] == [(0.0, "", digest)] * 2
+
+    def told():
+        rows = [json.loads(line) for line in (tmp_path / "log.jsonl").read_text().splitlines()]
+        return [(row["distance"], row["tensor"], row["digest"]) for row in rows if row.get("event") == "settled"]
+
+    until(lambda: len(told()) == 2)  # A node writes its line after it has told its program.
+    assert told() == [(0.0, "", digest)] * 2
     assert not [record for record in caplog.records if getattr(record, "kind", "") == "apart"]
 
 
