@@ -130,7 +130,10 @@ class Host(Sessions):
             self.bound.setdefault(session, link)
             self.peer.update_counts(self.steps, self.samples * self.steps)
         self.perform(self.peer.receive(sender.id, message, self.world.now))
-        if binds and session not in self.peer.exchanges.table and session not in self.peer.donating.table:
+        peer = self.peer
+        if binds and not any(
+            session in one for one in (peer.exchanges.table, peer.donating.table, peer.moments.served)
+        ):
             self.bound.pop(session, None)
 
     # -- the training loop -------------------------------------------------------------------------------------------

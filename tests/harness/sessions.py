@@ -33,6 +33,7 @@ class Session:
     transfer: effects.Transfer | None = None
     collect: effects.ReceivePiece | None = None
     serve: effects.SendPiece | None = None
+    moments: effects.ReceiveMoments | None = None
     gather: effects.Gather | None = None
     values: dict[PeerId, Number] = field(default_factory=dict)  # of a group: what came of each one's vector,
     means: dict[PeerId, Number] = field(default_factory=dict)  # and of each one's mean
@@ -58,6 +59,7 @@ class Sessions:
         self.hash_s = 0.0  # the seconds that hashing them takes
         self.hashes = 0  # requests for their hash; the last one replaces all before it
         self.joining_since = -1.0
+        self.moments_mixed = 0  # parts of partners' moments
 
     @property
     def value(self) -> Number:
@@ -134,6 +136,25 @@ class Sessions:
                     self.later(0.0, self.call, "on_failed", number, "broken")
                     return
                 session.link = self.bound[number] = self.links[partner][-1]
+            case effects.CopyMoments(number):
+                self.sessions[number] = self.wishes[number] = Session()
+            case effects.SendMoments(number, partner):
+                link = self.bound.get(number)
+                if link is None or link.other(self).id != partner:
+                    self.later(0.0, self.call, "on_failed", number, "broken")
+                    return
+                self.stream(link, number, "moments", self.sessions[number].value)
+                self.later(self.world.network.streamed_s(link, self), self.call, "on_served", number)
+            case effects.ReceiveMoments(number, partner):
+                session = self.sessions[number] = Session(partner=partner, moments=effect)
+                if partner not in self.links:
+                    self.later(0.0, self.call, "on_failed", number, "broken")
+                    return
+                session.link = self.bound[number] = self.links[partner][-1]
+            case effects.MixMoments(number):
+                if self.sessions[number].theirs is None:
+                    self.world.fail("moments are mixed once they are whole", f"{self} is told {effect}")
+                self.moments_mixed += 1
             case effects.Adopt():
                 self.adoption = effect
             case effects.Confirm():
@@ -151,9 +172,15 @@ class Sessions:
         to.later(self.world.network.streamed_s(link, self), to.arrived, link, self, number, what, value)
 
     def arrived(self, link: Link, sender: Sessions, number: int, what: str, value: Number) -> None:
-        """``what``: ``theirs`` of a pair or a push, one of a group's ``values``, or of its ``means``."""
+        """``what``: ``theirs`` of a pair or a push, one of a group's ``values`` or its ``means``, or ``moments``."""
         session = self.sessions.get(number)
         if not link.carries(self):
+            return
+        if what == "moments":
+            right = session is not None and session.moments is not None and session.link is link
+            if right and session.partner == sender.id and session.theirs is None:
+                session.theirs = value
+                self.call("on_moments", number, True)
             return
         if what == "theirs":
             right = session is not None and session.transfer is not None and session.transfer.receives

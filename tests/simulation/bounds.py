@@ -32,6 +32,9 @@ BOUNDS = {
     "exchanges.filter.mean_squares": 16,
     "exchanges.own_exchanges": 16,  # the most partners of a mix
     "donating.table": 2,  # MAX_SERVED, each a snapshot
+    "moments.fetched": 1,
+    "moments.served": 2,  # MAX_SERVED
+    "moments.declined": 256,  # MAX_DECLINED
     "joining.pieces": 4,
     "joining.surveys": 8,  # the second survey asks four donors and four other members
     "joining.avoided_runs": 64,

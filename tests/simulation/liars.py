@@ -199,10 +199,11 @@ class Liar(Host):
 
     def lie_fetch(self) -> Any:
         rng, local = self.rng, self.peer.local
-        start = rng.choice([0, 0, 1024, ELEMENTS])
+        start, session = rng.choice([0, 0, 1024, ELEMENTS]), self.session()
+        moments = (("exp_avg", "exp_avg_sq"), "fs") if session % 3 else (("exp_avg",), "")
         return rng.choice([
             Fetch(rng.getrandbits(62), (), start, rng.choice([start, ELEMENTS, 2**62])),
-            Fetch(self.session(), ("exp_avg",), 0, ELEMENTS),
+            Fetch(session, moments[0], 0, ELEMENTS, moments[1]),
             Serving(self.session(), self.figure(), local.run_id, rng.choice([(), ("zzz",)]), (("step", 1e308),),
                     rng.choice(NUMBERS), rng.random() < 0.5),
             Reach(), Reached(rng.random() < 0.5),

@@ -10,12 +10,13 @@ import random
 from collections.abc import Callable
 from typing import Any, ClassVar
 
+from gossip.arithmetic.moments import MomentForm
 from gossip.config import Config
 from gossip.ids import MemberRecord, PeerId
 from tests.harness.configs import tuned
 from tests.harness.world import address_of
 from tests.simulation.bounds import check_bounds, check_exchanges, longest_s
-from tests.simulation.host import Host, Manners
+from tests.simulation.host import ELEMENTS, Host, Manners
 from tests.simulation.liars import Liar
 from tests.simulation.overlaps import Overlaps
 from tests.simulation.quiet import Quiet
@@ -180,7 +181,17 @@ class Schedule:
             seeds=seeds, book=book, value=value, dialable=dialable, must_join=bool(seeds) and self.must_join(),
         )  # fmt: skip
         host.liar = liar or twin is not None
+        if (form := self.moments(number)) is not None:
+            host.peer.set_moments(form)
         return world.enter(host)
+
+    def moments(self, number: int) -> MomentForm | None:
+        """Return the form of a host's moments: half of the schedules have any, and one host in five has others."""
+        draws = random.Random(f"moments {self.seed}")
+        if draws.random() < 0.5:
+            return None
+        is_other = random.Random(f"moments {self.seed} {number}").random() < 0.2
+        return OTHER_MOMENTS if is_other else MOMENTS
 
     def manners(self) -> Manners:
         manners = Manners(self.rng)
@@ -418,6 +429,8 @@ class Schedule:
         world.judge.sums()
 
 
+MOMENTS = MomentForm(("exp_avg", "exp_avg_sq"), ("first", "second"), ELEMENTS)
+OTHER_MOMENTS = MomentForm(("momentum_buffer",), ("plain",), ELEMENTS)
 FAULTS: tuple[Callable[[Schedule], None], ...] = (
     Schedule.break_link, Schedule.break_link, Schedule.retire_link, Schedule.spike, Schedule.part, Schedule.crash,
     Schedule.restart, Schedule.restart, Schedule.leave, Schedule.newcomer, Schedule.stop, Schedule.pause,
