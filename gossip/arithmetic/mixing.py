@@ -21,6 +21,7 @@ from gossip.kernel.squares import PIECE, squares_numpy
 __all__ = [
     "OuterStep",
     "check_outer",
+    "closest_rate",
     "is_finite",
     "join_weight",
     "measured_momentum",
@@ -29,6 +30,7 @@ __all__ = [
     "pair_cap",
     "pair_weight",
     "push_mass",
+    "sample_of",
     "stability_limit",
     "subtract",
 ]
@@ -146,7 +148,7 @@ def measured_momentum(alpha: float, before: Floats, after: Floats) -> float:
     With noise alone, plain pair means leave successive steps a correlation of -1/4: a node moves back and forth, and
     momentum averages that out. Steps that point alike already, as those of an inner optimizer with a memory of its own,
     gain nothing from it, and overshoot. So ``alpha`` rises by ``MOMENTUM_GAIN (ALIKE - correlation)``, between 0 and
-    :data:`MAX_MOMENTUM`. The rate ``1 - alpha^2`` belongs to it, half of the stable limit, where nodes stay closest.
+    :data:`MAX_MOMENTUM`.
     """
     with np.errstate(all="ignore"):
         squares = float(before.dot(before)) * float(after.dot(after))
@@ -154,6 +156,11 @@ def measured_momentum(alpha: float, before: Floats, after: Floats) -> float:
     if not (0.0 < squares < math.inf and math.isfinite(product)):
         return alpha
     return min(max(alpha + MOMENTUM_GAIN * (ALIKE - product / math.sqrt(squares)), 0.0), MAX_MOMENTUM)
+
+
+def closest_rate(alpha: float) -> float:
+    """Return the outer rate with which pairs stay closest, half of the stable limit: ``1 - alpha^2``."""
+    return 1.0 - alpha * alpha
 
 
 def sample_of(momentum: Floats) -> Floats:
@@ -201,8 +208,8 @@ class OuterStep:
         alpha: The momentum.
         beta: The outer rate.
         group: The number of vectors that a mix averages.
-        measures: The momentum follows the steps from ``alpha`` on, and the rate follows it
-                (:func:`measured_momentum`).
+        measures: The momentum follows the steps from ``alpha`` on (:func:`measured_momentum`), and the rate the
+            momentum (:func:`closest_rate`).
     """
 
     __slots__ = ("_momentum", "_phi", "alpha", "beta", "correction", "measures", "parameters")
@@ -317,7 +324,7 @@ class OuterStep:
         """Set the momentum of the next step, from a sample before the last one."""
         if before is not None:
             self.alpha = measured_momentum(self.alpha, before, sample_of(self.state()[1]))
-            self.beta = 1.0 - self.alpha * self.alpha
+            self.beta = closest_rate(self.alpha)
 
     def count_parameters(self, positions: NDArray[np.int64]) -> int:
         """Return how many of these ascending positions are parameters. Those of buffers come after them."""

@@ -18,7 +18,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gossip.arithmetic.correction import credit
-from gossip.arithmetic.mixing import measured_momentum, outer_step, outer_step_overlapping, sample_of
+from gossip.arithmetic.mixing import (
+    closest_rate,
+    measured_momentum,
+    outer_step,
+    outer_step_overlapping,
+    sample_of,
+)
 from gossip.codecs import Codec
 from gossip.config import Config
 from gossip.state_transfer.comparing import MIN_DONORS
@@ -436,7 +442,7 @@ class Models:
         if not self.config.measures_momentum:
             return self.config.outer
         alpha = float(self.alpha[row])
-        return alpha, 1.0 - alpha * alpha
+        return alpha, closest_rate(alpha)
 
     def sample(self, row: int) -> F32 | None:
         """Return what :meth:`measure` compares, as :meth:`gossip.arithmetic.mixing.OuterStep.sample` does."""

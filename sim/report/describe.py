@@ -96,12 +96,16 @@ def mixing_sentence(scenario: Scenario) -> str:
     when = "every " + " or ".join(each for each in (steps, seconds) if each is not None)
     if config.auto_interval:
         when = "as often as each can afford"
-    outer = "" if config.plain else " with an outer step (momentum {:g}, rate {:g})".format(*config.outer)
-    if config.measures_momentum:
-        outer = " with an outer step whose momentum it measures"
+    outer = "" if config.plain else f" with an outer step {outer_text(config)}"
     partners = partners_text(config, scenario.peers)
     codec = "the codec that suits each link" if config.codec_name == AUTO else config.codec_name
     return f"Each {MIXINGS[config.mixing].does}{part_text(config)} {partners} {when}{outer}, in {codec}."
+
+
+def outer_text(config: Config) -> str:
+    if config.measures_momentum:
+        return "whose momentum it measures"
+    return "(momentum {:g}, rate {:g})".format(*config.outer)
 
 
 def part_text(config: Config) -> str:
