@@ -27,6 +27,7 @@ class Program:
         best: Whether high or low values are better.
         spread: How much worse the mean of three nodes may be than one process with their batches in each step.
         notices: The kinds of warnings that a node says of such a program.
+        late_notices: Those that a late node says of it besides.
         gains: Other nodes help a run as short as this one. If not, its measure is what a node's own steps reach alone.
     """
 
@@ -37,6 +38,7 @@ class Program:
     best: Literal["high", "low"]
     spread: float
     notices: tuple[str, ...] = ()
+    late_notices: tuple[str, ...] = ()
     gains: bool = True
 
     def loss(self, value: float, alone: float) -> float:

@@ -18,7 +18,8 @@ def check(name, **faults):
     joint = play(program, workers=NODES) if program.gains else play(program, share=NODES)
     swarm = play(program, NODES, **faults)
     assert swarm.accusations == []
-    assert set(swarm.notices) <= {*program.notices, *(["member"] if faults else [])}, swarm.notices
+    expected = {*program.notices, *(["member", *program.late_notices] if faults else [])}
+    assert set(swarm.notices) <= expected, swarm.notices
     assert swarm.difference < LARGEST_DIFFERENCE, swarm.tensor
     assert program.loss(swarm.mean, joint.mean) < program.spread, f"{swarm.metrics}, synchronously {joint.mean}"
     return swarm

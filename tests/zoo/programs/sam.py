@@ -32,7 +32,7 @@ class SAM(torch.optim.SGD):
         self.step()
 
 
-@zoo("SAM", "accuracy", "high", 0.03, notices=("optimizer",))  # Of a late node, whose SAM has not stepped yet.
+@zoo("SAM", "accuracy", "high", 0.03, late_notices=("optimizer",))  # Its SAM has not stepped yet.
 def run(Node, seed):
     torch.manual_seed(seed)
     x, y, x_test, y_test = digits()
