@@ -131,6 +131,10 @@ def run(
     page: Annotated[
         str | None, typer.Option(metavar="HOST:PORT", help="A live page for browsers, as 127.0.0.1:7780.")
     ] = None,
+    grace: Annotated[
+        float | None,
+        typer.Option(metavar="SECONDS", min=0, help="When it ends, mix a last time for at most this long; else 5 s."),
+    ] = None,
     on_fault: Annotated[
         str | None,
         typer.Option(metavar="HOW", help="After a fault of this program's network side: restart (default) or raise."),
@@ -165,6 +169,7 @@ def run(
         wait_s=wait_s,
         config=config,
         page=page,
+        grace=grace,
         on_fault=on_fault,
         log=log,
         trace=trace,

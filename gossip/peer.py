@@ -246,6 +246,13 @@ class Peer:
         if isinstance(self.membership, Membership):
             self.membership.add_founders(records, now)
 
+    def hand_over(self, now: float) -> list[Effect]:
+        """Mix with members that stay before we leave, so that they keep what only this peer has learned.
+
+        :attr:`Initiator.is_handing_over` says how long to wait for it.
+        """
+        return self.initiator.hand_over(len(self.membership.contacted()), now)
+
     def leave(self, now: float) -> list[Effect]:
         """Announce LEFT with the last counts, which no later record can hold."""
         self.own_run.publish_counts(now)

@@ -23,7 +23,7 @@ from node.child import Child, last_lines
 
 __all__ = ["LocalSwarm"]
 
-GRACE_S = 5.0  # Seconds between SIGTERM and SIGKILL; leaving a swarm takes under 2 s.
+GRACE_S = 10.0  # Seconds between SIGTERM and SIGKILL; leaving a swarm takes under 7 s with its last mixes.
 POLL_PERIOD_S = 0.1  # Seconds between two looks at the processes.
 START_S = 120.0  # Limit until the first node listens: a machine may read torch from a slow disk.
 TOGETHER_S = 600.0  # The nodes wait this long for each other: otherwise the first could finish before the last begins.

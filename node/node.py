@@ -45,8 +45,8 @@ class Node(DataCalls):
     """One node of a swarm in the background of a training loop, used as ``with Node(model, optimizer, ...) as node``.
 
     Settings that are not given come from GOSSIP_SEEDS, GOSSIP_LISTEN, GOSSIP_ADVERTISE, GOSSIP_SECRET_FILE,
-    GOSSIP_STATE_DIR, GOSSIP_CONFIG, GOSSIP_MUST_JOIN, GOSSIP_WAIT_FOR, GOSSIP_WAIT_S, GOSSIP_PAGE,
-    GOSSIP_ON_FAULT and GOSSIP_TRACE.
+    GOSSIP_STATE_DIR, GOSSIP_CONFIG, GOSSIP_GRACE, GOSSIP_MUST_JOIN, GOSSIP_WAIT_FOR, GOSSIP_WAIT_S,
+    GOSSIP_PAGE, GOSSIP_ON_FAULT and GOSSIP_TRACE.
 
     Args:
         model: A torch module, a mapping of names to tensors or writable arrays, or a :class:`~node.model.state.State`.
@@ -149,8 +149,10 @@ class Node(DataCalls):
         return self
 
     def close(self) -> None:
-        """Say LEFT and stop, within about a second. Leaving the block does the same; a second call does nothing.
+        """Say LEFT and stop. Leaving the block does the same; a second call does nothing.
 
+        If this node has taken steps since its last mix, it first mixes with up to three members that stay, within
+        ``grace_s`` of its configuration, mostly in milliseconds. It does not after an error of the loop.
         If a checkpoint is on its way to a store, the call then waits for it.
         """
         self._training.close(sys.exception())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import fcntl
 import importlib.util
 import math
@@ -111,6 +112,8 @@ class Settings:
         is_seed = not (addresses or options.seeds)  # Others look for it next to this process's first Node.
         follows_first = place > 0 and is_seed and not options.listen and listen is not None and listen.port == 0
         config = config_of(options, environment)
+        if (grace_s := seconds_of("grace_s", None, "GOSSIP_GRACE", environment, may_be_zero=True)) is not None:
+            config = dataclasses.replace(config, grace_s=grace_s)
         wait_for = environment.get("GOSSIP_WAIT_FOR", "1") if options.wait_for is None else options.wait_for
         wait_s = seconds_of("wait_s", options.wait_s, "GOSSIP_WAIT_S", environment, may_be_zero=True)
         return cls(

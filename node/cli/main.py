@@ -53,6 +53,7 @@ class RunSettings:
     wait_s: float | None = None
     config: Path | None = None
     page: str | None = None  # host:port
+    grace: float | None = None  # Seconds.
     on_fault: str | None = None  # restart or raise
     log: Path | None = None
     trace: Path | None = None
@@ -61,7 +62,8 @@ class RunSettings:
 
 # The settings that a run passes to Node in variables of their names, like GOSSIP_LISTEN.
 PASSED = (
-    "listen", "advertise", "state_dir", "must_join", "wait_for", "wait_s", "config", "page", "on_fault", "log", "trace",
+    "listen", "advertise", "state_dir", "must_join", "wait_for", "wait_s", "config", "page", "grace", "on_fault", "log",
+    "trace",
 )  # fmt: skip
 
 

@@ -12,8 +12,9 @@ import numpy as np
 
 from gossip.arithmetic.layout import quoted
 from gossip.averaging.vectors import Floats
-from gossip.effects import MemberState
+from gossip.effects import Effect, MemberState
 from gossip.ids import MemberRecord, quantity
+from gossip.peer import Peer
 from node.loop.held_run import HeldRun
 from node.loop.live import LiveModel
 from node.loop.network_side import NetworkSide
@@ -354,6 +355,29 @@ class Settling:
         is_urgent = self.own_figures.marks.get(name) != mark
         packed = self.own_figures.pack_mark(name, mark, self.network.peer.view.run_id, self.run.swarm_samples)
         self.network.report_to_peer(lambda peer, now: peer.publish_figures(packed, now, is_urgent))
+
+    def hand_over(self, seconds: float) -> None:
+        """Mix for at most this many seconds with members that stay, before this node leaves.
+
+        They then hold what this loop has learned since its last mix. The user is told if none of it was taken.
+        """
+        done_before, until = self.network.peer.exchanges.done_count, time.monotonic() + seconds
+
+        def begin(peer: Peer, now: float) -> list[Effect]:
+            peer.update_counts(self.run.steps, self.run.samples)  # The last report may be older.
+            return peer.hand_over(now)
+
+        self.network.report_to_peer(begin)
+        self.network.sync()
+        initiator = self.network.peer.initiator
+        if not (initiator.last_mixes or initiator.is_handing_over):
+            return
+        while time.monotonic() < until and self.network.peer.initiator.is_handing_over:
+            self.live.wake.wait(QUICK_VISIT_PERIOD_S)
+            self.visit()
+        if self.network.peer.exchanges.done_count == done_before:
+            text = f"This node leaves, and no member has taken its last steps within {seconds:g} s (grace_s)"
+            self.network.notify("unshared", f"{text}: what it has learned since its last mix is lost.")
 
     def finish_exchanges(self, seconds: float) -> None:
         """Wait for exchanges in progress, so that the weights that are evaluated or saved equal the partners'."""

@@ -7,6 +7,7 @@ steps. Everything here runs in the training thread, except :meth:`TrainingSide.p
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import signal
@@ -19,7 +20,7 @@ from typing import Any
 
 from gossip.arithmetic.correction import Correction, steps_between_parts
 from gossip.averaging.visit import Visit
-from gossip.errors import LocalError
+from gossip.errors import GossipError, LocalError
 from gossip.ids import MemberRecord, PeerId, from_hex
 from node import running
 from node.data.division import Sharers, Sharing
@@ -150,7 +151,7 @@ class TrainingSide:
             raise
 
     def close(self, error: BaseException | None = None) -> None:
-        """Announce LEFT and stop, within about a second. Do nothing in a forked child, whose parent runs the node.
+        """Mix a last time, announce LEFT and stop. Do nothing in a forked child, whose parent runs the node.
 
         Args:
             error: The reason for which the loop has ended; the ranks of a group are told it.
@@ -159,6 +160,25 @@ class TrainingSide:
             return
         if error is None:
             self.settling.tell_of_changes()
+        try:
+            self.hand_over(error)
+        finally:
+            self.end()
+
+    def hand_over(self, error: BaseException | None) -> None:
+        """Let members that stay take this loop's last steps, unless an error has ended it, or it has several ranks.
+
+        SIGTERM and ^C end a loop in order.
+        """
+        is_in_order = error is None or isinstance(error, SystemExit | KeyboardInterrupt)
+        leaving = self.service.leaving
+        is_up = leaving is not None and not (leaving.is_set() or self.network.ended.is_set())
+        if is_in_order and is_up and self.config.grace_s and isinstance(self.ranks, NoRanks):
+            with contextlib.suppress(GossipError):  # A fault has been told, and must not replace the program's error.
+                self.settling.hand_over(self.config.grace_s)
+
+    def end(self) -> None:
+        """Announce LEFT, and end the threads, within about a second."""
         self.step_watch.close()
         self.optimizer_watch.close()
         self.network.call(self.comparison.compare)  # A short program may not have reached a report.

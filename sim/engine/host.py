@@ -53,7 +53,8 @@ class Host:
 
     __slots__ = (
         "address", "asked_at", "attacker", "averager", "awaited_pieces", "boundary", "computed_steps", "cursor",
-        "dialled", "draw_durations", "events", "gone", "has_free_slot", "id", "index", "is_offering", "is_training",
+        "dialled", "draw_durations", "events", "gone", "has_free_slot", "id", "index", "is_leaving",
+        "is_offering", "is_training",
         "is_visiting", "is_watched", "line_seed", "lines", "links", "name", "pause", "peer", "pending", "perform",
         "queueing_mean_s", "queueing_since", "queueing_until", "reported_at", "rest_until", "rng", "row",
         "samples_per_step", "silent", "sketch_seed", "step_ends", "steps", "stream_starts", "timeline", "timer_at",
@@ -76,6 +77,7 @@ class Host:
         self.rng = rng  # The network's random draws for what this host sends.
         self.line_seed = line_seed  # 64 bits that seed the draws of its lines.
         self.gone = False  # True once it was killed or has left.
+        self.is_leaving = False  # True while it mixes a last time, and trains no more.
         self.silent = False  # True if its machine is off too, so that no partner learns that its links are gone.
         # Links
         self.links: dict[PeerId, int] = {}  # Link numbers by partner; later links have higher numbers.

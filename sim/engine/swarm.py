@@ -51,7 +51,7 @@ from sim.engine.host import DurationSource, Floats, Host
 from sim.engine.ideal import IdealLinks, IdealMembers, Registry
 from sim.engine.links import VirtualLinks
 from sim.engine.sessions import Sessions
-from sim.engine.training import OneByOne, Trainer, Training
+from sim.engine.training import POLL_S, OneByOne, Trainer, Training
 from sim.learning.optimizer.moments import MomentPlan
 from sim.scenario.adversaries import Attacker, unguarded
 from sim.seeds import derive, derive_int
@@ -248,6 +248,8 @@ class Swarm:
     def restart(self, index: int, seeds: Iterable[int]) -> None:
         """Restart a peer that was killed or has left; the same member begins a new life and fetches the weights."""
         before = self.hosts[index]
+        if before.is_leaving and not before.gone:
+            self.announce_left(before)
         assert before.gone, "only a peer that is gone can be restarted"
         self.restarts[index] += 1
         peer = self.make_peer(before.name, self.restarts[index], before.vector.size, seeds, config=before.peer.config)
@@ -273,13 +275,28 @@ class Swarm:
         self.links.on_killed(host)
 
     def leave(self, index: int) -> None:
-        """Let a peer announce LEFT, and end it."""
+        """Let a peer mix with those that stay, within its grace, then announce LEFT, and end it."""
         host = self.hosts[index]
+        self.training.halt(host)
         self.training.report_steps(host)
+        self.perform(host, host.peer.hand_over(self.now))
+        self.wait_to_leave(host, self.now + host.peer.config.grace_s)
+
+    def wait_to_leave(self, host: Host, until: float) -> None:
+        """Look again and again whether a peer that leaves has mixed, and end it then or at ``until``."""
+        if host.gone:
+            return
+        if self.now < until and host.peer.initiator.is_handing_over:
+            self.events.push(min(until, self.now + POLL_S), self.wait_to_leave, host, until)
+        else:
+            self.announce_left(host)
+
+    def announce_left(self, host: Host) -> None:
+        """Let a peer announce LEFT, and end it."""
         for effect in host.peer.leave(self.now):
             if not isinstance(effect, Send) or self.links.is_linked(host, effect.to):  # A leaving peer dials no others.
                 self.performers[type(effect)](host, effect)
-        self.kill(index)
+        self.kill(host.index)
 
     def partition(self, groups: Iterable[Iterable[int]]) -> None:
         """Partition the network into these groups; the other peers and newcomers form one more group."""
@@ -296,8 +313,8 @@ class Swarm:
 
     # -- questions -----------------------------------------------------------------------------------------------
     def alive(self) -> list[Host]:
-        """Return the hosts that were not killed and have not left."""
-        return [host for host in self.hosts if not host.gone]
+        """Return the hosts that were not killed, have not left and do not mix a last time."""
+        return [host for host in self.hosts if not (host.gone or host.is_leaving)]
 
     def digest(self) -> str:
         """Return the SHA-256 of the event log and all vectors, in hexadecimal."""

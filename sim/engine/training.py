@@ -136,6 +136,16 @@ class Training:
             host.steps += 1
             self.compute_counted_steps(host)
 
+    def halt(self, host: Host) -> None:
+        """End the loop of a peer that leaves, and keep it at a boundary, where its last mixes find it."""
+        self.end_loop(host)
+        host.is_leaving = True
+        if host.pause is None:
+            host.pause = self.events.now, []
+            del host.step_ends[host.cursor :]
+            host.step_ends.append(math.inf)
+        self.schedule_poll(host)
+
     # -- the clock of steps --------------------------------------------------------------------------------------
     def draw_step_ends(self, host: Host) -> None:
         """Draw the end times of further steps, and drop past ones except the last."""
@@ -199,7 +209,8 @@ class Training:
         """Schedule the next poll of a paused loop: at once if there is work, else after the polling interval."""
         assert host.pause is not None
         now = self.events.now
-        when = now if host.boundary.has_requests or not host.peer.view.is_held else next_poll(host.pause[0], now)
+        is_held = host.is_leaving or host.peer.view.is_held
+        when = now if host.boundary.has_requests or not is_held else next_poll(host.pause[0], now)
         if when < host.visit_at or host.visit_at <= now:
             self.schedule_visit(host, when)
 
@@ -292,7 +303,7 @@ class Training:
 
     def pause_or_resume(self, host: Host) -> None:
         """Pause the loop at this boundary while it is held; afterwards postpone its step ends by the pause."""
-        now, is_held = self.events.now, host.peer.view.is_held
+        now, is_held = self.events.now, host.is_leaving or host.peer.view.is_held
         if host.pause is None and is_held:
             host.pause = now, host.step_ends[host.cursor :]
             del host.step_ends[host.cursor :]

@@ -99,6 +99,11 @@ FAST = (
         "leave it out or set it to 'ideal', as no message of the protocol is played",
     ),
     Only("membership.start", lambda scenario: scenario.membership.start == "together", "set it to 'together'"),
+    Only(
+        "churn.farewell",
+        lambda scenario: scenario.churn is None or not (scenario.churn.farewell and scenario.config.grace_s),
+        "set it to 0, or gossip.grace_s to 0, as the last mixes of peers that leave are not played",
+    ),
     Only("churn.silent", lambda scenario: scenario.churn is None or not scenario.churn.silent, "set it to 0"),
     Only("network.partitions", lambda scenario: not scenario.network.partitions, "leave them out"),
     Only(

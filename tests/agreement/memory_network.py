@@ -35,7 +35,7 @@ from node.network.runtime import Runtime
 from node.observe.events import ExchangeEvent, NodeEvent
 from node.transport.byte_stream import BrokenLinkError, ByteStream
 from sim.engine.host import Lessons
-from sim.engine.training import REPORT_S, next_poll
+from sim.engine.training import POLL_S, REPORT_S, next_poll
 from sim.world.network import NetworkModel
 from tests.memory_stream import MemoryStream, memory_stream_pair
 
@@ -210,7 +210,7 @@ class Trainer:
         self.told: Counter[str] = Counter()  # exchanges done, and failed by the reason, as events told
         self.runtime.on_batch_end = self.update_hints
         self.runtime.read_progress = lambda: (self.steps, self.steps)
-        self.scope = trio.CancelScope()
+        self.scope, self.training = trio.CancelScope(), trio.CancelScope()
         self.gone = False
 
     async def main(self, first_step_at: float) -> None:
@@ -229,8 +229,26 @@ class Trainer:
         self.world.nursery.start_soon(self.say_goodbye, within_s)
 
     async def say_goodbye(self, within_s: float) -> None:
+        await self.hand_over()
         await self.runtime.leave(within_s)
         self.scope.cancel()
+
+    async def hand_over(self) -> None:
+        """Stop in the middle of a step, which still counts, and mix a last time, with the simulator's looks."""
+        self.training.cancel()
+        self.take_step()
+        self.peer.update_counts(self.steps, self.steps)
+        look_at = trio.current_time()
+        self.peer.note_boundary(look_at)
+        self.runtime.perform(self.peer.hand_over(look_at))
+        until = look_at + self.peer.config.grace_s
+        while trio.current_time() < until and self.peer.initiator.is_handing_over:
+            look_at = min(until, look_at + POLL_S)
+            while trio.current_time() < look_at:
+                self.loop.visit(trio.current_time())
+                self.woken = trio.Event()
+                with trio.move_on_at(look_at):
+                    await self.woken.wait()
 
     def check(self) -> None:
         """The Runtime keeps nothing of sessions that are over."""
@@ -256,20 +274,24 @@ class Trainer:
             self.told[event.reason or "done"] += 1
 
     async def train(self, when: float) -> None:
-        while True:
-            await trio.sleep_until(when)
-            if self.peer.view.ready:
-                self.steps += 1
-                self.on_step(self.index, self.vector, self.steps)
-                if self.correction is not None:
-                    self.correct(self.correction)
-                self.loop.step(self.steps, trio.current_time())
-            else:
-                self.loop.visit(trio.current_time())
-            self.peer.note_boundary(trio.current_time())  # a node says so four times a second
-            if self.loop.is_lockstep:
-                await self.hold(when)
-            when = trio.current_time() + self.step_s
+        with self.training:
+            while True:
+                await trio.sleep_until(when)
+                if self.peer.view.ready:
+                    self.take_step()
+                    self.loop.step(self.steps, trio.current_time())
+                else:
+                    self.loop.visit(trio.current_time())
+                self.peer.note_boundary(trio.current_time())  # a node says so four times a second
+                if self.loop.is_lockstep:
+                    await self.hold(when)
+                when = trio.current_time() + self.step_s
+
+    def take_step(self) -> None:
+        self.steps += 1
+        self.on_step(self.index, self.vector, self.steps)
+        if self.correction is not None:
+            self.correct(self.correction)
 
     def correct(self, correction: Correction) -> None:
         """Correct the last steps as a Node does, in numpy: torch rounds once where numpy rounds twice."""

@@ -161,7 +161,7 @@ class Scenarios(OnDisk):
 KEYS = (
     "peers", "seed", "rounds", "duration_s", "gossip.codec", "gossip.part", "gossip.group_size", "task.dataset",
     "task.model", "task.optimizer.name", "task.optimizer.lr", "task.partition", "network.latency", "network.loss",
-    "network.congestion", "network.tls", "fleet", "fleet.number", "churn.silent",
+    "network.congestion", "network.tls", "fleet", "fleet.number", "churn.silent", "churn.farewell",
     "churn.trace", "churn.model", "attackers.share", "compute.step_s", "compute.stragglers.share",
     "report.every_s", "a.b.c", ".", "",
 )  # fmt: skip

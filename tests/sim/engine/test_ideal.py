@@ -130,9 +130,8 @@ def test_everybody_knows_at_once_who_comes_and_goes():
 
 @pytest.mark.parametrize("end", ["kill", "leave"])
 def test_a_dead_partner_ends_the_exchange_a_latency_later(end):
-    swarm = swarm_of(
-        2, network=NetworkModel(latency_s=LATENCY_S, rate_bytes_s=ELEMENTS * 4 / 2.0)
-    )  # a stream takes 2 s
+    network = NetworkModel(latency_s=LATENCY_S, rate_bytes_s=ELEMENTS * 4 / 2.0)  # a stream takes 2 s
+    swarm = swarm_of(2, network=network, config=Config(grace_s=0.0))
     first, second = swarm.hosts
     streaming = lambda: any(one.state.name == "STREAMING" for one in first.peer.exchanges.table.values())  # noqa: E731
     run_while(swarm, lambda: not streaming())

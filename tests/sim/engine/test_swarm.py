@@ -12,6 +12,7 @@ from gossip.config import Config
 from gossip.effects import MemberState, ReceivePiece
 from gossip.errors import ConfigError
 from gossip.exchange.session import State
+from gossip.initiator import LAST_MIXES
 from sim.engine.host import Host
 from sim.engine.swarm import Swarm
 from sim.world.network import NetworkModel
@@ -244,6 +245,41 @@ def test_leaving_is_known_as_leaving() -> None:
     swarm.leave(2)
     swarm.run_until(12.0)
     assert {host.peer.membership.state(swarm.hosts[2].id) for host in swarm.alive()} == {MemberState.LEFT}
+
+
+@pytest.mark.parametrize("grace_s", [0.0, 5.0])
+def test_a_peer_that_leaves_hands_over_what_it_has_learned(grace_s: float) -> None:
+    learned = vector(99)
+
+    def on_step(index: int, values: Floats, steps: int) -> None:
+        if (index, steps) == (2, 57):
+            values += learned
+
+    config = Config(
+        mix_every_steps=1_000, grace_s=grace_s, outer_momentum=0.0, outer_rate=1.0, correction=0.0, codec="fp32"
+    )
+    swarm = swarm_of(5, config=config, on_step=on_step)
+    swarm.run_until(10.0)
+    leaver = swarm.hosts[2]
+    before = np.sum([host.vector for host in swarm.hosts], axis=0)
+    swarm.leave(2)
+    assert len(swarm.alive()) == 4
+    swarm.run_until(swarm.now + 2.0)
+    assert leaver.gone
+    kept = np.sum([host.vector for host in swarm.hosts], axis=0) - before
+    assert kept == pytest.approx(np.zeros(ELEMENTS), abs=1e-3), "mixes conserve the sum"
+    taken = sum(host.peer.exchanges.done_count for host in swarm.alive())
+    assert taken == (LAST_MIXES if grace_s else 0)
+
+
+def test_a_peer_that_leaves_and_comes_again_at_once_is_ended_first() -> None:
+    swarm = swarm_of(3)
+    swarm.run_until(10.0)
+    swarm.leave(2)
+    assert not swarm.hosts[2].gone
+    swarm.restart(2, [0])
+    swarm.run_until(40.0)
+    assert alive_views(swarm) == {2}
 
 
 def test_a_cut_swarm_averages_in_parts_and_as_one_when_healed() -> None:

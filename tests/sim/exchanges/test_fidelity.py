@@ -181,6 +181,7 @@ def test_draws_are_uniform():
         ("membership.mode", {"membership": MembershipSpec(mode="protocol")}),
         ("membership.start", {"membership": MembershipSpec(mode="ideal", start="seed")}),
         ("churn.silent", {"churn": ChurnSpec(up=Distribution.exponential(6), silent=0.5)}),
+        ("churn.farewell", {"churn": ChurnSpec(up=Distribution.exponential(6), farewell=0.5)}),
         ("network.congestion", {"network": NetworkSpec(loss=0.1, congestion=None)}),
         ("task.optimizer.quasi_global", {"task": Task(optimizer=Optimizer(quasi_global=0.9))}),
         ("gossip.mixing", {"gossip": Config(mixing="group")}),

@@ -21,7 +21,7 @@ def test_a_scenario_reads_as_sentences():
         "network": {
             "latency": {"kind": "quantiles", "name": "internet"}, "rate_mbit_s": {"up": 20, "down": "unlimited"}
         },
-        "membership": {"mode": "ideal"}, "churn": {"up": 600, "farewell": 0.5},
+        "membership": {"mode": "ideal"}, "churn": {"up": 600},
     })  # fmt: skip
     assert words.in_words(scenario) == (
         "1,000 peers train an MLP on digits, divided unevenly by class (Dirichlet, alpha 0.1), in batches of 8 with "

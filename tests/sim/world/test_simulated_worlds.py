@@ -134,7 +134,8 @@ def test_a_goodbye_is_known_sooner_than_a_death(tmp_path):
     lines = "".join(f"{peer},0,{5 if peer == 3 else ''}\n" for peer in range(6))
     known_s = {}
     for farewell in (0.0, 1.0):
-        run = Simulation(traced(tmp_path, lines, peers=6, farewell=farewell))
+        config = Config(mix_every_steps=4, grace_s=0.0)
+        run = Simulation(traced(tmp_path, lines, peers=6, farewell=farewell, gossip=config))
         run.swarm.run_until(4.99)
         gone = run.swarm.hosts[3].id
         while any(gone in host.peer.membership.alive() for host in run.swarm.alive()) or not run.swarm.hosts[3].gone:
