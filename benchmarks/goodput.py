@@ -42,23 +42,28 @@ NAMES = {"iid": "IID", "dirichlet": "Dirichlet 0.1"}
 class World(NamedTuple):
     """The conditions of a run: the kind of pause for a failure, the links' rate, and the steps between two mixes.
 
-    Without a kind of pause nothing fails. 24 is the published number of steps.
+    Without a kind of pause nothing fails. 24 is the published number of steps. With ``notice`` learners are warned, and
+    mix a last time before they end.
     """
 
     pause: str | None
     rate_gbit_s: float
     every: int = 24
+    notice: bool = False
 
 
 WORLDS = {
     "no failures": World(None, 100),
     "100 Gbit/s": World("elastic", 100),
+    "with a notice": World("elastic", 100, notice=True),
     "a mix every 8 steps": World("elastic", 100, every=8),
     "5 Gbit/s": World("elastic", 5),
     "rigid learners": World("rigid", 100),
 }
 # These worlds are played on both partitions and compared by accuracy; the others on IID alone, for goodput.
-BOTH_PARTITIONS = {"no failures": "no failures", "100 Gbit/s": "failures, 100 Gbit/s"}
+BOTH_PARTITIONS = {
+    "no failures": "no failures", "100 Gbit/s": "failures, 100 Gbit/s", "with a notice": "failures with a notice",
+}  # fmt: skip
 Job = tuple[int, str, str, int]  # learners, world, partition, seed
 
 
@@ -82,6 +87,7 @@ def scenario(job: Job, pauses: model.Pauses) -> dict[str, Any]:
         table["churn"] = {
             "up": {"kind": "exponential", "mean_s": model.failure_s(model.CHIPS / learners)},
             "down": {"kind": "constant", "value_s": getattr(pauses, world.pause)},
+            "farewell": float(world.notice),
         }
     return table
 

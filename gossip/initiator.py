@@ -39,7 +39,6 @@ class Initiator:
         self.is_waiting = False  # Our mix is due, and waits for the end of one that another peer initiated.
         self.is_lonely = False  # No partner was found when our mix was due the last time.
         self.search_count = 0  # Failed searches for a partner since streams began.
-        self.last_mixes = 0  # Mixes that are left before we leave; 0 unless we do.
         self.has_mixed = False  # An exchange of the mix is finished. With several partners a mix is several exchanges.
         self.moved_steps = 0  # Step count up to which the movement of the model was measured.
 
@@ -92,6 +91,8 @@ class Initiator:
             return []
         effects = exchanges.begin_mix(now)
         self.is_lonely = not (effects or exchanges.used_slots)
+        if self.is_lonely:
+            local.last_mixes = 0
         if not effects:
             self.schedule.retry_at = now + RETRY_S
             self.is_waiting = exchanges.used_slots > 0
@@ -106,15 +107,9 @@ class Initiator:
         """
         if self.local.steps <= self.local.mixed_steps or self.local.finished:
             return []
-        self.last_mixes = min(partners, LAST_MIXES)
+        self.local.last_mixes = min(partners, LAST_MIXES)
         self.schedule.due_at = self.schedule.retry_at = now
         return self.begin(now)
-
-    @property
-    def is_handing_over(self) -> bool:
-        """Return True while last mixes are left to do, or in progress, and there may be a partner for them."""
-        can_go_on = self.local.ready and not (self.local.paused or self.is_lonely or self.joining.phase is not IDLE)
-        return bool(self.exchanges.table) or (self.last_mixes > 0 and can_go_on)
 
     def follow_up(self, now: float) -> list[Effect]:
         """Do what follows from exchanges that ended or began to stream.
@@ -132,9 +127,9 @@ class Initiator:
                 self.adapt_interval()
             schedule.on_mixed(local.steps, now, exchanges.has_own_mixed)
             exchanges.has_own_mixed = False
-            if self.last_mixes:
-                self.last_mixes -= 1
-                schedule.due_at = now if self.last_mixes else math.inf
+            if local.last_mixes:
+                local.last_mixes -= 1
+                schedule.due_at = now if local.last_mixes else math.inf
         if self.is_waiting and not exchanges.is_engaged and (exchanges.has_freed_slot or not exchanges.used_slots):
             self.is_waiting = False  # Otherwise frequent offers of one member would keep us waiting.
             schedule.retry_at = now

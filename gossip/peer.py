@@ -249,7 +249,7 @@ class Peer:
     def hand_over(self, now: float) -> list[Effect]:
         """Mix with members that stay before we leave, so that they keep what only this peer has learned.
 
-        :attr:`Initiator.is_handing_over` says how long to wait for it.
+        ``view.is_handing_over`` says how long to wait for it.
         """
         return self.initiator.hand_over(len(self.membership.contacted()), now)
 

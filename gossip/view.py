@@ -84,6 +84,13 @@ class PeerView:
         """True if the training loop must wait at its boundary: a mix began ``max_version_gap`` intervals ago."""
         return self._exchanges.is_held(self._local.steps)
 
+    @property
+    def is_handing_over(self) -> bool:
+        """True while a peer that leaves has last mixes to do, or in progress, and there may be a partner for them."""
+        local = self._local
+        has_more = local.last_mixes > 0 and local.ready and not (local.paused or self.is_joining)
+        return has_more or bool(self._exchanges.table)
+
     # -- sessions ------------------------------------------------------------------------------------------------
     def has_exchange(self, session: int) -> bool:
         """Return True if an exchange has this session number."""

@@ -152,7 +152,7 @@ class Node(DataCalls):
         """Say LEFT and stop. Leaving the block does the same; a second call does nothing.
 
         If this node has taken steps since its last mix, it first mixes with up to three members that stay, within
-        ``grace_s`` of its configuration, mostly in milliseconds. It does not after an error of the loop.
+        GOSSIP_GRACE seconds (5), mostly in milliseconds. It does not after an error of the loop.
         If a checkpoint is on its way to a store, the call then waits for it.
         """
         self._training.close(sys.exception())

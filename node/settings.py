@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import fcntl
 import importlib.util
 import math
@@ -71,6 +70,7 @@ class Settings:
     page: Address | None = None  # Where the web page listens.
     others: Address | None = None  # The coordinator of a launch on several hosts, on the way to the others.
     trace: Path | None = None  # A file for the timeline of this node.
+    grace_s: float = 0.0  # The most seconds for last mixes before this node leaves.
     on_fault: str = "restart"  # Or "raise": how to react to a fault of this library in the network side.
     place: int = 0  # Among the open Nodes of this process, which share the variables (:func:`beside`).
     shares_address: bool = True  # The program named no address: it is that of the variables.
@@ -112,8 +112,7 @@ class Settings:
         is_seed = not (addresses or options.seeds)  # Others look for it next to this process's first Node.
         follows_first = place > 0 and is_seed and not options.listen and listen is not None and listen.port == 0
         config = config_of(options, environment)
-        if (grace_s := seconds_of("grace_s", None, "GOSSIP_GRACE", environment, may_be_zero=True)) is not None:
-            config = dataclasses.replace(config, grace_s=grace_s)
+        grace_s = seconds_of("grace_s", None, "GOSSIP_GRACE", environment, may_be_zero=True)
         wait_for = environment.get("GOSSIP_WAIT_FOR", "1") if options.wait_for is None else options.wait_for
         wait_s = seconds_of("wait_s", options.wait_s, "GOSSIP_WAIT_S", environment, may_be_zero=True)
         return cls(
@@ -123,6 +122,7 @@ class Settings:
             join_or_fail_s=seconds_of("join_or_fail_s", options.join_or_fail_s, "GOSSIP_MUST_JOIN", environment),
             wait_for=checked_members(wait_for),
             wait_s=WAIT_S if wait_s is None else wait_s,
+            grace_s=config.internal.grace_s if grace_s is None else grace_s,
             page=page_address(options.page or environment.get("GOSSIP_PAGE"), secret),
             trace=timeline_file(options.trace or environment.get("GOSSIP_TRACE")),
             on_fault=checked_on_fault(options.on_fault or environment.get("GOSSIP_ON_FAULT") or "restart"),

@@ -26,6 +26,7 @@ class Internal:
     # -- exchanges ---------------------------------------------------------------------------------------------------
     mixing_share: float = 0.02  # Share of the training time that mix_every_steps = "auto" may cost a node.
     norm_bound: float = 10.0  # Refuse |theirs - ours| > bound (|ours| + sqrt(elements)): broken, not merely far.
+    grace_s: float = 5.0  # The most time for the last mixes of a peer that leaves; of a node GOSSIP_GRACE.
     # The outcome of an exchange in doubt is asked for this long, then it is dropped. Each holds two vectors.
     doubt_s: float = 30.0
     # The chance of any member, however far, as the partner of a `nearest` mix. At 0.1 an exchange costs an eighth of

@@ -164,13 +164,7 @@ class Keys:
         least=1, most=64, least_is="the link alone",
     )
 
-    # -- leaving and joining -------------------------------------------------------------------------------------------
-    grace_s: float = key(
-        5.0, "The most time for which a node that leaves mixes with those that stay, so that they keep what it has "
-        "learned since its last mix. Small models take milliseconds.",
-        "Raise it if a vector takes longer, up to the notice that your machines get. 0 leaves at once.",
-        section="Leaving", unit="s", least=0,
-    )
+    # -- joining -----------------------------------------------------------------------------------------------------
     join_timeout_s: float = key(
         20.0, "The time after which a node that reaches no member starts alone. It merges later.",
         "Raise it if seeds start late. `join_or_fail_s` of Node ends the node instead.", section="Joining", unit="s",

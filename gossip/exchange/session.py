@@ -217,6 +217,7 @@ class Local:
     boundary_at: float = 0.0  # Time at which the training loop was last at a step boundary.
     steps: int = 0  # Steps of the training loop in this life, as last reported.
     samples: int = 0  # Samples of these steps.
+    last_mixes: int = 0  # Mixes that we still want before we leave; 0 unless we do.
     mixed_steps: int = 0  # Steps that the weights held at the snapshot of the last finished exchange.
     finished: bool = False  # The run has reached its end.
     left: bool = False  # This peer has told the others that it leaves.

@@ -369,14 +369,13 @@ class Settling:
 
         self.network.report_to_peer(begin)
         self.network.sync()
-        initiator = self.network.peer.initiator
-        if not (initiator.last_mixes or initiator.is_handing_over):
+        if not self.network.peer.view.is_handing_over:
             return
-        while time.monotonic() < until and self.network.peer.initiator.is_handing_over:
+        while time.monotonic() < until and self.network.peer.view.is_handing_over:
             self.live.wake.wait(QUICK_VISIT_PERIOD_S)
             self.visit()
         if self.network.peer.exchanges.done_count == done_before:
-            text = f"This node leaves, and no member has taken its last steps within {seconds:g} s (grace_s)"
+            text = f"This node leaves, and no member has taken its last steps within {seconds:g} s (--grace)"
             self.network.notify("unshared", f"{text}: what it has learned since its last mix is lost.")
 
     def finish_exchanges(self, seconds: float) -> None:

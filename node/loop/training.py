@@ -173,9 +173,10 @@ class TrainingSide:
         is_in_order = error is None or isinstance(error, SystemExit | KeyboardInterrupt)
         leaving = self.service.leaving
         is_up = leaving is not None and not (leaving.is_set() or self.network.ended.is_set())
-        if is_in_order and is_up and self.config.grace_s and isinstance(self.ranks, NoRanks):
+        is_up = is_up and not self.service.is_restarting
+        if is_in_order and is_up and self.settings.grace_s and isinstance(self.ranks, NoRanks):
             with contextlib.suppress(GossipError):  # A fault has been told, and must not replace the program's error.
-                self.settling.hand_over(self.config.grace_s)
+                self.settling.hand_over(self.settings.grace_s)
 
     def end(self) -> None:
         """Announce LEFT, and end the threads, within about a second."""

@@ -66,12 +66,12 @@ PENDING_MESSAGES = 32  # Messages kept for a peer that is being dialled. Beyond 
 MAX_TIMER_S = 3600.0  # The timer ends at least so often. A peer without a deadline has an infinite one.
 FLOAT32_MB = 4e-6  # The size of one element in MB.
 REPORTS = (
-    "count_votes", "finish", "leave", "merge", "note_misbehaviour", "on_adopted", "on_collected", "on_compared",
-    "on_dial_failed", "on_dial_tried", "on_failed", "on_frozen_changed", "on_frozen_hashed", "on_gathered",
-    "on_linked", "on_mended", "on_moments", "on_not_kept", "on_not_taken", "on_own_seed", "on_recalled", "on_restored",
-    "on_seed_busy", "on_seeds_found", "on_served", "on_snapshotted", "on_spoiled", "on_stepped", "on_streamed",
-    "on_unlinked", "pause", "publish_figures", "resume", "set_moments", "set_optimizer", "settle", "start", "tick",
-    "update_counts",
+    "count_votes", "finish", "hand_over", "leave", "merge", "note_misbehaviour", "on_adopted", "on_collected",
+    "on_compared", "on_dial_failed", "on_dial_tried", "on_failed", "on_frozen_changed", "on_frozen_hashed",
+    "on_gathered", "on_linked", "on_mended", "on_moments", "on_not_kept", "on_not_taken", "on_own_seed",
+    "on_recalled", "on_restored", "on_seed_busy", "on_seeds_found", "on_served", "on_snapshotted", "on_spoiled",
+    "on_stepped", "on_streamed", "on_unlinked", "pause", "publish_figures", "resume", "set_moments",
+    "set_optimizer", "settle", "start", "tick", "update_counts",
 )  # fmt: skip
 """The methods of a Peer that take reports. A fault in one leaves the peer inconsistent, which ends the network side."""
 

@@ -280,13 +280,13 @@ class Swarm:
         self.training.halt(host)
         self.training.report_steps(host)
         self.perform(host, host.peer.hand_over(self.now))
-        self.wait_to_leave(host, self.now + host.peer.config.grace_s)
+        self.wait_to_leave(host, self.now + host.peer.config.internal.grace_s)
 
     def wait_to_leave(self, host: Host, until: float) -> None:
         """Look again and again whether a peer that leaves has mixed, and end it then or at ``until``."""
         if host.gone:
             return
-        if self.now < until and host.peer.initiator.is_handing_over:
+        if self.now < until and host.peer.view.is_handing_over:
             self.events.push(min(until, self.now + POLL_S), self.wait_to_leave, host, until)
         else:
             self.announce_left(host)

@@ -101,8 +101,8 @@ FAST = (
     Only("membership.start", lambda scenario: scenario.membership.start == "together", "set it to 'together'"),
     Only(
         "churn.farewell",
-        lambda scenario: scenario.churn is None or not (scenario.churn.farewell and scenario.config.grace_s),
-        "set it to 0, or gossip.grace_s to 0, as the last mixes of peers that leave are not played",
+        lambda scenario: not (scenario.churn and scenario.churn.farewell and scenario.config.internal.grace_s),
+        "set it to 0, as the last mixes of peers that leave are not played",
     ),
     Only("churn.silent", lambda scenario: scenario.churn is None or not scenario.churn.silent, "set it to 0"),
     Only("network.partitions", lambda scenario: not scenario.network.partitions, "leave them out"),

@@ -241,8 +241,8 @@ class Trainer:
         look_at = trio.current_time()
         self.peer.note_boundary(look_at)
         self.runtime.perform(self.peer.hand_over(look_at))
-        until = look_at + self.peer.config.grace_s
-        while trio.current_time() < until and self.peer.initiator.is_handing_over:
+        until = look_at + self.peer.config.internal.grace_s
+        while trio.current_time() < until and self.peer.view.is_handing_over:
             look_at = min(until, look_at + POLL_S)
             while trio.current_time() < look_at:
                 self.loop.visit(trio.current_time())

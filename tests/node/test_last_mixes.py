@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from gossip import Config
+from gossip.config.internal import Internal
 from tests.node.stores import notices
 from tests.node.test_settling import sharing
 
@@ -25,8 +26,8 @@ def counter(index):
     return model, None, work
 
 
-def swarm_of(train, until, count, **options):
-    config = Config(**RARELY | options)
+def swarm_of(train, until, count, **internal):
+    config = Config(**RARELY, internal=Internal(**internal))
     nodes = [train(*counter(0), config=config)]
     nodes += [train(*counter(index), config=config, seeds=[nodes[0].node.address]) for index in range(1, count)]
     until(lambda: all(len(sharing(node)) == count - 1 for node in nodes))
@@ -76,7 +77,7 @@ def test_a_node_is_told_if_no_member_takes_its_last_steps(train, until):
     last.stop()
     may_go_on.set()
     (text,) = notices(last.node, "unshared")
-    assert "within 0.5 s (grace_s)" in text
+    assert "within 0.5 s (--grace)" in text
 
 
 def test_after_settling_there_is_nothing_left_to_mix(train, until):

@@ -15,10 +15,11 @@ __all__ = ["MixProbe"]
 
 SAMPLED_ELEMENTS = 16  # Elements of each followed tensor: an optimizer undoes all of one kind alike.
 MAX_TENSORS = 4  # Tensors that are followed: the largest of each kind.
-MIXES = 16  # Mixes of one verdict. One alone could be undone by chance.
-# Of the displacement of a mix, the share that the next step takes back. A step towards the optimum of a node's own data
-# takes back a few percent, and a copy of the weights all of it.
-UNDONE_SHARE = 0.8
+MIXES = 32  # Mixes of one verdict.
+# A copy of the weights takes back all of a mix at the next step. An ordinary step takes back any share, of either sign;
+# one towards the optimum of a node's own data a half, if the nodes mix at every second step.
+UNDONE_SHARE = 0.6
+UNDONE_MIXES = 0.85  # Of a verdict's mixes, those of which the next step takes back more than this share.
 MAX_STEP = 2.0  # Length of the longest step that counts, as a multiple of the mix's: a longer one hides its share.
 MAX_VERDICTS = 4  # Then the program has shown what it does.
 
@@ -41,7 +42,7 @@ class MixProbe:
         self._before: list[Tensor] = []  # The samples before the first mix since the last step.
         self._after: list[Tensor] | None = None  # Those just after the last mix whose next step is awaited.
         self._shares: list[list[Tensor]] = []  # Of each mix and tensor. They stay on the device until a verdict.
-        self._verdict: ScalarCopy | None = None  # The largest median share of some mixes, on its way from the device.
+        self._verdict: ScalarCopy | None = None  # Which part of some mixes is undone, on its way from the device.
         self.verdicts = 0
 
     @property
@@ -69,7 +70,7 @@ class MixProbe:
         if self._verdict is not None and self._verdict.done():
             verdict, self._verdict = self._verdict, None
             self.verdicts += 1
-            if verdict.scalars()["undone"] > UNDONE_SHARE:
+            if verdict.scalars()["undone"] > UNDONE_MIXES:
                 self.verdicts = MAX_VERDICTS
                 return True
         after, self._after = self._after, None
@@ -83,8 +84,8 @@ class MixProbe:
             for step, mix in zip(moved, displacement, strict=True)
         ])  # fmt: skip
         if len(self._shares) == MIXES:
-            medians = [median_of(torch.stack(shares)) for shares in zip(*self._shares, strict=True)]
-            self._shares, self._verdict = [], ScalarCopy(DeviceScalars.of({"undone": medians}))
+            parts = [undone_part(torch.stack(shares)) for shares in zip(*self._shares, strict=True)]
+            self._shares, self._verdict = [], ScalarCopy(DeviceScalars.of({"undone": parts}))
         return False
 
     @torch.no_grad()
@@ -99,6 +100,7 @@ class MixProbe:
         return [each[:: max(1, -(-each.numel() // SAMPLED_ELEMENTS))].float().clone() for each in flat]
 
 
-def median_of(shares: Tensor) -> Tensor:
-    """Return the median of the shares that count, 0 if these are less than half of all."""
-    return torch.where(2 * shares.isfinite().sum() >= len(shares), shares.nanmedian(), 0.0)
+def undone_part(shares: Tensor) -> Tensor:
+    """Return the part of the counted mixes that were undone, 0 if less than half of all count."""
+    counted = shares.isfinite().sum()
+    return torch.where(2 * counted >= len(shares), (shares > UNDONE_SHARE).sum() / counted, 0.0)

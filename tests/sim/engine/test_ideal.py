@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gossip.config import Config
+from gossip.config.internal import Internal
 from gossip.effects import MemberState
 from gossip.ids import MemberRecord, PeerId
 from gossip.selection.graphs import Graph
@@ -131,7 +132,7 @@ def test_everybody_knows_at_once_who_comes_and_goes():
 @pytest.mark.parametrize("end", ["kill", "leave"])
 def test_a_dead_partner_ends_the_exchange_a_latency_later(end):
     network = NetworkModel(latency_s=LATENCY_S, rate_bytes_s=ELEMENTS * 4 / 2.0)  # a stream takes 2 s
-    swarm = swarm_of(2, network=network, config=Config(grace_s=0.0))
+    swarm = swarm_of(2, network=network, config=Config(internal=Internal(grace_s=0.0)))
     first, second = swarm.hosts
     streaming = lambda: any(one.state.name == "STREAMING" for one in first.peer.exchanges.table.values())  # noqa: E731
     run_while(swarm, lambda: not streaming())

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from gossip.config import Config
+from gossip.config.internal import Internal
 from gossip.effects import MemberState, ReceivePiece
 from gossip.errors import ConfigError
 from gossip.exchange.session import State
@@ -256,7 +257,12 @@ def test_a_peer_that_leaves_hands_over_what_it_has_learned(grace_s: float) -> No
             values += learned
 
     config = Config(
-        mix_every_steps=1_000, grace_s=grace_s, outer_momentum=0.0, outer_rate=1.0, correction=0.0, codec="fp32"
+        mix_every_steps=1_000,
+        internal=Internal(grace_s=grace_s),
+        outer_momentum=0.0,
+        outer_rate=1.0,
+        correction=0.0,
+        codec="fp32",
     )
     swarm = swarm_of(5, config=config, on_step=on_step)
     swarm.run_until(10.0)

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from gossip.config import Config
+from gossip.config.internal import Internal
 from gossip.effects import MemberState
 from sim.scenario.scenario import (
     ChurnSpec,
@@ -134,7 +135,7 @@ def test_a_goodbye_is_known_sooner_than_a_death(tmp_path):
     lines = "".join(f"{peer},0,{5 if peer == 3 else ''}\n" for peer in range(6))
     known_s = {}
     for farewell in (0.0, 1.0):
-        config = Config(mix_every_steps=4, grace_s=0.0)
+        config = Config(mix_every_steps=4, internal=Internal(grace_s=0.0))
         run = Simulation(traced(tmp_path, lines, peers=6, farewell=farewell, gossip=config))
         run.swarm.run_until(4.99)
         gone = run.swarm.hosts[3].id
