@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import trio
@@ -60,16 +61,20 @@ def query(address: Address, secret: bytes | None = None, timeout_s: float = 5.0)
         ) from error
 
 
-async def query_node(address: Address, secret: bytes | None, timeout_s: float, after: bytes = b"") -> dict[str, Any]:
+async def query_node(
+    address: Address, secret: bytes | None, timeout_s: float, after: bytes = b"",
+    allows: Callable[[str], bool] | None = None,
+) -> dict[str, Any]:  # fmt: skip
     """Query as :func:`query` does, in the caller's trio loop, for members with ids larger than ``after``.
 
-    After :data:`AFTER_ALL` at most a page of them is read, whatever the node sends.
+    After :data:`AFTER_ALL` at most a page of them is read, whatever the node sends. ``allows`` is asked with each
+    numeric address just before it is dialled.
 
     Raises:
         OSError, RemoteError, trio.TooSlowError: The node does not answer.
     """
     with trio.fail_after(timeout_s):
-        stream: ByteStream = await TcpNetwork(None, timeout_s).connect(address)
+        stream: ByteStream = await TcpNetwork(None, timeout_s).connect(address, allows)
         try:
             if secret is not None:
                 tls = TlsStream(stream, swarm_contexts(Identity.fresh(), secret), server_side=False)
