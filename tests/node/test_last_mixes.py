@@ -13,7 +13,7 @@ from tests.node.stores import notices
 from tests.node.test_settling import sharing
 
 STEPS = 50
-RARELY = {"mix_every_steps": 100_000, "boundary_patience_s": 5.0, "stall_s": 5.0, "codec": "fp32"}
+RARELY = {"mix_every_steps": 100_000, "boundary_patience_s": 5.0, "stall_s": 5.0, "codec": "fp32", "filter": "none"}
 
 
 def counter(index):

@@ -133,12 +133,13 @@ def test_the_page_has_a_place_for_every_table(page):
 def test_what_was_not_played_is_a_dash_and_what_was_has_its_spread(page, model):
     figures = {"trained": 0.5, "kept": 0.4, "idle": 0.1, "accuracy": 0.9, "worst": 0.8, "average": 0.95}
     runs = {(8, "100 Gbit/s", "iid"): [figures, figures | {"trained": 0.6}], (16, "100 Gbit/s", "iid"): [figures]}
+    runs[16, "with a notice", "iid"] = [figures | {"kept": 0.5}]
     one, two, eight, sixteen = page.goodput_rows(model.Pauses(22.5, 78.0), (2, 8, 16), runs)[1:]
     assert one[3] == "58"
-    assert two[-2:] == ["-", "-"]
+    assert two[-3:] == ["-", "-", "-"]
     assert eight[3] == "88"
-    assert eight[-2:] == ["55.0 ± 7.1", "40.0 ± 0.0"]
-    assert sixteen[-2:] == ["50.0", "40.0"]
+    assert eight[-3:] == ["55.0 ± 7.1", "40.0 ± 0.0", "-"]
+    assert sixteen[-3:] == ["50.0", "40.0", "50.0"]
     assert page.world_rows((16,), ["100 Gbit/s", "5 Gbit/s"], runs)[1] == ["16", "50.0 (40.0, 10.0)", "-"]
     rows = page.accuracy_rows((16,), {"100 Gbit/s": "fast", "5 Gbit/s": "slow"}, {"iid": "IID"}, runs)
     assert rows[0] == ["data", "learners", "fast", "slow"]
