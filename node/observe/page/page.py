@@ -160,10 +160,8 @@ class Page:
     # -- answers ---------------------------------------------------------------------------------------------------
     async def answer(self, request: PageRequest) -> Answer:
         """Answer a request, if the guard admits it."""
-        headers, path = request.headers, request.path
-        refusal = self.guard.refusal(
-            path, request.query, headers.get("host", ""), headers.get("authorization", ""), headers.get("cookie", "")
-        )
+        path = request.path
+        refusal = self.guard.refusal(path, request.query, request.headers)
         if refusal is not None:
             status, sentence = refusal
             return Answer(f"{sentence}\n".encode(), status=status)
