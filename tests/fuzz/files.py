@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import math
 import shutil
 import struct
 import tempfile
@@ -17,7 +18,8 @@ import torch
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from torch import nn
 
-from gossip.errors import CheckpointError, IdentityError
+from gossip.errors import CheckpointError, ConfigError, IdentityError
+from gossip.timeline import merge
 from gossip.wire.records import MAX_COUNT, signed
 from node.identity.keys import Identity, parse_invite, parse_secret, read_secret
 from node.identity.statedir import Memory, StateDir, checksum
@@ -28,7 +30,7 @@ from tests.fuzz.engine import Target
 from tests.fuzz.grammar import World, make_record
 from tests.fuzz.mutations import EDGE_TEXTS, mutated_bytes, mutated_text, mutated_value
 
-__all__ = ["Books", "Checkpoints", "Invites", "Keys", "Secrets"]
+__all__ = ["Books", "Checkpoints", "Invites", "Keys", "Secrets", "Timelines"]
 
 
 class OnDisk(Target):
@@ -229,3 +231,38 @@ class Checkpoints(OnDisk):
         except (RecursionError, ValueError, TypeError):
             text = b"[" * 2_000
         return struct.pack("<Q", len(text)) + text + self.rest
+
+
+class Timelines(OnDisk):
+    """A timeline beside a good one: both are merged into one that a viewer reads, or the damaged one is refused."""
+
+    name, share, declared = "timelines", 0.02, (ConfigError,)
+
+    def __init__(self, rng: Random) -> None:
+        super().__init__(rng)
+        self.paths = [self.folder / "one.json", self.folder / "two.json"]
+        streams = {"name": "streams", "ph": "X", "pid": 1, "tid": 2, "ts": 5.0, "dur": 2.5, "args": {"exchange": "ab"}}
+        self.events = [{"name": "process_name", "ph": "M", "pid": 1, "args": {"name": "node"}}, streams]
+        self.paths[0].write_text(self.text(self.events))
+
+    def text(self, events: Any) -> str:
+        rows = events if isinstance(events, list) else [events]
+        return "[\n" + ",\n".join(json.dumps(event, default=repr) for event in rows) + "\n]\n"
+
+    def prepare(self) -> tuple[object, Callable[[], object]]:
+        rng = self.rng
+        try:
+            data = self.text(mutated_value(rng, self.events)).encode("utf-8", "surrogatepass")
+        except (RecursionError, ValueError, TypeError):
+            data = b"[\n" + b"[" * 100_000 + b"\n]\n"
+        if rng.random() < 0.4:
+            data = mutated_bytes(rng, data)
+
+        def act() -> None:
+            self.paths[1].write_bytes(data)
+            merged = merge(self.paths, self.folder / "merged.json")
+            events = json.loads((self.folder / "merged.json").read_text())
+            assert len(events) == merged.events
+            assert all(math.isfinite(event.get("ts", 0.0)) for event in events)
+
+        return data, act
