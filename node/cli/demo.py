@@ -17,8 +17,8 @@ from gossip.errors import DataError
 from node.child import Child, last_lines
 from node.cli.local import Screen, ending_on_signals
 from node.local import ERROR_LINES, POLL_PERIOD_S, LocalSwarm
-from node.observe.terminal import plain_console
 from node.settings import page_address
+from node.terminal import plain_console
 
 __all__ = ["DemoResult", "run_demo"]
 

@@ -21,7 +21,7 @@ from node.child import Child, last_lines
 from node.cli.agreement import describe_agreement
 from node.local import ERROR_LINES, POLL_PERIOD_S, LocalSwarm
 from node.observe.figures import columns_of
-from node.observe.terminal import plain_console
+from node.terminal import plain_console
 
 __all__ = ["Screen", "ending_on_signals", "free_port", "run_local"]
 

@@ -27,7 +27,7 @@ from gossip.ids import PeerId, from_hex, parse_address
 from node import running
 from node.identity.keys import InviteToken, is_invite, keep_secret, parse_invite, read_secret
 from node.identity.keys import new_secret as make_secret
-from node.observe.terminal import plain_console
+from node.terminal import plain_console
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -10,7 +10,7 @@ from gossip.errors import LocalError
 from gossip.ids import quantity
 from node.cli.local import ending_on_signals
 from node.cli.main import shown
-from node.observe.terminal import plain_console
+from node.terminal import plain_console
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType

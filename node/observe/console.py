@@ -20,7 +20,7 @@ from typing import Any, Self, TextIO
 from gossip.errors import ConfigError
 from node.observe import notices
 from node.observe.figures import RATES, Reading, line_of, table_of
-from node.observe.terminal import plain_console
+from node.terminal import plain_console
 
 __all__ = ["Console"]
 

@@ -40,7 +40,7 @@ from node.identity.keys import verify
 from node.links.frame_reader import FrameReader
 from node.observe.figures import HEADINGS
 from node.observe.status import METRICS, TEXTS, read_pages
-from node.observe.terminal import plain_console
+from node.terminal import plain_console
 from node.transport.byte_stream import BrokenLinkError
 from tests.fuzz.engine import Target
 from tests.fuzz.grammar import World, key_of, make_message, make_record

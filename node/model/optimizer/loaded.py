@@ -14,7 +14,7 @@ from gossip.errors import CheckpointError
 __all__ = ["fitting_state"]
 
 
-class Place(NamedTuple):
+class GroupedParameter(NamedTuple):
     """A parameter, and the number of its group."""
 
     parameter: Tensor
@@ -47,7 +47,9 @@ def fitting_state(optimizer: torch.optim.Optimizer, state: Any) -> dict[str, Any
             f"its {type(optimizer).__name__} has other groups of parameters than this node's: build it in the same way."
         )
     places = [
-        Place(parameter, number) for number, group in enumerate(optimizer.param_groups) for parameter in group["params"]
+        GroupedParameter(parameter, number)
+        for number, group in enumerate(optimizer.param_groups)
+        for parameter in group["params"]
     ]
     by_number = dict(zip(numbers, places, strict=True))
     entries = [(by_number[number], entry) for number, entry in per_parameter.items()]
@@ -91,7 +93,7 @@ def is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
-def are_alike(entries: Sequence[tuple[Place, Mapping[str, Any]]]) -> bool:
+def are_alike(entries: Sequence[tuple[GroupedParameter, Mapping[str, Any]]]) -> bool:
     """Return True if the entries have the same names in a group, and those of one name are of one kind everywhere.
 
     Names may depend on the number of dimensions: some optimizers keep factors for matrices alone.
