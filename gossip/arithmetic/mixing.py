@@ -19,6 +19,7 @@ from gossip.errors import ConfigError
 from gossip.kernel.squares import PIECE, squares_numpy
 
 __all__ = [
+    "MAX_MASS",
     "OuterStep",
     "check_outer",
     "closest_rate",
@@ -45,6 +46,8 @@ BLOCK_ELEMENTS = 32_768
 ALIKE = 0.2
 MOMENTUM_GAIN = 0.05
 MAX_MOMENTUM = 0.5
+MAX_MASS = 2.0**32  # Largest acceptable mass of a vector: the masses of the largest swarm sum up to less.
+MIN_MASS = 2.0**-64  # Smallest mass of a model: an honest one that only gives reaches it after 64 pushes.
 SAMPLED = 16_384  # Elements, evenly spread, of which steps are compared.
 
 
@@ -76,6 +79,8 @@ def push_mass(mass: float, pushes: int, conserves: bool) -> tuple[float, float]:
     """
     if not conserves:
         return 1.0, 1.0
+    # Only members that lie about masses leave these bounds. What this one pushes must still be acceptable to others.
+    mass = min(max(mass, MIN_MASS), MAX_MASS)
     share = mass / (pushes + 1)
     return share, mass - share
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+from gossip.arithmetic.mixing import MAX_MASS
 from gossip.effects import Effect, Merge
 from gossip.exchange import beginning
 from gossip.exchange.offer import Exchange
@@ -19,9 +20,7 @@ from gossip.exchange.transitions import PUSH, Table
 from gossip.ids import PeerId
 from gossip.wire.messages import Offer
 
-__all__ = ["MAX_MASS", "Push"]
-
-MAX_MASS = 2.0**32  # Largest acceptable mass of a vector: the masses of the largest swarm sum up to less.
+__all__ = ["Push"]
 
 
 @dataclass(slots=True, eq=False, kw_only=True)

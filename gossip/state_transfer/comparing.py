@@ -1,12 +1,13 @@
 """The judgement of compared pieces: which of a newcomer's donors are *odd*, so that they gave another model than most.
 
-The donors form a ring, so each takes part in two comparisons. Members of one run differ by the consensus distance, and
-so do their chunks. A comparison is *far* if its distance is well beyond the smallest one. A donor is odd if both its
-comparisons are far and another donor's is not. A comparison without an answer counts as far for a donor that is far in
-another one, so that silence hides no lie.
+The donors form a ring. Each is compared with the next two, and with two members that gave nothing. Members of one run
+differ by the consensus distance, and so do their chunks. A comparison is *far* if its distance is well beyond the
+smallest one. A donor is odd if all its comparisons are far and another donor's are not. A comparison without an answer
+counts as far for a donor that is far in another one, so that silence hides no lie.
 
-If donors differ, witnesses (members that were no donors) are asked for two of these chunks each. The median of a
-donor's comparisons then decides. This finds two liars among three donors while most members are honest.
+If donors differ, witnesses (members that were no donors) are asked for the same chunks. Each member has one vote on
+each donor, its largest distance from it, and the median decides. This finds all lying donors if most of donors and
+witnesses together are honest.
 """
 
 from __future__ import annotations
@@ -88,13 +89,12 @@ def outvoted(results: list[Comparison], donors: set[PeerId]) -> set[PeerId]:
         donors: The members that gave pieces; every other member of a comparison is a witness.
     """
     answered = [comparison for comparison in results if comparison.is_answered]
-    medians: dict[PeerId, float] = {}
-    for peer in donors:
-        distances = sorted(
-            comparison.mean_sq for comparison in answered if peer in (comparison.owner, comparison.other)
-        )
-        if distances:
-            medians[peer] = distances[(len(distances) - 1) // 2]
+    votes: dict[PeerId, dict[PeerId, float]] = {peer: {} for peer in donors}  # By donor, each member's once: its worst.
+    for comparison in answered:
+        for peer, voter in ((comparison.owner, comparison.other), (comparison.other, comparison.owner)):
+            if peer in donors:
+                votes[peer][voter] = max(comparison.mean_sq, votes[peer].get(voter, 0.0))
+    medians = {peer: sorted(of.values())[(len(of) - 1) // 2] for peer, of in votes.items() if of}
     if not medians:
         return set()
     limit_sq = max(FAR_RATIO * FAR_RATIO * min(medians.values()), near_sq(results))

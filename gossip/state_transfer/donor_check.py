@@ -20,6 +20,7 @@ from gossip.wire.messages import Abort, Fetch
 
 __all__ = ["MOVED", "DonorCheck", "ReceivedRange"]
 
+NEIGHBOURS = 2  # Donors with which each is compared. Of any three, two are honest or two lie.
 MOVED = "moved"  # Code of an Abort to a donor: the newcomer gets these elements elsewhere, or needs them no more.
 
 
@@ -88,7 +89,8 @@ class DonorCheck:
             start += self.new_session() % chunk_count * chunk_elements
             stop = min(stop, start + chunk_elements)
             others = [peer for peer in [*donors[place + 1 :], *donors[:place]] if peer in present]
-            for other in others[: 1 if owner in present else 2]:  # A donor that has gone cannot be asked itself.
+            # With the next one alone, every comparison of four donors could be with a liar. It would then look usual.
+            for other in others[:NEIGHBOURS]:
                 effects += self.request(owner, other, start, stop, now)
         return effects
 

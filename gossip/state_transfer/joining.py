@@ -139,7 +139,7 @@ class Newcomer:
         self.answers, self.pieces, self.missing, self.received, self.donors = {}, {}, [], [], set()
         self.has_resurveyed = self.is_state_asleep = self.leaves_state = self.keeps_frozen = False
         self.check.reset()
-        self.witnesses.stop_waiting()
+        self.witnesses.reset()
         self.candidates = candidates[: CANDIDATES_PER_DONOR * self.max_donors]
         self.deadline = now + self.config.reply_timeout_s
         return self.survey(self.candidates[: self.max_donors])
@@ -296,7 +296,8 @@ class Newcomer:
         if not self.check.has_begun:
             effects = self.check.begin(self.received, self.candidates, self.optimizer_keys, now)
             if effects:
-                return effects
+                donors = {piece.donor for piece in self.received}
+                return effects + self.witnesses.look_out([peer for peer in self.candidates if peer not in donors], now)
         if not self.has_resurveyed:
             self.has_resurveyed, self.answers = True, {}
             others = [peer for peer in self.find_donors(self.run_id) if peer not in self.donors]
@@ -321,6 +322,7 @@ class Newcomer:
     def end_comparison(self, session: int, now: float, tell: bool) -> list[Effect]:
         """End a comparison, answered or not. After the last one, ask witnesses or judge the donors."""
         effects = self.check.end_comparison(session, tell)
+        effects += self.witnesses.ask_more(self.check.results[-1].other, 1, now)
         if self.check.comparisons:
             return effects
         if self.witnesses.are_needed:
@@ -347,8 +349,10 @@ class Newcomer:
         odd = self.check.odd_donors()
         self.missing = [(start, stop) for start, stop, donor in self.received if donor in odd and start < stop]
         self.received = [piece for piece in self.received if piece.donor not in odd]
-        self.candidates = [peer for peer in self.candidates if peer not in odd]
         self.donors -= odd
+        # What is fetched again comes from donors that were compared, if any are left: others could have lied in wait.
+        rest = [peer for peer in self.candidates if peer not in odd]
+        self.candidates = [peer for peer in rest if peer in self.donors] if self.missing and self.donors else rest
         return self.request_missing(now) if self.missing else self.advance(now)
 
     def stop(self) -> list[Effect]:

@@ -6,7 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
-from statistics import median, median_low
+from statistics import median_low
 
 from gossip.ids import PeerId
 from gossip.wire.messages import Serving
@@ -14,7 +14,6 @@ from gossip.wire.messages import Serving
 __all__ = ["Agreed", "agree"]
 
 MAX_SCALAR = 2.0**53  # Bound of an optimizer state's scalars: no step count is larger.
-MAX_LEAD = 16.0  # Rounds that a donor's version may exceed twice the median by. A young run has only small versions.
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,27 +38,27 @@ def agree(answers: Mapping[PeerId, Serving], own_keys: tuple[str, ...], has_opti
         has_optimizer: True if we have an optimizer whose state could be replaced.
     """
     keys: tuple[str, ...] = ()
-    with_keys = dict(answers)  # The answers of donors that hold the optimizer's state that most hold.
+    with_keys = dict(answers)  # The answers of the donors: of those that hold the optimizer's state that most hold.
     if has_optimizer:
         votes = Counter(answer.optimizer_keys for answer in answers.values())
         newest: dict[tuple[str, ...], float] = {}  # The largest version of the donors with these keys.
         for answer in answers.values():
             newest[answer.optimizer_keys] = max(answer.version, newest.get(answer.optimizer_keys, -math.inf))
         keys = max(votes, key=lambda voted: (votes[voted], voted == own_keys, newest[voted]))
-        with_keys = {peer: answer for peer, answer in answers.items() if answer.optimizer_keys == keys}
-    usual_version = median_low(answer.version for answer in with_keys.values())
-    max_version = 2 * usual_version + MAX_LEAD
-    agreeing = {peer: answer for peer, answer in with_keys.items() if answer.version <= max_version}
-    agreed = agreeing.values()
+        if len(answers) > 2 and 2 * votes[keys] <= len(answers):
+            keys = ()  # As many liars as honest donors could leave none of these: take the weights alone, from all.
+        else:
+            with_keys = {peer: answer for peer, answer in answers.items() if answer.optimizer_keys == keys}
+    agreed = with_keys.values()
     # The lower median: of two donors, the one that states less is believed.
     swarm_samples = median_low(answer.swarm_samples for answer in agreed)
     # All, not most of them: if one differs, the frozen weights are fetched, and comparisons and witnesses decide.
     hashes = {answer.frozen_hash for answer in agreed}
     return Agreed(
-        donors=tuple(agreeing),
+        donors=tuple(with_keys),
         keys=keys,
         scalars=median_scalars([answer.optimizer_scalars for answer in agreed], swarm_samples) if keys else (),
-        version=median(answer.version for answer in agreed),
+        version=median_low(answer.version for answer in agreed),
         swarm_samples=swarm_samples,
         finished=2 * sum(answer.finished for answer in agreed) > len(agreed),
         frozen_hash=hashes.pop() if len(hashes) == 1 else b"",

@@ -10,11 +10,12 @@ from __future__ import annotations
 
 from gossip.effects import Effect
 from gossip.ids import PeerId
-from gossip.state_transfer.comparing import CHUNKS_PER_WITNESS, Comparison, any_differ
+from gossip.state_transfer.comparing import CHUNKS_PER_WITNESS, any_differ
 from gossip.state_transfer.donor_check import DonorCheck
 
 __all__ = ["MAX_WITNESS_WAITS", "WITNESS_WAIT_S", "Witnesses"]
 
+LOOKOUTS = 2  # Witnesses that are always asked.
 # One wait lasts as long as the members that the seeds know need to be contacted. It is repeated for more witnesses.
 WITNESS_WAIT_S, MAX_WITNESS_WAITS = 2.0, 5
 
@@ -25,10 +26,11 @@ class Witnesses:
     def __init__(self, check: DonorCheck) -> None:
         self.check = check
         self.wait_count = 0  # Waits for witnesses that have begun; 0 while the question does not wait.
+        self.unasked: dict[PeerId, list[tuple[PeerId, int, int]]] = {}  # The chunks still to ask each witness for.
 
     @property
     def are_needed(self) -> bool:
-        """Return True if donors differ, and no witness was asked yet."""
+        """Return True if donors differ, and not all witnesses were asked yet."""
         return not self.check.has_witnesses and any(any_differ(results) for results in self.check.results_by_kind())
 
     @property
@@ -44,24 +46,41 @@ class Witnesses:
         """Return True if the question need not wait any more."""
         return witness_count >= donor_count or self.wait_count >= MAX_WITNESS_WAITS
 
+    def reset(self) -> None:
+        """Start again for another transfer."""
+        self.wait_count, self.unasked = 0, {}
+
     def stop_waiting(self) -> None:
         self.wait_count = 0
 
+    def look_out(self, others: list[PeerId], now: float) -> list[Effect]:
+        """Ask the first two of these members, which gave nothing, for the chunks that the donors are compared by.
+
+        Otherwise donors that lie each in its own way would all be equally far from each other, and none would be far.
+        """
+        chunks = {(each.owner, each.start): each.stop for each in self.check.comparisons.values()}
+        return self.request([(owner, start, stop) for (owner, start), stop in chunks.items()], others[:LOOKOUTS], now)
+
     def ask(self, witnesses: list[PeerId], now: float) -> list[Effect]:
-        """Ask these witnesses for chunks of the donors that differ. Return nothing if there are no witnesses."""
-        effects: list[Effect] = []
-        for results in self.check.results_by_kind():
-            if any_differ(results):
-                effects += self.request_chunks(results, witnesses, now)
-        self.check.has_witnesses = bool(effects)
+        """Ask these witnesses for chunks of the donors that differ. Return nothing if all were asked already."""
+        chunks = [
+            chunk for results in self.check.results_by_kind() if any_differ(results)
+            for chunk in {each.owner: (each.owner, each.start, each.stop) for each in results}.values()
+        ]  # fmt: skip
+        effects = self.request(chunks, [peer for peer in witnesses if peer not in self.unasked], now)
+        self.check.has_witnesses = bool(self.unasked)
         return effects
 
-    def request_chunks(self, results: list[Comparison], witnesses: list[PeerId], now: float) -> list[Effect]:
-        """Request two of the chunks that these comparisons were about from each witness."""
-        chunk_of = {comparison.owner: (comparison.start, comparison.stop) for comparison in results}
-        chunks = list(chunk_of.items())
-        effects: list[Effect] = []
-        for place, witness in enumerate(witness for witness in witnesses for _ in range(CHUNKS_PER_WITNESS)):
-            owner, (start, stop) = chunks[place % len(chunks)]
-            effects += self.check.request(owner, witness, start, stop, now)
-        return effects
+    def request(self, chunks: list[tuple[PeerId, int, int]], witnesses: list[PeerId], now: float) -> list[Effect]:
+        """Ask each witness for all these chunks, some at a time, so that it has a vote on every donor."""
+        self.unasked |= {witness: list(chunks) for witness in witnesses if chunks}
+        return [effect for witness in witnesses for effect in self.ask_more(witness, CHUNKS_PER_WITNESS, now)]
+
+    def ask_more(self, witness: PeerId, count: int, now: float) -> list[Effect]:
+        """Ask this witness for so many further chunks, if there are any."""
+        if witness not in self.unasked:
+            return []
+        asked, self.unasked[witness] = self.unasked[witness][:count], self.unasked[witness][count:]
+        return [
+            effect for owner, start, stop in asked for effect in self.check.request(owner, witness, start, stop, now)
+        ]

@@ -83,15 +83,27 @@ def read_timeline(path: Path) -> list[Event]:
             break
         try:
             event = json.loads(line.removesuffix(","))
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             if number == len(lines):  # The process was killed while it wrote this line.
                 break
             raise no_timeline from error
-        is_event = isinstance(event, dict) and isinstance(event.get("pid"), int)
-        if not is_event or not isinstance(event.get("ts", 0.0), int | float):
+        if not is_event(event):
             raise no_timeline
         events.append(event)
     return events
+
+
+def is_event(value: object) -> bool:
+    """Return True for an event whose fields, as far as a merge reads them, are of the right kinds."""
+    if not isinstance(value, dict) or not isinstance(value.get("args", {}), dict):
+        return False
+    has_times = all(is_time(value[name]) for name in ("ts", "dur") if name in value)
+    return type(value.get("pid")) is int and has_times and ("ts" in value or value.get("name") != "streams")
+
+
+def is_time(value: object) -> bool:
+    """Return True for a number of microseconds; a larger one than a float's whole numbers is none."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 2**53
 
 
 def clock_shifts(files: Sequence[Sequence[Event]]) -> list[float | None]:

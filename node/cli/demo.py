@@ -18,6 +18,7 @@ from node.child import Child, last_lines
 from node.cli.local import Screen, ending_on_signals
 from node.local import ERROR_LINES, POLL_PERIOD_S, LocalSwarm
 from node.settings import page_address
+from node.terminal import plain_console
 
 __all__ = ["DemoResult", "run_demo"]
 
@@ -197,10 +198,9 @@ def result_of(child: Child) -> dict[str, Any]:
 
 def print_outcome(outcome: DemoResult) -> None:
     """Print the closing table and the verdict to stdout."""
-    from rich.console import Console
     from rich.table import Table
 
-    console = Console(highlight=False)
+    console = plain_console()
     table = Table("node", "steps", "samples", "exchanges", "failed", "MB sent", "test accuracy", title="digits")
     for row in outcome.nodes:
         accuracy = row["accuracy"]

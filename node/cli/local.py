@@ -21,6 +21,7 @@ from node.child import Child, last_lines
 from node.cli.agreement import describe_agreement
 from node.local import ERROR_LINES, POLL_PERIOD_S, LocalSwarm
 from node.observe.figures import columns_of
+from node.terminal import plain_console
 
 __all__ = ["Screen", "ending_on_signals", "free_port", "run_local"]
 
@@ -34,13 +35,12 @@ class Screen:
     """One live line per node on stderr: rewritten on a terminal; elsewhere printed every 10 s if it is new."""
 
     def __init__(self, swarm: LocalSwarm) -> None:
-        from rich.console import Console
         from rich.live import Live
 
         self._swarm = swarm
         self._shown_at_s = float("-inf")  # The time of the last lines; -inf before the first.
         self._shown: list[str] = []
-        self.console = Console(stderr=True, highlight=False, markup=False, emoji=False)
+        self.console = plain_console(stderr=True)
         # Scripts' output goes to stdout, perhaps a file, so rich must not redirect it to the terminal.
         live = partial(Live, auto_refresh=False, redirect_stdout=False, redirect_stderr=False)
         self._live = live(console=self.console) if self.console.is_terminal else None
@@ -148,7 +148,6 @@ def show_prints(swarm: LocalSwarm, screen: Screen) -> bool:
 
 def report(swarm: LocalSwarm) -> None:
     """Print failures, the table of final figures, and how far the models agree to stderr."""
-    from rich.console import Console
     from rich.table import Table
 
     for child in swarm.children:
@@ -162,7 +161,7 @@ def report(swarm: LocalSwarm) -> None:
         for place, node in enumerate(child.nodes):
             name = f"{child.number}.{place + 1}" if len(child.nodes) > 1 else str(child.number)
             table.add_row(name, *columns_of(node.figures).values(), str(child.code))
-    Console(stderr=True, highlight=False).print(table)
+    plain_console(stderr=True).print(table)
     for sentence in describe_agreement(swarm.children):
         print(sentence, file=sys.stderr)
 

@@ -20,13 +20,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from gossip.errors import ConfigError, GossipError
 from gossip.ids import PeerId, from_hex, parse_address
 from node import running
 from node.identity.keys import InviteToken, is_invite, keep_secret, parse_invite, read_secret
 from node.identity.keys import new_secret as make_secret
+from node.terminal import plain_console
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 __all__ = ["RunSettings", "demo", "invite", "local", "run", "secret", "status", "top"]
 
@@ -35,6 +39,10 @@ __all__ = ["RunSettings", "demo", "invite", "local", "run", "secret", "status", 
 # is needless for a script that reads data for longer, or whose own processes still import their libraries: so it says
 # "if it trains by now". A longer time costs users without a Node as much training.
 NODELESS_S = 5.0
+OPEN_INVITE = (
+    "gossip: every user of this machine can read the arguments of this process, and in them the invite with the "
+    "swarm's secret: write it into a file of yours (chmod 600), and give --seed @FILE."
+)
 WITH_NODE = "Put 'with Node(model, optimizer) as node:' around its loop"
 
 
@@ -85,6 +93,8 @@ def run(script: Path, args: Sequence[str], settings: RunSettings, is_module: boo
             os.environ.pop(name, None)
         else:
             os.environ[name] = value
+    if any(map(is_invite, settings.seeds)):
+        print(OPEN_INVITE, file=sys.stderr)
     os.environ[running.MADE] = str(folder_of_this_process() / "made")
     signal.signal(signal.SIGTERM, leave)
     threading.Thread(target=tell_of_missing_node, args=(script, settings.log), daemon=True).start()
@@ -320,13 +330,16 @@ def status(address: str, *, secret_file: Path | None, as_json: bool, timeout_s: 
     if as_json:
         # A diverged loss travels as NaN, which JSON does not have.
         print(json.dumps(json.loads(json.dumps(answer), parse_constant=lambda _: None)))
-        return
-    from rich.console import Console
+    else:
+        print_status(answer, plain_console(), address, with_left)
+
+
+def print_status(answer: Mapping[str, Any], console: Console, address: str = "", with_left: bool = False) -> None:
+    """Print the answer of a node as tables."""
     from rich.table import Table
 
     from node.observe.figures import HEADINGS
 
-    console = Console(highlight=False)
     console.print(f"node {answer['id']} at {answer['address'] or address}, swarm {answer['swarm']!r}", soft_wrap=True)
     metrics = Table(show_header=False)
     for name, value in answer["metrics"].items():

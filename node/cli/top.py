@@ -10,6 +10,7 @@ from gossip.errors import LocalError
 from gossip.ids import quantity
 from node.cli.local import ending_on_signals
 from node.cli.main import shown
+from node.terminal import plain_console
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -25,11 +26,11 @@ def run_top(ask: Callable[[], dict[str, Any]], every_s: float, console: Console 
 
     When the node stops answering, its last picture stays, with its age. Raises LocalError if the first query fails.
     """
-    from rich.console import Console, Group
+    from rich.console import Group
     from rich.live import Live
     from rich.text import Text
 
-    console = console or Console(highlight=False, markup=False, emoji=False)
+    console = console or plain_console()
     answer, before, answered_at = ask(), None, time.monotonic()
     if not console.is_terminal:
         console.print(picture_of(answer, None, 0.0))
@@ -65,8 +66,9 @@ def picture_of(answer: Mapping[str, Any], before: Mapping[str, Any] | None, pass
     table = Table("member", "state", "steps", "samples", "loss", "samples/s", "address", expand=True)
     for member in [own_row, *others][:MAX_ROWS]:
         pace = rate(rows_before.get(member["id"], {}).get("samples"), member.get("samples"), passed_s)
-        cells = (member["id"][:8], member["state"], *map(shown, map(member.get, ("steps", "samples", "loss"))), pace)
-        table.add_row(*map(Text, (*cells, member["address"] or "-")), style="dim" if member["state"] != "alive" else "")
+        figures = map(shown, map(member.get, ("state", "steps", "samples", "loss")))
+        cells = (member["id"][:8], *figures, pace, member["address"] or "-")
+        table.add_row(*map(Text, cells), style="dim" if member["state"] != "alive" else "")
     metrics_before = {} if before is None else before["metrics"]
     byte_counts = [(metrics_before.get(name), metrics.get(name)) for name in ("bytes_sent", "bytes_received")]
     up, down = (rate(*counts, passed_s, 1e-6) for counts in byte_counts)  # In MB/s.

@@ -298,8 +298,15 @@ class Samplers:
         """Return the state of the last sampler of each length."""
         return [sampler.state_dict() for sampler in self.last.values()]
 
+    def check(self, states: Any) -> None:
+        """Raise DataError if a state that a sampler here would continue from is malformed."""
+        for state in states if isinstance(states, list) else ():
+            length = state.get("samples") if isinstance(state, Mapping) else None
+            if type(length) is int and length in self.last:
+                parse_state(state, length)
+
     def load(self, states: Any) -> None:
-        """Resume from these states, now or when a sampler of that length is made. Malformed ones are ignored."""
+        """Resume from these states, now or when a sampler of that length is made. What is no state is ignored."""
         for state in states if isinstance(states, list) else ():
             length = state.get("samples") if isinstance(state, Mapping) else None
             if type(length) is int and length in self.last:

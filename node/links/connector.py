@@ -23,7 +23,7 @@ from gossip.peer import Peer
 from gossip.recent import Recent
 from gossip.wire.messages import Hello
 from node.faults import Faults
-from node.links.dial_budget import DialBudget
+from node.links.dial_budget import DialBudget, is_numeric
 from node.links.frame_reader import FrameReader
 from node.links.handshake import Greeter
 from node.links.handshake_pool import HandshakePool, neighbourhood
@@ -32,7 +32,7 @@ from node.links.seed_status import SeedStatus
 from node.transport.byte_stream import BrokenLinkError, ByteStream, Network
 from node.transport.sealed import fresh_share, leave_tls
 from node.transport.seeds import SeedLookup
-from node.transport.tcp import is_loopback, is_private
+from node.transport.tcp import Scope, scope_of
 from node.transport.tls import Contexts, TlsStream
 
 __all__ = ["Access", "Connector"]
@@ -149,8 +149,7 @@ class Connector:
 
         There is one dial at a time to an address.
         """
-        is_own = address == self.peer.membership.me.address
-        if self.is_closed or is_own or (expect is not None and not self.may_dial(address)):
+        if self.is_closed or address == self.peer.membership.me.address:
             self.spawn(self.report_failed_dials_soon, {expect})
             return
         if address in self.dialling:
@@ -187,15 +186,33 @@ class Connector:
         hosts = {seed.host for seed in self.seeds.addresses} | ({mine.host} if mine is not None else set())
         return self.member_hosts.union(map(neighbourhood, hosts))
 
-    def may_dial(self, address: Address) -> bool:
-        """Return True if this node may dial an address that another peer has named.
+    def may_dial(self, host: str) -> bool:
+        """Return True if this node may dial a numeric address to which a peer's word has led.
 
-        A node on a public address dials no private addresses, and a node on a network dials no loopback address.
+        A node dials no address of a smaller scope than its own: one on a public address no private networks, and one on
+        a network no loopback and no link-local addresses. A node that cannot be dialled has the scope of its seeds.
         """
-        mine = self.peer.membership.me.address
-        if mine is None or is_loopback(mine.host):
-            return True
-        return not is_loopback(address.host) and (is_private(mine.host) or not is_private(address.host))
+        scope, mine = scope_of(host), self.peer.membership.me.address
+        if mine is not None:
+            return scope >= max(Scope.LOOPBACK, scope_of(mine.host))
+        return scope >= min([Scope.PRIVATE, *(scope_of(seed.host) for seed in self.seeds.addresses)])
+
+    def limits(self, address: Address, outcome: DialOutcome | None = None) -> Callable[[str], bool]:
+        """Return the limits on a dial of ``address``, to ask with each numeric address that is about to be dialled.
+
+        Raises:
+            BrokenLinkError: It is a name of a domain that was looked up too often.
+        """
+        if not is_numeric(address.host) and not self.budget.charge(address, trio.current_time()):
+            raise BrokenLinkError(f"{address} was looked up too often.")
+
+        def allows(host: str) -> bool:
+            is_allowed = self.may_dial(host) and self.budget.charge(Address(host, address.port), trio.current_time())
+            if outcome is not None and is_allowed:
+                outcome.is_allowed = True
+            return is_allowed
+
+        return allows
 
     async def report_failed_dials_soon(self, expected: set[PeerId | None]) -> None:
         await trio.lowlevel.checkpoint()  # The report must not come inside the decision that dialled.
@@ -236,11 +253,8 @@ class Connector:
         try:
             async with self.limiter_for(address), self.dial_limit:
                 began = trio.current_time()
-                outcome.is_allowed = address in self.seeds.addresses or self.budget.charge(address, began)
-                if not outcome.is_allowed:
-                    return outcome
                 with trio.move_on_after(self.config.hello_timeout_s):
-                    stream = await self.connect(address)
+                    stream = await self.connect(address, outcome)
                     outcome.failure = NO_GREETING
                     outcome.greeted = await self.handshake(stream, False, expect)
         except RefusedError as error:
@@ -257,6 +271,7 @@ class Connector:
         """Note the outcome of a dial for later dials and for the user."""
         if outcome.greeted is not None and outcome.greeted[1].record is not None:
             self.budget.mark_proven(address)
+            self.budget.mark_proven(Address(outcome.greeted[0].stream.peer_host, address.port))
         self.silent_addresses.pop(address, None)
         if outcome.greeted is None and outcome.seconds > SILENT_S:  # Later dials to it wait their turn.
             self.silent_addresses[address] = None
@@ -376,24 +391,32 @@ class Connector:
         link.name_for_their_lanes, link.name_for_our_lanes = name, theirs.lanes
         return link, theirs
 
-    async def try_dial(self, address: Address, asker: str = "") -> bool:
-        """Return True if a connection to ``address`` can be opened, on request of a member on the host ``asker``.
+    async def try_dial(self, address: Address) -> bool:
+        """Return True if a connection to ``address`` can be opened, on request of a member.
 
-        The dial stays charged to the budget, because a connection does not prove that a member listens there. Dials to
-        the asker's own host are free.
+        The dial stays charged to the budget of the host, because a connection does not prove that a member listens
+        there: members cannot scan the ports of a host through others, nor those of their own.
         """
-        is_own_host = neighbourhood(address.host) == neighbourhood(asker)
-        if self.may_dial(address) and (is_own_host or self.budget.charge(address, trio.current_time())):
-            with trio.move_on_after(self.config.hello_timeout_s), contextlib.suppress(OSError, RemoteError):
-                stream = await self.connect(address)
-                await stream.aclose()
-                return True
+        with trio.move_on_after(self.config.hello_timeout_s), contextlib.suppress(OSError, RemoteError):
+            stream = await self.connect(address)
+            await stream.aclose()
+            return True
         return False
 
-    async def connect(self, address: Address) -> ByteStream:
-        """Dial ``address``. Another peer may have made it up, so any fault that it causes is a failed dial."""
+    async def connect(self, address: Address, outcome: DialOutcome | None = None) -> ByteStream:
+        """Dial ``address``. Another peer may have made it up, so any fault that it causes is a failed dial.
+
+        All limits apply to the numeric addresses to which it leads, as each is dialled. Only seeds have none.
+
+        Raises:
+            OSError, RemoteError: Nothing answers. ``outcome.is_allowed`` says whether anything was dialled.
+        """
         try:
-            return await self.network.connect(address)
+            if address in self.seeds.addresses:
+                if outcome is not None:
+                    outcome.is_allowed = True
+                return await self.network.connect(address)
+            return await self.network.connect(address, self.limits(address, outcome))
         except (OSError, RemoteError):
             raise
         except Exception as error:

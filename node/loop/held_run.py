@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from gossip.effects import MemberState
-from gossip.errors import CheckpointError, LocalError
+from gossip.errors import CheckpointError, DataError, LocalError
 from gossip.ids import PeerId, from_hex, quantity, short
 from node.data.sampler import Samplers
 from node.loop.live import LiveModel
@@ -155,7 +155,12 @@ class HeldRun:
     def restore(self, saved: checkpoint.Checkpoint, origin: str) -> dict[str, Any]:
         """Continue the run of a checkpoint that was read from ``origin``; return its metadata."""
         meta = dict(saved.meta)
-        self.samplers.load(meta.get("samplers"))
+        try:
+            self.samplers.check(meta.get("samplers"))
+        except DataError as error:
+            raise CheckpointError(
+                f"{origin} is not loaded: its sampler's state is damaged; use another file."
+            ) from error
 
         def load_weights() -> None:
             self.live.archive.restore(saved, origin)
@@ -164,6 +169,7 @@ class HeldRun:
                 self.network.notify("load", text)
 
         self.continue_run(meta, origin, load_weights)
+        self.samplers.load(meta.get("samplers"))
         return meta
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

@@ -10,6 +10,7 @@ import torch
 
 from gossip.errors import CheckpointError, ConfigError
 from gossip.ids import quantity
+from node.model.optimizer.loaded import fitting_state
 from node.model.quasi_global import QuasiGlobal
 
 __all__ = ["SEVERAL", "Optimizers", "with_inner"]
@@ -69,7 +70,7 @@ class Optimizers:
         """Return a saved :meth:`state_dict` as one state for each optimizer; empty if either side has none.
 
         Raises:
-            CheckpointError: The file has another number of optimizers, or they have other groups of parameters.
+            CheckpointError: The file has another number of optimizers, or a state does not fit its optimizer.
         """
         if saved is None or not self.all:
             return []
@@ -80,34 +81,12 @@ class Optimizers:
                 f"it holds the state of {quantity(len(states), 'optimizer')} and the node has "
                 f"{len(self.holders)}: give Node the same ones, in the same order."
             )
-        for optimizer, state in zip(self.holders, states, strict=True):
-            check_groups(optimizer, state)
-        return states
+        return [fitting_state(optimizer, state) for optimizer, state in zip(self.holders, states, strict=True)]
 
     def load(self, states: list[dict[str, Any]]) -> None:
         """Load the states that :meth:`split_state` returned."""
         for optimizer, state in zip(self.holders, states, strict=False):
             optimizer.load_state_dict(state)
-
-
-def check_groups(optimizer: torch.optim.Optimizer, state: Any) -> None:
-    """Raise CheckpointError unless torch would load this state. Torch itself says so once the weights have changed.
-
-    An optimizer with a ``load_state_dict`` of its own may have another form of state.
-    """
-    has_own_form = type(optimizer).load_state_dict is not torch.optim.Optimizer.load_state_dict
-    if has_own_form and "param_groups" not in state:
-        return
-    counts = [len(group["params"]) for group in optimizer.param_groups]
-    try:
-        has_state = isinstance(state["state"], Mapping)
-        fits = has_state and counts == [len(group["params"]) for group in state["param_groups"]]
-    except (LookupError, TypeError):
-        fits = False
-    if not fits:
-        raise CheckpointError(
-            f"its {type(optimizer).__name__} has other groups of parameters than this node's: build it in the same way."
-        )
 
 
 def is_on_host(rate: object) -> bool:

@@ -303,8 +303,7 @@ class Runtime:
 
     async def try_dial(self, asker: PeerId, address: Address) -> None:
         """Dial an address for the member that asked whether others can reach it there, and report the result."""
-        link = self.links.newest(asker)
-        has_connected = await self.connector.try_dial(address, "" if link is None else link.stream.peer_host)
+        has_connected = await self.connector.try_dial(address)
         self.perform(self.peer.on_dial_tried(asker, has_connected, self.now))
 
     # -- calls of the connector (LinkOwner) ------------------------------------------------------------------------

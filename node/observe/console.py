@@ -20,6 +20,7 @@ from typing import Any, Self, TextIO
 from gossip.errors import ConfigError
 from node.observe import notices
 from node.observe.figures import RATES, Reading, line_of, table_of
+from node.terminal import plain_console
 
 __all__ = ["Console"]
 
@@ -228,10 +229,9 @@ class _Log:
 
 def print_table(node_id: str, final: Reading, stream: TextIO) -> None:
     """Print this node's whole run as a table of two columns."""
-    from rich.console import Console  # Imported here: it takes 50 ms that only a table is worth.
-    from rich.table import Table
+    from rich.table import Table  # Imported here: it takes 50 ms that only a table is worth.
 
     table = Table(title=f"node {node_id[:8]}", show_header=False, title_justify="left")
     for row in table_of(final):
         table.add_row(*row)
-    Console(file=stream, highlight=False).print(table)
+    plain_console(stream).print(table)

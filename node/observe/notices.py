@@ -25,6 +25,7 @@ LEVELS = {
     "refused": logging.WARNING, "replaced": logging.WARNING, "restarted": logging.WARNING,
     "samples": logging.WARNING,
     "seed": logging.WARNING, "spoiled": logging.WARNING, "state": logging.WARNING, "suspicious": logging.WARNING,
+    "trust": logging.WARNING,
     "twin": logging.WARNING, "unreachable": logging.WARNING, "unshared": logging.WARNING, "unstepped": logging.WARNING,
     "untaken": logging.WARNING, "waited": logging.WARNING,
     "storage": logging.WARNING, "stored": logging.WARNING, "timeline": logging.WARNING, "waiting": logging.WARNING,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import trio
@@ -24,6 +25,7 @@ PAGE_MEMBERS = 100  # Members of a page: at most 400 B each (a host name has 255
 MAX_MEMBERS = 50_000  # Members that are read: 40 MB, twice what a table holds. Any program may be answering.
 MAX_CHARACTERS = 300  # Characters of a text that is shown: enough for an address.
 AFTER_ALL = b"\xff" * 16  # No member's id comes after it.
+TEXTS = {"id", "address", "swarm", "version", "kernel", "codec"}  # The figures that are texts.
 METRICS = ("id", "address", "swarm", *(figure.name for figure in STATUS))
 """The metrics of a reply in their order; later versions append theirs."""
 
@@ -60,16 +62,20 @@ def query(address: Address, secret: bytes | None = None, timeout_s: float = 5.0)
         ) from error
 
 
-async def query_node(address: Address, secret: bytes | None, timeout_s: float, after: bytes = b"") -> dict[str, Any]:
+async def query_node(
+    address: Address, secret: bytes | None, timeout_s: float, after: bytes = b"",
+    allows: Callable[[str], bool] | None = None,
+) -> dict[str, Any]:  # fmt: skip
     """Query as :func:`query` does, in the caller's trio loop, for members with ids larger than ``after``.
 
-    After :data:`AFTER_ALL` at most a page of them is read, whatever the node sends.
+    After :data:`AFTER_ALL` at most a page of them is read, whatever the node sends. ``allows`` is asked with each
+    numeric address just before it is dialled.
 
     Raises:
         OSError, RemoteError, trio.TooSlowError: The node does not answer.
     """
     with trio.fail_after(timeout_s):
-        stream: ByteStream = await TcpNetwork(None, timeout_s).connect(address)
+        stream: ByteStream = await TcpNetwork(None, timeout_s).connect(address, allows)
         try:
             if secret is not None:
                 tls = TlsStream(stream, swarm_contexts(Identity.fresh(), secret), server_side=False)
@@ -96,7 +102,10 @@ async def read_pages(stream: ByteStream, reader: FrameReader, after: bytes = b""
         if len(members) >= MAX_MEMBERS:
             raise ProtocolError("The node names more members than a swarm can have.")
     values = (*reply.metrics, *[None] * len(METRICS))
-    metrics = {name: printable(value) for name, value in zip(METRICS, values, strict=False)}
+    metrics: dict[str, Any] = {
+        name: text_of(value) if name in TEXTS else number_of(value)
+        for name, value in zip(METRICS, values, strict=False)
+    }
     for name in HEADINGS:
         metrics[name] = rows_of(values[METRICS.index(name)])
     identity = metrics.pop("id")
@@ -127,24 +136,26 @@ def member_of(row: Any, after: bytes) -> dict[str, Any]:
     if type(peer) is not bytes or len(peer) != 16 or peer <= after:
         raise ProtocolError("The node's answer is not a status.")
     values = (*row[1:], *[None] * 8)  # Values that an older version does not send are None.
-    address, state, steps, samples, loss, ready, rtt_s, mb_s = (printable(value) for value in values[:8])
-    return {
-        "id": peer.hex(), "address": address, "state": state, "steps": steps, "samples": samples, "loss": loss,
-        "ready": ready, "rtt_s": rtt_s, "mb_s": mb_s,
-    }  # fmt: skip
+    names = ("steps", "samples", "loss", "ready", "rtt_s", "mb_s")
+    numbers = {name: number_of(value) for name, value in zip(names, values[2:8], strict=True)}
+    return {"id": peer.hex(), "address": text_of(values[0]), "state": text_of(values[1]), **numbers}
 
 
 def rows_of(value: Any) -> tuple[tuple[Any, ...], ...]:
     """Return the rows (member, code, count) of a figure of that shape; malformed rows are left out."""
     rows = value if isinstance(value, tuple) else ()
     return tuple(
-        tuple(printable(item) for item in row[:3]) for row in rows[:SHOWN_ROWS]
+        (text_of(row[0]), text_of(row[1]), number_of(row[2])) for row in rows[:SHOWN_ROWS]
         if isinstance(row, tuple) and len(row) >= 3
     )  # fmt: skip
 
 
-def printable(value: Any) -> Any:
-    """Return a value that is safe to show, a number or a short printable text, and None for any other."""
-    if isinstance(value, str):
-        return value if len(value) <= MAX_CHARACTERS and value.isprintable() else None
+def text_of(value: Any) -> str | None:
+    """Return a short printable text, and None for anything else."""
+    is_safe = isinstance(value, str) and len(value) <= MAX_CHARACTERS and value.isprintable()
+    return value if is_safe else None
+
+
+def number_of(value: Any) -> float | None:
+    """Return a number or a truth value, and None for anything else."""
     return value if isinstance(value, bool | int | float) else None

@@ -70,8 +70,11 @@ def socket_of(stream: ByteStream) -> PlainStream | None:
 class Network(Protocol):
     """The source of streams: TCP, or memory in tests."""
 
-    async def connect(self, address: Address) -> ByteStream:
-        """Open a stream; raise OSError or BrokenLinkError if nothing answers."""
+    async def connect(self, address: Address, allows: Callable[[str], bool] | None = None) -> ByteStream:
+        """Open a stream; raise OSError or BrokenLinkError if nothing answers.
+
+        ``allows`` is asked with each numeric address just before it is dialled.
+        """
 
     async def serve(self, handler: Callable[[ByteStream], Awaitable[None]], nursery: trio.Nursery) -> None:
         """Accept until cancelled; ``handler`` is an async function, started in ``nursery`` for each stream."""

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import enum
 import ipaddress
 import socket
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Any
 
 import trio
@@ -15,7 +16,7 @@ from gossip.ids import Address
 from node.transport.byte_stream import BrokenLinkError, ByteStream, PlainStream
 from node.transport.forks import keep_from_children
 
-__all__ = ["TcpNetwork", "is_loopback", "is_private", "routed"]
+__all__ = ["Scope", "TcpNetwork", "is_loopback", "routed", "scope_of"]
 
 BACKLOG = 128  # Connections that the kernel accepts ahead of this program.
 NOT_SENT_BYTES = 131_072  # Unsent bytes that the kernel may queue: a probe waits behind them.
@@ -33,11 +34,35 @@ def is_loopback(host: str) -> bool:
     return False
 
 
-def is_private(host: str) -> bool:
-    """Return True if a host is a numeric address of a private network."""
-    with contextlib.suppress(ValueError):
-        return ipaddress.ip_address(host).is_private
-    return False
+class Scope(enum.IntEnum):
+    """How far an address reaches: to nothing that a dial may mean, this machine, the cable, the network, everywhere."""
+
+    NOWHERE = 0
+    LOOPBACK = 1
+    LINK = 2
+    PRIVATE = 3
+    GLOBAL = 4
+
+
+NAT64 = ipaddress.IPv6Network("64:ff9b::/96")  # IPv6 addresses that stand for an IPv4 one in their last 32 bits.
+
+
+def scope_of(host: str) -> Scope:
+    """Return the scope of a numeric address, that of the IPv4 address inside it if there is one; of a name GLOBAL."""
+    try:
+        address = ipaddress.ip_address(host.partition("%")[0])
+    except ValueError:
+        return Scope.LOOPBACK if host == "localhost" else Scope.GLOBAL
+    if isinstance(address, ipaddress.IPv6Address):
+        inner = address.ipv4_mapped or address.sixtofour
+        address = ipaddress.IPv4Address(int(address) & 0xFFFF_FFFF) if address in NAT64 else inner or address
+    if address.is_loopback or address.is_unspecified:  # Linux takes 0.0.0.0 for this machine.
+        return Scope.LOOPBACK
+    if address.is_multicast or (address.version == 4 and address.is_reserved):
+        return Scope.NOWHERE
+    if address.is_link_local:
+        return Scope.LINK
+    return Scope.GLOBAL if address.is_global else Scope.PRIVATE
 
 
 def routed(target: Address, v6: bool = False) -> str | None:
@@ -94,16 +119,24 @@ class TcpNetwork:
             except (OSError, BrokenLinkError):
                 accepted.close()
 
-    async def connect(self, address: Address) -> ByteStream:
+    async def connect(self, address: Address, allows: Callable[[str], bool] | None = None) -> ByteStream:
         """Connect to the first of the host's addresses that answers; a name may stand for IPv6 and IPv4.
 
-        Looking up the name and each attempt may take ``connect_timeout_s``. Raises OSError or BrokenLinkError.
+        Looking up the name and each attempt may take ``connect_timeout_s``.
+
+        Args:
+            address: The host, in any spelling that the system resolves, and the port.
+            allows: Asked with each numeric address just before it is dialled; None allows all.
+
+        Raises:
+            OSError, BrokenLinkError: Nothing answers, or no address is allowed.
         """
         targets: list[Any] = []
         with trio.move_on_after(self.connect_timeout_s):
             targets = alternated(await resolve(address))[:MAX_TARGETS]
         failures: list[OSError] = []
-        sock = await first_to_answer(targets, self.connect_timeout_s, failures)
+        dialled = (target for target in targets if allows is None or allows(str(target[4][0])))
+        sock = await first_to_answer(dialled, self.connect_timeout_s, failures)
         if sock is not None:
             return PlainStream(sock)
         if failures:
@@ -133,7 +166,7 @@ def alternated(targets: Sequence[Any]) -> list[Any]:
 
 
 async def first_to_answer(
-    targets: Sequence[Any], timeout_s: float, failures: list[OSError]
+    targets: Iterable[Any], timeout_s: float, failures: list[OSError]
 ) -> trio.socket.SocketType | None:
     """Connect to several addresses of one host by Happy Eyeballs (RFC 8305) and close all sockets but the first.
 

@@ -137,8 +137,10 @@ class Port:
         finally:
             self.accepting = None
 
-    async def connect(self, address: Address) -> ByteStream:
+    async def connect(self, address: Address, allows: Callable[[str], bool] | None = None) -> ByteStream:
         world, to = self.world, self.world.ports[address]
+        if allows is not None and not allows(address.host):
+            raise BrokenLinkError(f"{address} must not be dialled.")
 
         def there() -> float:
             return world.network.latency(self.index, to.index)

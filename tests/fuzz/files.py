@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import math
 import shutil
 import struct
 import tempfile
@@ -15,17 +16,21 @@ from typing import Any
 import msgpack
 import torch
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from torch import nn
 
-from gossip.errors import CheckpointError, IdentityError
+from gossip.errors import CheckpointError, ConfigError, IdentityError
+from gossip.timeline import merge
 from gossip.wire.records import MAX_COUNT, signed
 from node.identity.keys import Identity, parse_invite, parse_secret, read_secret
 from node.identity.statedir import Memory, StateDir, checksum
-from node.model import checkpoint
+from node.model.checkpoint import Archive
+from node.model.optimizers import Optimizers
+from node.model.snapshot import ModelState
 from tests.fuzz.engine import Target
 from tests.fuzz.grammar import World, make_record
 from tests.fuzz.mutations import EDGE_TEXTS, mutated_bytes, mutated_text, mutated_value
 
-__all__ = ["Books", "Checkpoints", "Invites", "Keys", "Secrets"]
+__all__ = ["Books", "Checkpoints", "Invites", "Keys", "Secrets", "Timelines"]
 
 
 class OnDisk(Target):
@@ -161,27 +166,43 @@ def text_of(data: bytes) -> str:
 
 
 class Checkpoints(OnDisk):
-    """The bytes of a checkpoint's weights or of its optimizer's state, and the JSON in their headers."""
+    """The bytes of a checkpoint's weights or of its optimizer's state, and the JSON in their headers.
+
+    One that is refused has changed nothing, and with one that is loaded the optimizer goes on.
+    """
 
     name, share, life, declared = "checkpoints", 0.04, 256, (CheckpointError,)
 
     def __init__(self, rng: Random) -> None:
         super().__init__(rng)
         self.weights = self.folder / "a.safetensors"
-        weights = {"a": torch.arange(6.0).reshape(2, 3), "b": torch.ones(1, dtype=torch.bfloat16)}
-        state = {
-            "state": {0: {"step": torch.tensor(3.0), "exp_avg": torch.zeros(2, 3)}},
-            "param_groups": [{"lr": 0.1, "betas": (0.9, 0.99)}],
-        }
-        checkpoint.save(
-            self.weights, weights, state, {"run_id": "67" * 16, "version": 3.0, "swarm_samples": 64, "fingerprint": "f"}
-        )
+        self.make()
+        self.archive.save(self.weights, {"run_id": "67" * 16, "version": 3.0, "swarm_samples": 64})
         self.path = rng.choice((self.weights, self.folder / "a.optimizer"))
         self.sample = self.path.read_bytes()
         size = struct.unpack("<Q", self.sample[:8])[0]
         self.header = json.loads(self.sample[8 : 8 + size])
         self.header["__metadata__"]["gossip"] = json.loads(self.header["__metadata__"]["gossip"])
         self.rest = self.sample[8 + size :]
+
+    def make(self) -> None:
+        """Make a model that has taken a step."""
+        self.model = nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2))
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), amsgrad=True)
+        self.step()
+        optimizers = Optimizers(self.optimizer)
+        self.archive = Archive(ModelState(self.model, optimizers), optimizers)
+
+    def step(self) -> None:
+        self.model(torch.ones(4, 3) * torch.arange(4.0)[:, None]).square().sum().backward()
+        self.optimizer.step()
+
+    def content(self) -> list[Any]:
+        """Return all that a checkpoint may change."""
+        tensors = [*self.model.state_dict().values()]
+        tensors += [value for state in self.optimizer.state.values() for value in state.values()]
+        settings = [{**group, "params": 0} for group in self.optimizer.param_groups]
+        return [*(tensor.tolist() for tensor in tensors), settings]
 
     def prepare(self) -> tuple[object, Callable[[], object]]:
         rng = self.rng
@@ -190,9 +211,14 @@ class Checkpoints(OnDisk):
 
         def act() -> None:
             self.path.write_bytes(data)
-            held = checkpoint.load(self.weights)
-            assert all(isinstance(value, torch.Tensor) for value in held.tensors.values())
-            assert isinstance(held.meta, dict)
+            before = self.content()
+            try:
+                self.archive.restore(self.archive.load(self.weights), self.weights)
+            except CheckpointError:
+                assert repr(self.content()) == repr(before), "something has changed"
+                raise
+            self.step()
+            self.make()
 
         return data, act
 
@@ -205,3 +231,38 @@ class Checkpoints(OnDisk):
         except (RecursionError, ValueError, TypeError):
             text = b"[" * 2_000
         return struct.pack("<Q", len(text)) + text + self.rest
+
+
+class Timelines(OnDisk):
+    """A timeline beside a good one: both are merged into one that a viewer reads, or the damaged one is refused."""
+
+    name, share, declared = "timelines", 0.02, (ConfigError,)
+
+    def __init__(self, rng: Random) -> None:
+        super().__init__(rng)
+        self.paths = [self.folder / "one.json", self.folder / "two.json"]
+        streams = {"name": "streams", "ph": "X", "pid": 1, "tid": 2, "ts": 5.0, "dur": 2.5, "args": {"exchange": "ab"}}
+        self.events = [{"name": "process_name", "ph": "M", "pid": 1, "args": {"name": "node"}}, streams]
+        self.paths[0].write_text(self.text(self.events))
+
+    def text(self, events: Any) -> str:
+        rows = events if isinstance(events, list) else [events]
+        return "[\n" + ",\n".join(json.dumps(event, default=repr) for event in rows) + "\n]\n"
+
+    def prepare(self) -> tuple[object, Callable[[], object]]:
+        rng = self.rng
+        try:
+            data = self.text(mutated_value(rng, self.events)).encode("utf-8", "surrogatepass")
+        except (RecursionError, ValueError, TypeError):
+            data = b"[\n" + b"[" * 100_000 + b"\n]\n"
+        if rng.random() < 0.4:
+            data = mutated_bytes(rng, data)
+
+        def act() -> None:
+            self.paths[1].write_bytes(data)
+            merged = merge(self.paths, self.folder / "merged.json")
+            events = json.loads((self.folder / "merged.json").read_text())
+            assert len(events) == merged.events
+            assert all(math.isfinite(event.get("ts", 0.0)) for event in events)
+
+        return data, act

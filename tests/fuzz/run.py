@@ -16,7 +16,7 @@ TARGETS: dict[str, type[Target]] = {
     target.name: target
     for target in (
         wire.Prefixes, wire.Frames, wire.Headers, wire.Records, wire.Layouts, wire.Messages, wire.Statuses,
-        files.Books, files.Keys, files.Secrets, files.Invites, files.Checkpoints,
+        files.Books, files.Keys, files.Secrets, files.Invites, files.Checkpoints, files.Timelines,
         settings.Configs, settings.Tomls, settings.Scenarios, settings.Parts, settings.Addresses, settings.Graphs,
         vectors.Payloads, vectors.Chunks, vectors.Certificates, vectors.Handshakes, vectors.SealedRecords,
     )

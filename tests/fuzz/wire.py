@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import math
 from collections.abc import Callable, Coroutine
 from random import Random
@@ -33,9 +34,13 @@ from gossip.peer import Peer
 from gossip.wire import frames
 from gossip.wire.frames import PREFIX_BYTES, decode, encode, read_prefix
 from gossip.wire.records import check, payload, trusting, unsigned
+from node.cli.main import print_status
+from node.cli.top import picture_of
 from node.identity.keys import verify
 from node.links.frame_reader import FrameReader
-from node.observe.status import METRICS, read_pages
+from node.observe.figures import HEADINGS
+from node.observe.status import METRICS, TEXTS, read_pages
+from node.terminal import plain_console
 from node.transport.byte_stream import BrokenLinkError
 from tests.fuzz.engine import Target
 from tests.fuzz.grammar import World, key_of, make_message, make_record
@@ -343,13 +348,11 @@ class Statuses(Target):
 
     def prepare(self) -> tuple[object, Callable[[], object]]:
         rng = self.rng
-        row = [b"i" * 16, "10.0.0.1:7700", "alive", 8, 64, 0.5, True]
-        reply = {
-            "t": "status",
-            "metrics": ["0f" * 16, *[None] * (len(METRICS) - 1)],
-            "members": [row, row],
-            "more": False,
-        }
+        row, other = ([id_ * 16, "10.0.0.1:7700", "alive", 8, 64, 0.5, True, 0.1, 2.0] for id_ in (b"i", b"j"))
+        values = {name: "a text" for name in TEXTS} | {name: [["ab" * 16, "why", 3]] for name in HEADINGS}
+        values["id"] = "0f" * 16
+        metrics = [values.get(name, 3) for name in METRICS]
+        reply = {"t": "status", "metrics": metrics, "members": [row, other], "more": False}
         packed = pack(mutated_value(rng, reply, [row])) if rng.random() < 0.7 else pack(reply)
         data = frames.PREFIX.pack(frames.MAGIC, len(packed), 0) + packed
         if rng.random() < 0.4:
@@ -359,6 +362,9 @@ class Statuses(Target):
             stream = Canned(data)
             answer = finished(read_pages(stream, FrameReader(stream)))
             assert all(len(member["id"]) <= 64 for member in answer["members"])
+            console = plain_console(io.StringIO())
+            console.print(picture_of(answer, answer, 1.0))
+            print_status(answer, console)
 
         return data, act
 

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from functools import partial
+from pathlib import Path
 
 import pytest
 
@@ -205,6 +206,34 @@ def test_of_those_who_left_the_status_has_a_count_and_names_them_when_asked(monk
     assert "10101010" in everybody
     assert "--all" not in everybody
     assert len(json.loads(printed(as_json=True))["members"]) == 5
+
+
+@pytest.mark.parametrize("named", ["[/x]", "[link=http://evil.example]here[/link]", ":boom:", "[bold]h:1"])
+def test_what_a_member_calls_itself_is_printed_as_it_is(monkeypatch, capsys, named):
+    member = {**ANSWER["members"][0], "address": named}
+    metrics = ANSWER["metrics"] | {"refused": [[named, named, 3]]}
+    monkeypatch.setattr(cli, "ask", lambda *_: {**ANSWER, "swarm": named, "metrics": metrics, "members": [member]})
+    cli.status("127.0.0.1:7700", secret_file=None, as_json=False, timeout_s=2.0)
+    assert capsys.readouterr().out.count(named[:4]) >= 4
+
+
+def test_nodes_print_to_terminals_in_one_way_alone():
+    """Another console might take what others call themselves for markup."""
+    root = Path(cli.__file__).parents[1]
+    made = [path.name for path in root.rglob("*.py") if "Console(" in path.read_text(encoding="utf-8")]
+    assert made == ["terminal.py"]
+
+
+@pytest.mark.parametrize("seed", ["file", "argument"])
+def test_an_invite_among_the_arguments_is_told_since_others_can_read_it(tmp_path, seed):
+    invite = InviteToken(parse_secret(new_secret()), (Address("127.0.0.1", 9),), SEED_ID).text
+    file = tmp_path / "invite"
+    file.write_text(invite)
+    file.chmod(0o600)
+    script = script_of(tmp_path, "print('runs')")
+    done = gossip("run", "--quiet", "--seed", f"@{file}" if seed == "file" else invite, str(script))
+    assert "runs" in done.stdout
+    assert ("read the arguments of this process" in done.stderr) == (seed == "argument")
 
 
 def test_an_invite_names_the_id_that_the_node_proved(asked, capsys, tmp_path):

@@ -17,8 +17,8 @@ from node.transport.tcp import TcpNetwork
 from tests.memory_stream import memory_stream_pair
 from tests.node.link_owner import LinkOwner
 
-THERE = Address("127.0.0.1", 7)
-ME, ASKED, OTHER = (MemberRecord(PeerId(name * 16), b"k" * 32, 1) for name in (b"m", b"a", b"o"))
+HERE, THERE = Address("127.0.0.1", 6), Address("127.0.0.1", 7)
+ME, ASKED, OTHER = (MemberRecord(PeerId(name * 16), b"k" * 32, 1, address=HERE) for name in (b"m", b"a", b"o"))
 
 
 class OneStream:
@@ -27,8 +27,9 @@ class OneStream:
     def __init__(self, stream):
         self.stream = stream
 
-    async def connect(self, _address):
+    async def connect(self, address, allows=None):
         await trio.lowlevel.checkpoint()
+        assert allows is None or allows(address.host)
         return self.stream
 
 
@@ -99,7 +100,7 @@ class Faulty:
     async def greet(self, *_given):
         raise ZeroDivisionError
 
-    async def connect(self, address):
+    async def connect(self, address, allows=None):
         raise UnicodeError("label empty or too long")
 
 

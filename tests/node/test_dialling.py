@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
+import ipaddress
 import socket
+from collections import Counter
 
 import pytest
 import trio
 import trio.testing
+from hypothesis import given
+from hypothesis import strategies as st
 
 from gossip.config import Config
 from gossip.ids import Address, MemberRecord, PeerId
@@ -16,7 +21,7 @@ from node.links.connector import Access, Connector
 from node.links.dial_budget import DialBudget, site_of
 from node.transport import tcp
 from node.transport.byte_stream import BrokenLinkError
-from node.transport.tcp import TcpNetwork, alternated
+from node.transport.tcp import TcpNetwork, alternated, resolve
 from tests.node.link_owner import LinkOwner
 
 NAMED = Address("node.example", 1)
@@ -168,9 +173,10 @@ class Refusing:
     def __init__(self):
         self.dials = []
 
-    async def connect(self, address):
+    async def connect(self, address, allows=None):
         await trio.lowlevel.checkpoint()
-        self.dials.append(address)
+        if allows is None or allows(address.host):
+            self.dials.append(address)
         raise ConnectionRefusedError
 
 
@@ -212,15 +218,108 @@ def test_seeds_are_dialled_without_a_budget():
     assert len(dials) == 100
 
 
-def test_whoever_asks_to_be_tried_at_another_host_is_tried_within_the_budget():
+def test_whoever_asks_to_be_tried_is_tried_within_the_budget_of_the_host():
+    """Otherwise members could scan the ports of a host through others, those of whoever shares theirs too."""
     network = Refusing()
 
     async def main():
         connector = Connector(Access(network, None), Config(), LinkOwner(ME))
         for address in PORTS:
-            await connector.try_dial(address, "192.0.2.77")
+            await connector.try_dial(address)
         assert len(network.dials) == 16
-        await connector.try_dial(PORTS[0], "192.0.2.1")
-        assert len(network.dials) == 17, "at its own host"
 
     trio.run(main)
+
+
+# -- what a host text leads to -----------------------------------------------------------------------------------------
+def spelled(number, form):
+    """Return a spelling of an IPv4 address (a whole number) that a C library understands."""
+    parts = [number >> shift & 0xFF for shift in (24, 16, 8, 0)]
+    return {
+        "usual": ".".join(str(part) for part in parts),
+        "octal": ".".join(f"0{part:03o}" for part in parts),
+        "hexadecimal": ".".join(hex(part) for part in parts),
+        "one number": str(number),
+        "one hexadecimal number": hex(number),
+        "three parts": f"{parts[0]}.{parts[1]}.{number & 0xFFFF}",
+        "mapped": f"::ffff:{'.'.join(str(part) for part in parts)}",
+        "NAT64": f"64:ff9b::{parts[0]:02x}{parts[1]:02x}:{parts[2]:02x}{parts[3]:02x}",
+        "6to4": f"2002:{parts[0]:02x}{parts[1]:02x}:{parts[2]:02x}{parts[3]:02x}::1",
+    }[form]
+
+
+FORMS = st.sampled_from([
+    "usual", "octal", "hexadecimal", "one number", "one hexadecimal number", "three parts", "mapped", "NAT64", "6to4",
+])  # fmt: skip
+INSIDE = st.sampled_from([
+    "127.0.0.1", "127.9.9.9", "0.0.0.0", "10.9.0.1", "172.16.3.4", "192.168.1.1", "169.254.169.254", "100.64.0.1",
+    "224.0.0.1", "255.255.255.255",
+])  # fmt: skip
+
+
+class Recording(TcpNetwork):
+    """TCP whose name lookups are the system's, and that only notes the addresses that it would dial."""
+
+    def __init__(self):
+        super().__init__(None, 0.1)
+        self.dials = []
+
+    async def connect(self, address, allows=None):
+        for target in await resolve(address, socket.AI_NUMERICHOST):
+            if allows is None or allows(target[4][0]):
+                self.dials.append(target[4][0])
+        raise ConnectionRefusedError
+
+
+def dialled_from(mine, texts, seeds=frozenset()):
+    """Return the numeric addresses that a node with this address of its own dials, of these that others name."""
+    network = Recording()
+
+    async def main():
+        me = dataclasses.replace(ME, address=mine and Address(mine, 7))
+        connector = Connector(Access(network, None), Config(), LinkOwner(me), seeds)
+        for text in texts:
+            await connector.try_dial(Address(text, 7))
+
+    trio.run(main)
+    return network.dials
+
+
+@given(st.lists(st.builds(spelled, INSIDE.map(lambda text: int(ipaddress.ip_address(text))), FORMS), max_size=4))
+def test_a_node_on_a_public_address_dials_nothing_inside_a_network_however_it_is_spelled(texts):
+    assert dialled_from("198.51.101.7", texts) == []
+
+
+@given(st.lists(st.builds(spelled, st.just(int(ipaddress.ip_address("198.51.101.9"))), FORMS.filter(
+    lambda form: form not in ("NAT64", "6to4")
+)), min_size=40, max_size=60))  # fmt: skip
+def test_a_host_has_one_budget_however_it_is_spelled(texts):
+    assert len(dialled_from("198.51.101.7", texts)) <= dial_budget.BURST
+
+
+@pytest.mark.parametrize(
+    ("mine", "seed", "scopes"),
+    [
+        ("127.0.0.1", None, "loopback, link, private, public"),
+        ("10.0.0.5", None, "private, public"),
+        ("169.254.3.3", None, "link, private, public"),
+        ("8.8.4.4", None, "public"),
+        (None, "127.0.0.1", "loopback, link, private, public"),
+        (None, "10.0.0.5", "private, public"),
+        (None, "8.8.4.4", "private, public"),
+    ],
+)
+def test_a_node_dials_no_address_of_a_smaller_scope_than_its_own(mine, seed, scopes):
+    named = {"127.0.0.1": "loopback", "169.254.169.254": "link", "10.9.0.1": "private", "9.9.9.9": "public"}
+    seeds = frozenset([Address(seed, 9)] if seed else [])
+    assert ", ".join(named[host] for host in dialled_from(mine, named, seeds)) == scopes
+
+
+def test_each_address_of_a_name_takes_a_token(monkeypatch):
+    async def eight(_address, _flags=0):
+        await trio.lowlevel.checkpoint()
+        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (f"198.51.101.{number % 2}", 7)) for number in range(8)]
+
+    monkeypatch.setattr("tests.node.test_dialling.resolve", eight)
+    hosts = dialled_from("8.8.4.4", [f"n{number}.example{number}.org" for number in range(20)])
+    assert Counter(hosts) == {"198.51.101.0": 16, "198.51.101.1": 16}

@@ -181,7 +181,9 @@ class Swallowing:
     def __init__(self, answering):
         self.answering, self.under_way, self.most = answering, 0, 0
 
-    async def connect(self, address):
+    async def connect(self, address, allows=None):
+        if allows is not None and not allows(address.host):
+            raise BrokenLinkError("not allowed")
         if address.host == self.answering:
             await trio.lowlevel.checkpoint()
             raise ConnectionRefusedError

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from http import HTTPStatus
 
@@ -48,18 +49,24 @@ class Guard:
         """Return the link that a user opens."""
         return f"http://{shown}/" + (f"?token={self.token}" if self.token else "")
 
-    def refusal(
-        self, path: str, query: str, host: str, authorization: str, cookie: str
-    ) -> tuple[HTTPStatus, str] | None:
-        """Return the status and sentence of a refusal, or None to admit. Texts are as the visitor sent them."""
+    def refusal(self, path: str, query: str, headers: Mapping[str, str]) -> tuple[HTTPStatus, str] | None:
+        """Return the status and sentence of a refusal, or None to admit. Texts are as the visitor sent them.
+
+        A page of another origin may lead here by a link, and not load or hold anything from here: its streams would
+        take the places of the user's.
+        """
         if path == OPEN_PATH:
             return None
+        is_other_origin = headers.get("sec-fetch-site", "none") not in ("same-origin", "none")
+        if is_other_origin and headers.get("sec-fetch-mode") != "navigate":
+            return HTTPStatus.FORBIDDEN, "This page answers no other page: open it in a tab of its own."
         if self.token is None:
-            if is_own_name(host):
+            if is_own_name(headers.get("host", "")):
                 return None
             return HTTPStatus.FORBIDDEN, "This page answers on its machine alone: open it as http://127.0.0.1:PORT/."
-        if self.brings_token(query) or self.is_token(authorization.removeprefix("Bearer ")):
+        if self.brings_token(query) or self.is_token(headers.get("authorization", "").removeprefix("Bearer ")):
             return None
+        cookie = headers.get("cookie", "")
         if any(self.is_token(part.strip().removeprefix("gossip_page=")) for part in cookie.split(";")[:MAX_PARTS]):
             return None
         sentence = "This page is its swarm's: open the link that the node printed at its start, or send its token."

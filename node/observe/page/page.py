@@ -137,9 +137,8 @@ class Page:
         async with self.query_limiter:
             try:
                 address = parse_address(dial_at)
-                if not connector.may_dial(address) or not connector.budget.charge(address, trio.current_time()):
-                    return
-                answer = await query_node(address, self.secret, QUERY_S, AFTER_ALL)
+                limits = connector.limits(address)
+                answer = await query_node(address, self.secret, QUERY_S, AFTER_ALL, limits)
                 if answer["id"] == member.hex():
                     connector.budget.mark_proven(address)
                     picture.on_answer(member, answer["metrics"], time.monotonic())
@@ -161,10 +160,8 @@ class Page:
     # -- answers ---------------------------------------------------------------------------------------------------
     async def answer(self, request: PageRequest) -> Answer:
         """Answer a request, if the guard admits it."""
-        headers, path = request.headers, request.path
-        refusal = self.guard.refusal(
-            path, request.query, headers.get("host", ""), headers.get("authorization", ""), headers.get("cookie", "")
-        )
+        path = request.path
+        refusal = self.guard.refusal(path, request.query, request.headers)
         if refusal is not None:
             status, sentence = refusal
             return Answer(f"{sentence}\n".encode(), status=status)

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from gossip.arithmetic.mixing import OuterStep, pair_weight, push_mass, subtract
+from gossip.arithmetic.mixing import MAX_MASS, OuterStep, pair_weight, push_mass, subtract
 from gossip.codecs import CODECS
 from tests.gossip.arithmetic.averaging import exchange, spread
 
@@ -150,6 +150,21 @@ def test_what_is_given_and_what_stays_are_the_mass_in_floats_as_well(mass, pushe
     assert given > 0
     assert left > 0
     assert given + left == pytest.approx(mass, rel=1e-15)
+
+
+@given(st.lists(st.floats(5e-324, MAX_MASS), max_size=30), st.integers(1, 16), st.integers(0, 3_000))
+def test_whatever_masses_were_accepted_the_next_push_is_acceptable(masses, partners, silent_mixes):
+    """Members may push the largest masses again and again, or take all that this one gives and give nothing back."""
+    mass = 1.0
+    for got in masses:
+        mass += got
+        given, mass = push_mass(mass, partners, conserves=True)
+        assert 0 < given <= MAX_MASS
+    for _ in range(silent_mixes):
+        given, mass = push_mass(mass, partners, conserves=True)
+    given, mass = push_mass(mass, partners, conserves=True)
+    assert 0 < given <= MAX_MASS
+    assert 0 < mass <= MAX_MASS
 
 
 @given(st.floats(0.1, 100), st.integers(1, 16))

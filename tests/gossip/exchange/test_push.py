@@ -6,9 +6,9 @@ import dataclasses
 
 import pytest
 
+from gossip.arithmetic.mixing import MAX_MASS
 from gossip.config import Config
 from gossip.effects import Merge, Release, Rename, Send, Snapshot, Transfer
-from gossip.exchange.push import MAX_MASS
 from gossip.exchange.session import State
 from gossip.exchange.session_table import DOUBT_RETRY_S
 from gossip.ids import Claim

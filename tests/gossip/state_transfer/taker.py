@@ -108,6 +108,12 @@ class Taker:
         ends = [0, *(stop for _, stop in ranges)]
         return [start for start, _ in ranges] == ends[:-1] and ends[-1] == self.joining.size
 
+    def covered_again(self):
+        """Return True if every element is there, of a donor that is kept."""
+        ranges = sorted((start, stop) for start, stop, _ in self.joining.received if start < stop)
+        ends = [0, *(stop for _, stop in ranges)]
+        return [start for start, _ in ranges] == ends[:-1] and ends[-1] == self.joining.size
+
 
 def far(odd):
     """Two donors are far apart when one of them is odd."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 
 from gossip.state_transfer.witnesses import MAX_WITNESS_WAITS, WITNESS_WAIT_S
@@ -23,12 +25,12 @@ def test_what_the_odd_one_of_four_donors_gave_is_fetched_of_others(odd):
     assert taker.adopt is not None
 
 
-def test_donors_that_agree_are_asked_a_chunk_each_more_and_two_that_differ_are_taken():
+def test_donors_that_agree_are_asked_for_two_chunks_each_more_and_two_that_differ_are_taken():
     taker = Taker()
     taker.survey()
     taker.receive_all()
     assert taker.covered_once()
-    assert len(taker.comparing) == 4
+    assert len(taker.comparing) == 8, "with the next two of the ring"
     pair = Taker()
     pair.survey([A, B])
     pair.receive_all()
@@ -74,12 +76,13 @@ def test_a_comparison_that_fails_holds_nobody_up():
     while not taker.comparing:
         taker.receive(next(iter(taker.fetches)), 1_000)
     joining = taker.joining
-    first, second, third, fourth = list(joining.check.comparisons)
+    first, second, third, fourth, *_ = list(joining.check.comparisons)
     taker.do(joining.on_refused(joining.check.comparisons[first].other, first, 1.0))
     taker.do(joining.on_failed(second, 1.0))
     taker.do(joining.on_unlinked(joining.check.comparisons[third].other, 1.0))
     assert joining.next_deadline == joining.check.comparisons[fourth].deadline
     taker.do(joining.tick(joining.next_deadline))
+    assert not joining.check.comparisons
     taker.receive_all()
     assert taker.adopt is not None
 
@@ -195,6 +198,28 @@ def test_two_colluding_donors_of_three_win_where_there_is_nobody_else(are_unmet,
     assert taker.now == waits * WITNESS_WAIT_S, "in a small swarm all members are donors"
 
 
+def lone(*liars):
+    """Each liar gives a model of its own."""
+    return lambda owner, other: far_from(liars, owner, other)
+
+
+@pytest.mark.parametrize("lie", [colluding, lone])
+@pytest.mark.parametrize("count", range(3, 9))
+def test_no_honest_majority_keeps_what_a_liar_gave_whoever_lies(lie, count):
+    """All assignments of fewer liars than honest members to the places of donors and witnesses, in all orders."""
+    members = DONORS[:count]
+    for size in range(1, (count + 1) // 2):
+        for liars in itertools.combinations(members, size):
+            taker = Taker()
+            taker.survey(members)
+            taker.apart_sq = lie(*liars)
+            taker.receive_all()
+            given = {donor for *_, donor in taker.joining.received}
+            assert not given & set(liars), liars
+            assert taker.covered_again(), liars
+            assert taker.adopt is not None
+
+
 @pytest.mark.parametrize("odd", [A, B, C, D])
 @pytest.mark.parametrize("witness", DONORS[4:])
 def test_a_lying_witness_saves_no_lying_donor(odd, witness):
@@ -207,11 +232,11 @@ def test_a_lying_witness_saves_no_lying_donor(odd, witness):
     assert taker.adopt is not None
 
 
-def test_members_that_gave_nothing_are_asked_only_where_donors_differ():
+def test_two_members_that_gave_nothing_are_asked_and_the_others_only_where_donors_differ():
     taker = Taker()
     taker.survey(DONORS)
     taker.receive_all()
-    assert {one.other for one in taker.joining.check.results} == {A, B, C, D}
+    assert {one.other for one in taker.joining.check.results} == {A, B, C, D, *DONORS[4:6]}, "two look out"
 
 
 def test_witnesses_that_do_not_answer_hold_nobody_up_and_have_no_vote():

@@ -18,7 +18,7 @@ AWAY = Address("192.0.2.7", 7780)
 @pytest.mark.parametrize("host", ["127.0.0.1:7780", "localhost:7780", "localhost", "[::1]:7780", "[::1]", "127.0.0.1"])
 def test_on_loopback_whoever_asks_for_loopback_is_let_in(host):
     guard = Guard.of(Address("127.0.0.1", 7780), SECRET)
-    assert guard.refusal("/", "", host, "", "") is None
+    assert guard.refusal("/", "", {"host": host}) is None
     assert guard.link(Address("127.0.0.1", 7780)) == "http://127.0.0.1:7780/"
 
 
@@ -26,7 +26,7 @@ def test_on_loopback_whoever_asks_for_loopback_is_let_in(host):
     "host", ["evil.example", "evil.example:7780", "", "127.0.0.1.evil.example:7780", "::1]", "a:b:c"]
 )
 def test_a_name_that_only_leads_here_reads_nothing(host):
-    status, sentence = Guard.of(Address("127.0.0.1", 7780), None).refusal("/events", "", host, "", "")
+    status, sentence = Guard.of(Address("127.0.0.1", 7780), None).refusal("/events", "", {"host": host})
     assert status is HTTPStatus.FORBIDDEN
     assert host not in sentence or not host
 
@@ -34,16 +34,21 @@ def test_a_name_that_only_leads_here_reads_nothing(host):
 def test_off_loopback_the_swarms_token_opens_it_as_link_header_or_cookie_and_nothing_else_does():
     guard, token = Guard.of(AWAY, SECRET), token_of(SECRET)
     assert guard.link(AWAY) == f"http://192.0.2.7:7780/?token={token}"
-    assert guard.refusal("/", f"token={token}", "any", "", "") is None
-    assert guard.refusal("/metrics", "", "any", f"Bearer {token}", "") is None
-    assert guard.refusal("/events", "", "any", "", f"other=1; gossip_page={token}") is None
+    assert guard.refusal("/", f"token={token}", {"host": "any"}) is None
+    assert guard.refusal("/metrics", "", {"host": "any", "authorization": f"Bearer {token}"}) is None
+    assert guard.refusal("/events", "", {"host": "any", "cookie": f"other=1; gossip_page={token}"}) is None
     wrong = token_of(b"t" * 32)
     for query, bearer, cookie in (
         ("", "", ""), (f"token={wrong}", "", ""), ("", f"Bearer {wrong}", ""), ("", "Bearer ", ""), ("token=", "", ""),
         ("", "", f"gossip_page={wrong}"), ("", "", "gossip_page="), ("token=\xff", "\xff", "\xff"),
     ):  # fmt: skip
-        assert guard.refusal("/", query, "127.0.0.1", bearer, cookie)[0] is HTTPStatus.UNAUTHORIZED
-    assert guard.refusal("/healthz", "", "any", "", "") is None, "launchers send no token, and it says next to nothing"
+        assert (
+            guard.refusal("/", query, {"host": "127.0.0.1", "authorization": bearer, "cookie": cookie})[0]
+            is HTTPStatus.UNAUTHORIZED
+        )
+    assert guard.refusal("/healthz", "", {"host": "any"}) is None, (
+        "launchers send no token, and it says next to nothing"
+    )
 
 
 def test_a_token_follows_from_the_secret_and_is_no_part_of_it():
@@ -76,3 +81,19 @@ def test_without_what_serves_it_a_sentence_says_what_to_install(monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=r"pip install 'gossip-trainer\[page\]'"):
         Settings.gather(NodeOptions(), {"GOSSIP_PAGE": "127.0.0.1:0"})
+
+
+@pytest.mark.parametrize("path", ["/", "/events", "/metrics"])
+@pytest.mark.parametrize("site", ["cross-site", "same-site"])
+def test_a_page_of_another_origin_holds_no_stream_and_loads_nothing_but_may_link_here(path, site):
+    token = token_of(b"s" * 32)
+    for guard, headers in (
+        (Guard.of(Address("127.0.0.1", 7780), None), {"host": "127.0.0.1:7780"}),
+        (Guard.of(Address("10.0.0.5", 7780), b"s" * 32), {"host": "10.0.0.5:7780", "cookie": f"gossip_page={token}"}),
+    ):
+        for mode in ("cors", "no-cors", "websocket", None):
+            fetched = {"sec-fetch-site": site} | ({"sec-fetch-mode": mode} if mode else {})
+            assert guard.refusal(path, "", headers | fetched)[0] is HTTPStatus.FORBIDDEN
+        assert guard.refusal(path, "", headers | {"sec-fetch-site": site, "sec-fetch-mode": "navigate"}) is None
+        for own in ("same-origin", "none"):
+            assert guard.refusal(path, "", headers | {"sec-fetch-site": own, "sec-fetch-mode": "cors"}) is None
