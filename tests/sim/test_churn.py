@@ -9,7 +9,8 @@ from tests.harness.marks import slow
 
 
 def churned(fidelity: str, peers: int, duration_s: float, mean_s: float, **changes) -> dict:
-    churn = ChurnSpec(up=Distribution.exponential(mean_s), down=Distribution.exponential(mean_s / 4), farewell=0.2)
+    times = {"up": Distribution.exponential(mean_s), "down": Distribution.exponential(mean_s / 4)}
+    churn = ChurnSpec(**times, farewell=0.2 if fidelity == "whole" else 0.0)  # The fast level plays no last mixes.
     membership = MembershipSpec(mode="ideal" if fidelity == "exchange" else "protocol")
     scenario = Scenario(
         peers=peers, duration_s=duration_s, fidelity=fidelity, seed=1, churn=churn, membership=membership,
