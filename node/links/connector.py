@@ -23,7 +23,7 @@ from gossip.peer import Peer
 from gossip.recent import Recent
 from gossip.wire.messages import Hello
 from node.faults import Faults
-from node.links.dial_budget import DialBudget, is_numeric
+from node.links.dial_budget import DialBudget
 from node.links.frame_reader import FrameReader
 from node.links.handshake import Greeter
 from node.links.handshake_pool import HandshakePool, neighbourhood
@@ -32,7 +32,7 @@ from node.links.seed_status import SeedStatus
 from node.transport.byte_stream import BrokenLinkError, ByteStream, Network
 from node.transport.sealed import fresh_share, leave_tls
 from node.transport.seeds import SeedLookup
-from node.transport.tcp import Scope, scope_of
+from node.transport.tcp import Scope, is_name, scope_of
 from node.transport.tls import Contexts, TlsStream
 
 __all__ = ["Access", "Connector"]
@@ -203,13 +203,13 @@ class Connector:
         Raises:
             BrokenLinkError: It is a name of a domain that was looked up too often.
         """
-        if not is_numeric(address.host) and not self.budget.charge(address, trio.current_time()):
+        if is_name(address.host) and not self.budget.charge(address, trio.current_time()):
             raise BrokenLinkError(f"{address} was looked up too often.")
+        noted = outcome or DialOutcome()
 
         def allows(host: str) -> bool:
             is_allowed = self.may_dial(host) and self.budget.charge(Address(host, address.port), trio.current_time())
-            if outcome is not None and is_allowed:
-                outcome.is_allowed = True
+            noted.is_allowed = noted.is_allowed or is_allowed
             return is_allowed
 
         return allows

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
-import ipaddress
-
 from gossip.ids import Address
 from gossip.membership.entry import TokenBucket
 from gossip.recent import Recent
 from node.links.handshake_pool import neighbourhood
-from node.transport.tcp import is_loopback
+from node.transport.tcp import is_loopback, is_name
 
-__all__ = ["DialBudget", "is_numeric", "site_of"]
+__all__ = ["DialBudget", "site_of"]
 
 BURST = 16.0  # The most tokens of a host: as many as dials run at once, so that a living host never lacks one.
 REFILL_S = 120.0  # The time after which a host gets one more token.
@@ -19,20 +16,12 @@ MAX_SITES = 4_096  # Hosts that are remembered; the least recently used is forgo
 MAX_PROVEN = 4_096  # Proven addresses that are remembered; the least recently used is forgotten first.
 
 
-def is_numeric(host: str) -> bool:
-    """Return True if a host is an IPv4 or IPv6 address in the usual spelling; all else has to be looked up."""
-    with contextlib.suppress(ValueError):
-        ipaddress.ip_address(host.partition("%")[0])
-        return True
-    return False
-
-
 def site_of(host: str) -> str:
     """Return the key of a host's budget: an IPv4 address, an IPv6 /64, or the last two labels of a name.
 
     Names share a budget, because one wildcard record in DNS makes any number of them lead to one host.
     """
-    return neighbourhood(host) if is_numeric(host) else ".".join(host.lower().rstrip(".").split(".")[-2:])
+    return ".".join(host.lower().rstrip(".").split(".")[-2:]) if is_name(host) else neighbourhood(host)
 
 
 class DialBudget:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import ipaddress
 import itertools
 import random
 import socket
@@ -16,7 +15,7 @@ import trio
 from gossip.errors import ConfigError, LocalError
 from gossip.ids import Address, PeerId, from_hex, parse_address
 from node.identity.keys import is_invite, parse_invite
-from node.transport.tcp import is_loopback, routed
+from node.transport.tcp import is_loopback, is_name, routed
 
 __all__ = ["Found", "Seed", "SeedLookup", "SeedSource", "parse_seed", "read_seeds", "source_of"]
 
@@ -273,15 +272,6 @@ class SeedLookup:
         if not addresses and seeds:
             self.missing.setdefault(str(seeds[0]), "is this node itself")
         return Found(addresses, expected, names, dict(self.missing))
-
-
-def is_name(host: str) -> bool:
-    """Return True if a host must be looked up because it is no numeric address."""
-    try:
-        ipaddress.ip_address(host.partition("%")[0])
-    except ValueError:
-        return True
-    return False
 
 
 def source_name(source: SeedSource) -> str:

@@ -16,7 +16,7 @@ from gossip.ids import Address
 from node.transport.byte_stream import BrokenLinkError, ByteStream, PlainStream
 from node.transport.forks import keep_from_children
 
-__all__ = ["Scope", "TcpNetwork", "is_loopback", "routed", "scope_of"]
+__all__ = ["Scope", "TcpNetwork", "is_loopback", "is_name", "routed", "scope_of"]
 
 BACKLOG = 128  # Connections that the kernel accepts ahead of this program.
 NOT_SENT_BYTES = 131_072  # Unsent bytes that the kernel may queue: a probe waits behind them.
@@ -31,6 +31,15 @@ def is_loopback(host: str) -> bool:
         return True
     with contextlib.suppress(ValueError):
         return ipaddress.ip_address(host).is_loopback
+    return False
+
+
+def is_name(host: str) -> bool:
+    """Return True if a host must be looked up because it is no numeric address."""
+    try:
+        ipaddress.ip_address(host.partition("%")[0])
+    except ValueError:
+        return True
     return False
 
 
