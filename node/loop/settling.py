@@ -30,6 +30,7 @@ QUICK_VISIT_PERIOD_S = 0.005  # The same for a wait that ends within a second.
 ALONE_S = 1.0  # Seconds without others after which a node settles alone: busy machines lose each other for less.
 LOOK_PERIOD_S = 0.05  # Seconds between two looks at what the other members say.
 PRESENT = MemberState.ALIVE, MemberState.SUSPECT  # Slow machines are often suspected, and still count.
+POSITIVE_ZERO = np.float32(0.0)  # Added to a vector, it turns -0.0 to 0.0: the two are one value to an exchange.
 DIGEST_BYTES = 8
 MARK_BYTES = 6  # Of the digest that a mark holds, since its count must be exact as a float64 too.
 # Seconds for which members that have the same weights mix on until their numbers of samples are the same as well.
@@ -231,7 +232,7 @@ class Settling:
         """Return the BLAKE2b digest of the weights that exchanges carry, as little-endian float32."""
         vector = self.live.pool.take()
         self.live.state.read(vector.array)
-        vector.array += np.float32(0.0)  # The two zeros are one value.
+        vector.array += POSITIVE_ZERO
         digest = hashlib.blake2b(vector.array.data, digest_size=DIGEST_BYTES).digest()
         self.live.pool.give(vector)
         return digest
@@ -242,6 +243,7 @@ class Settling:
         if any(segment.dtype == "float64" and segment.kind in ("parameter", "buffer") for segment in layout.segments):
             vector = np.zeros(layout.size, np.float32)
             self.live.state.read(vector[: layout.exchanged])
+            vector[: layout.exchanged] += POSITIVE_ZERO
             if layout.exchanged < layout.size:
                 self.live.state.adopt_exchanged(vector, (), {})
             else:

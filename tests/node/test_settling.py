@@ -20,11 +20,12 @@ from tests.harness.marks import slow
 from tests.node.trainees import filled, linear, mixed, towards
 
 
-def settling(trainee, seconds=20.0, wait_s=60.0):
-    """Ask its loop to settle, and wait for no answer."""
+def settling(trainee, seconds=20.0, wait_s=60.0, before=lambda: None):
+    """Ask its loop to settle, after a call of ``before``, and wait for no answer."""
     answer = queue.SimpleQueue()
 
     def settle(node):
+        before()
         answer.put(node.settle(seconds, wait_s=wait_s))
         trainee.leave.wait(60)  # as at a run's end, where it evaluates and saves
 
@@ -64,9 +65,9 @@ def joined(train, until, count, dtype=torch.float32, **options):
     return nodes
 
 
-def settle_all(nodes, seconds=30.0):
+def settle_all(nodes, seconds=30.0, before=lambda node: None):
     """Let all nodes settle; return what they return, and how many different weights they then have."""
-    answers = [settling(node, seconds) for node in nodes]
+    answers = [settling(node, seconds, before=lambda node=node: before(node)) for node in nodes]
     distances = [answer.get(timeout=90) for answer in answers]
     different = len({bits(node.model) for node in nodes})
     for node in nodes:
@@ -96,6 +97,20 @@ def test_whatever_nodes_mix_otherwise_they_settle_on_the_same_bits(config, train
 def test_weights_of_every_type_are_the_same_to_the_bit(count, dtype, train, until):
     nodes = joined(train, until, count, dtype)
     assert settle_all(nodes) == ([0.0] * count, 1)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+def test_numbers_that_round_to_zero_get_one_sign(dtype, train, until):
+    """As float32, -1e-50 is the negative zero and 1e-50 the positive one."""
+    nodes = joined(train, until, 3, dtype)
+    values = dict(zip(nodes, [1e-50, -1e-50, -0.0], strict=True))
+
+    def set_smallest(node):
+        value = values[node]
+        with torch.no_grad():
+            node.model.weight[0] = torch.tensor([value, -value, -0.0, 0.0], dtype=dtype)
+
+    assert settle_all(nodes, before=set_smallest) == ([0.0] * 3, 1)
 
 
 def test_the_end_of_settling_is_told_with_a_digest_of_the_weights(train, until, tmp_path, monkeypatch, caplog):
