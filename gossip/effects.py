@@ -27,9 +27,10 @@ from gossip.ids import Address, PeerId
 from gossip.wire.messages import Message
 
 __all__ = [
-    "Adopt", "Confirm", "CopyFrozen", "CopyMoments", "CopyPiece", "Dial", "Effect", "Gather", "HashFrozen", "LookUp",
-    "MemberChanged", "MemberState", "Merge", "Mix", "MixMoments", "Notice", "ReceiveMoments", "ReceivePiece", "Release",
-    "Rename", "Restore", "Send", "SendMoments", "SendPiece", "Snapshot", "Transfer", "TryDial", "UseLastSnapshot",
+    "Adopt", "Confirm", "CopyFrozen", "CopyMoments", "CopyPiece", "Dial", "Effect", "Gather", "HashFrozen", "LeaveOut",
+    "LookUp", "MemberChanged", "MemberState", "Merge", "Mix", "MixMoments", "Notice", "ReceiveMoments", "ReceivePiece",
+    "Release", "Rename", "Restore", "Send", "SendMoments", "SendPiece", "Snapshot", "Transfer", "TryDial",
+    "UseLastSnapshot",
 ]  # fmt: skip
 
 
@@ -151,6 +152,18 @@ class Transfer:
     sends: bool = True
     receives: bool = True
     has_statistics: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class LeaveOut:
+    """Go on with a group's average without some members: without their values, and with ``means`` without their means.
+
+    Where a mean is missing our weights stay as they are. ``on_gathered`` names the members that were left out.
+    """
+
+    session: int
+    peers: tuple[PeerId, ...] | None  # None: all members whose values or means have not come.
+    means: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -346,6 +359,7 @@ class Notice:
 
 Effect = (
     Send | Dial | LookUp | TryDial | Snapshot | CopyPiece | UseLastSnapshot | CopyFrozen | HashFrozen | Transfer
-    | Gather | Mix | Merge | Rename | Release | SendPiece | ReceivePiece | Adopt | Confirm | Restore | MemberChanged
+    | Gather | LeaveOut | Mix | Merge | Rename | Release | SendPiece | ReceivePiece | Adopt | Confirm | Restore
+    | MemberChanged
     | Notice | CopyMoments | SendMoments | ReceiveMoments | MixMoments
 )  # fmt: skip

@@ -446,10 +446,11 @@ class Peer:
         return effects + self.follow_up(now) if self.needs_follow_up else effects
 
     def on_gathered(
-        self, session: int, difference_sq: float, own_sq: float, refused: Iterable[PeerId], now: float
-    ) -> list[Effect]:
-        """Handle a complete group average: |mean - ours|^2, |ours|^2 and the members whose slices were refused."""
-        effects = self.exchanges.route_report(Event.GATHERED, session, difference_sq, own_sq, refused, now)
+        self, session: int, difference_sq: float, own_sq: float, refused: Iterable[PeerId], absent: Iterable[PeerId],
+        now: float,
+    ) -> list[Effect]:  # fmt: skip
+        """Handle a complete group average: |mean - ours|^2, |ours|^2, and the members refused and left out."""
+        effects = self.exchanges.route_report(Event.GATHERED, session, difference_sq, own_sq, refused, absent, now)
         return effects + self.follow_up(now) if self.needs_follow_up else effects
 
     def on_failed(self, session: int, code: str, now: float) -> list[Effect]:

@@ -29,6 +29,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 import claims
 import digits_node
 import floods
+import groups
+import mixings
 import pieces
 import samples
 import stalls
@@ -41,7 +43,7 @@ from swarm_lab import Patient
 from verdict import BUDGET_MB, JOINS_S, WELL_S, Verdict, accuracy, contacts, mixing, names, progressed, resident
 from verdict import steps as steps_of
 
-__all__ = ["claims", "floods", "pieces", "samples", "stalls", "strangers"]
+__all__ = ["claims", "floods", "groups", "mixings", "pieces", "samples", "stalls", "strangers"]
 
 NODES = 4
 CALM_S, SIEGE_S = 4.0, 8.0

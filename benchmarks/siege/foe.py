@@ -67,6 +67,7 @@ class Target:
     identities: Path  # file with one line for each of the attacker's identities, for searching the logs
     seeds: Path  # file with one line for each address that a newcomer must dial first
     version: float = 100.0
+    pushes: bool = False  # Members push instead of exchanging.
 
 
 @dataclass
@@ -238,6 +239,8 @@ class Member:
         """Send an Offer, and return the number of the exchange."""
         number = random.getrandbits(62)
         message = Offer(number, self.target.fingerprint, self.target.run_id, self.version, 0.5, "fp32")
+        if self.target.pushes:
+            message = dataclasses.replace(message, mixing="push", mass=1.0)
         message = dataclasses.replace(message, **({"progress": self.claim} | changes))
         self.sessions[number] = Session(line, number, message.codec, 0.5, bytearray())
         if len(self.sessions) > 4096:

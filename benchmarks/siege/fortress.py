@@ -103,7 +103,7 @@ class Fortress:
             file.touch()
         return Target(
             addresses, secret, joined["fingerprint"], bytes.fromhex(joined["run_id"]), joined["elements"], identities,
-            seeds, version,
+            seeds, version, str(self.config.get("mixing", "")) in ("push-sum", "row-stochastic"),
         )  # fmt: skip
 
     def besieger(self, work: Callable[[], None]) -> Forked:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Literal
 
 import numpy as np
@@ -29,7 +29,7 @@ def member_slices(elements: int, members: int) -> list[slice]:
 
 
 def group_mean(
-    rows: Floats, own_place: int, mean: Callable[[Floats], Floats], bound: float
+    rows: Floats, own_place: int, mean: Callable[[Floats], Floats], bound: float, absent: Collection[int] = ()
 ) -> tuple[Floats, list[int]]:  # fmt: skip
     """Return the mean of ``rows``, float32 (elements,), and the places (row numbers) of the refused members.
 
@@ -40,19 +40,21 @@ def group_mean(
         own_place: The place of our row.
         mean: Computes the mean of the accepted rows, as the node's filter against attackers does.
         bound: The norm bound of :func:`norm_refusal`.
+        absent: The places whose rows have not come, which are left out.
     """
     ours = rows[own_place]
     own_sq = squares(ours)
     accepted, refused = [own_place], []
     difference = np.empty_like(ours)
     for place, theirs in enumerate(rows):
-        if place == own_place:
+        if place == own_place or place in absent:
             continue
         if norm_refusal(subtract(theirs, ours, difference)[0], own_sq, ours.size, bound) is None:
             accepted.append(place)
         else:
             refused.append(place)
-    return mean(rows[sorted(accepted)] if refused else rows), refused  # Copy rows only if some are refused.
+    is_whole = len(accepted) == len(rows)  # Copy rows only if some are left out.
+    return mean(rows if is_whole else rows[sorted(accepted)]), refused
 
 
 def norm_refusal(difference_sq: float, own_sq: float, size: int, bound: float) -> Literal["not-finite", "norm"] | None:

@@ -2,11 +2,15 @@
 
 Each member sends every other member that member's slice. It averages the values of its own slice and sends the mean to
 all (reduce-scatter, then all-gather). On real links slices arrive chunk by chunk, in receivers. In the simulator they
-arrive whole. Our own layout sets the memory: two vectors in addition to the snapshot, for the others' values of our
-slice and for the difference.
+arrive whole. A member that is late is left out: the means do without its values, and our weights stay as they are where
+its mean is missing. Our own layout sets the memory: two vectors in addition to the snapshot, for the others' values of
+our slice and for the difference, and as much again for what late members still send.
 """
 
 from __future__ import annotations
+
+import math
+from collections.abc import Collection
 
 import numpy as np
 
@@ -28,8 +32,10 @@ class GroupAverage:
     """One member's side of an all-reduce. A member's place is its index in ``members``."""
 
     __slots__ = (
-        "codec", "config", "difference", "excluded_places", "is_averaging", "is_released", "is_reported",
-        "members", "missing_means", "missing_values", "ours", "place", "row_memory", "rows", "session", "slice_mean",
+        "codec", "config", "difference", "difference_sq", "excluded_places", "is_averaging", "is_released",
+        "is_reported",
+        "late_means", "late_values", "members", "missing_means", "missing_values", "ours", "place", "row_memory",
+        "rows", "session", "slice_mean",
         "slice_squares", "slices", "vectors",
     )  # fmt: skip
 
@@ -54,10 +60,14 @@ class GroupAverage:
                 self.missing_values[place] = None
             if place != self.place and member_slice.stop > member_slice.start:
                 self.missing_means[place] = None
+        # The receivers of members that were left out, which a link may still fill.
+        self.late_values: dict[int, Receiver | None] = {}
+        self.late_means: dict[int, Receiver | None] = {}
         self.slice_squares: dict[int, tuple[float, float]] = {}  # |mean - ours|^2 and |ours|^2 by slice.
         self.excluded_places: list[int] = []  # Places of members that our slice's mean leaves out.
         self.slice_mean: Floats | None = None  # Mean of our slice, float32 (length,).
         self.is_averaging = False  # The mean of our slice is being computed.
+        self.difference_sq = math.nan  # |mean - ours|^2, once all means have arrived.
         self.is_reported = False  # The arrival of all means has been reported.
         self.is_released = False  # The session has ended: a running job gives the vectors back at its end.
         codec.quantised(ours[own_slice], self.rows[self.place], self.session, own_slice.start)
@@ -78,15 +88,35 @@ class GroupAverage:
     def chunk_receiver(self, place: int, start: int) -> Receiver | None:
         """Return the receiver of this member's chunk at ``start``: values of our slice, or the mean of its own."""
         own_slice = self.slices[self.place]
-        return (self.missing_values if own_slice.start <= start < own_slice.stop else self.missing_means).get(place)
+        are_values = own_slice.start <= start < own_slice.stop
+        missing, late = (self.missing_values, self.late_values) if are_values else (self.missing_means, self.late_means)
+        return missing.get(place) or late.get(place)
 
     def on_received(self, place: int, receiver: Receiver) -> None:
         """Record that this receiver of the member at ``place`` is complete: a mean, or values of our slice."""
+        if receiver in (self.late_values.get(place), self.late_means.get(place)):
+            return
         if isinstance(receiver, DifferenceReceiver):
             del self.missing_means[place]
             self.slice_squares[place] = receiver.difference_sq, receiver.own_sq
         else:
             del self.missing_values[place]
+
+    # -- late members --------------------------------------------------------------------------------------------
+    def leave_out(self, places: Collection[int], means: bool) -> None:
+        """Go on without the values of these members, and with ``means`` without their means, if they are missing."""
+        for place in places:
+            if place in self.missing_values:
+                self.late_values[place] = self.missing_values.pop(place)
+            if means and place in self.missing_means:
+                receiver = self.late_means[place] = self.missing_means.pop(place)
+                if isinstance(receiver, DifferenceReceiver):  # What comes from now on must not get into the result.
+                    receiver.out = np.empty_like(receiver.out)
+
+    @property
+    def absent(self) -> list[PeerId]:
+        """Return the members that were left out."""
+        return [self.members[place] for place in sorted({*self.late_values, *self.late_means})]
 
     # -- whole slices --------------------------------------------------------------------------------------------
     def as_received(self, values: Floats, start: int) -> Floats:
@@ -123,7 +153,8 @@ class GroupAverage:
         """
         config, place = self.config, self.place
         assert self.difference is not None
-        mean, self.excluded_places = group_mean(self.rows, place, filter_of(config).mean, config.internal.norm_bound)
+        bound = config.internal.norm_bound
+        mean, self.excluded_places = group_mean(self.rows, place, filter_of(config).mean, bound, self.late_values)
         own_slice, ours = self.slices[place], self.rows[place]
         out = self.difference.array[own_slice]
         self.codec.quantised(mean, out, self.session, own_slice.start)
@@ -144,18 +175,38 @@ class GroupAverage:
             return False
         return self.difference is not None and (self.slice_mean is not None or not self.rows.size)
 
-    def outcome(self) -> tuple[float, float, list[PeerId]]:
-        """Return ``|mean - ours|^2``, ``|ours|^2``, and the members whose values were refused."""
+    def outcome(self) -> tuple[float, float, list[PeerId], list[PeerId]]:
+        """Finish the difference, once all is complete.
+
+        Where a mean is missing, is not finite or is too far away, our weights will stay as they are.
+
+        Returns:
+            ``|mean - ours|^2``, ``|ours|^2``, the members whose values or means were refused, and those left out.
+        """
         difference_sq = own_sq = 0.0
-        refused = list(self.excluded_places)
-        for place, member_slice in enumerate(self.slices):
-            if place in self.slice_squares:
-                slice_difference_sq, slice_own_sq = self.slice_squares[place]
+        refused, unmixed = list(self.excluded_places), list(self.late_means)
+        for place, (slice_difference_sq, slice_own_sq) in sorted(self.slice_squares.items()):
+            elements, bound = self.slices[place].stop - self.slices[place].start, self.config.internal.norm_bound
+            if norm_refusal(slice_difference_sq, slice_own_sq, elements, bound) is None:
                 difference_sq, own_sq = difference_sq + slice_difference_sq, own_sq + slice_own_sq
-                elements, bound = member_slice.stop - member_slice.start, self.config.internal.norm_bound
-                if norm_refusal(slice_difference_sq, slice_own_sq, elements, bound) is not None:
-                    refused.append(place)
-        return difference_sq, own_sq, [self.members[place] for place in refused]
+            else:
+                refused.append(place)
+                unmixed.append(place)
+        self.clear(unmixed)
+        self.difference_sq = difference_sq
+        return difference_sq, own_sq, [self.members[place] for place in refused], self.absent
+
+    def clear(self, places: list[int]) -> None:
+        """Let these members' slices change nothing, in another vector if a link still fills this one."""
+        assert self.difference is not None
+        if are_filling(self.late_means):
+            filled, self.difference = self.difference, self.vectors.take(self.ours.size)
+            self.difference.array[:] = filled.array
+        for place in places:
+            where = self.slices[place]
+            out, ours = self.difference.array[where], self.ours[where]
+            head = min(max(self.codec.tail - where.start, 0), out.size)
+            out[:head], out[head:] = 0.0, ours[head:]  # Statistics are values, not differences.
 
     # -- results -------------------------------------------------------------------------------------------------
     def take_difference(self) -> Vector | None:
@@ -168,9 +219,13 @@ class GroupAverage:
         self.is_released = True
         if self.is_averaging:
             return
-        if not any(receiver is not None and receiver.is_filling for receiver in self.missing_values.values()):
+        if not are_filling(self.missing_values, self.late_values):
             self.vectors.give(self.row_memory)
-        filling = any(receiver is not None and receiver.is_filling for receiver in self.missing_means.values())
-        if self.difference is not None and not filling:
+        if self.difference is not None and not are_filling(self.missing_means, self.late_means):
             self.vectors.give(self.difference)
         self.difference = None
+
+
+def are_filling(*tables: dict[int, Receiver | None]) -> bool:
+    """Return True if a link is reading into a buffer of one of these receivers."""
+    return any(receiver is not None and receiver.is_filling for table in tables for receiver in table.values())

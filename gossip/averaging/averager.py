@@ -58,6 +58,7 @@ from gossip.effects import (
     Effect,
     Gather,
     HashFrozen,
+    LeaveOut,
     Merge,
     Mix,
     MixMoments,
@@ -273,6 +274,15 @@ class Averager:
         if group.can_average:
             group.is_averaging = True
             self.driver.run_job(AverageSliceJob(self, group, on_averaged))
+
+    def leave_out(self, effect: LeaveOut) -> None:
+        """Let a group go on without some of its members."""
+        group = self.groups.get(effect.session)
+        if group is not None and not group.is_reported:
+            members = enumerate(group.members)
+            group.leave_out(
+                [place for place, peer in members if effect.peers is None or peer in effect.peers], effect.means
+            )
 
     def report_gathered(self, group: GroupAverage) -> None:
         """Report the group's means once all are here."""

@@ -64,9 +64,10 @@ class Reports(Protocol):
         """Handle streams that ended early; ``code`` names the reason, as in an Abort."""
 
     def on_gathered(
-        self, session: int, difference_sq: float, own_sq: float, refused: list[PeerId], now: float
-    ) -> list[Effect]:
-        """Handle a complete group average, without the values of the ``refused`` members; theirs is the mean here."""
+        self, session: int, difference_sq: float, own_sq: float, refused: list[PeerId], absent: list[PeerId],
+        now: float,
+    ) -> list[Effect]:  # fmt: skip
+        """Handle a complete group average, without what ``refused`` members sent and ``absent`` ones did not."""
 
     def on_collected(self, session: int, position: int, now: float) -> list[Effect]:
         """Handle arrived elements of a fetched piece: those before index ``position`` of the vector are complete."""

@@ -81,7 +81,7 @@ METHODS = {
             "Moshpit SGD",
             "Ryabinin et al., NeurIPS 2021, arXiv:2103.03239",
             {"mix_every_steps": 8, "selection": "grid", "mixing": "group", "group_size": 4},
-            differs="a group mixes as a whole or not at all; groups follow from the sorted ids, without a DHT",
+            differs="late members are left out; groups follow from the sorted ids, without a DHT",
         ),
         Method(
             "diloco",

@@ -29,7 +29,7 @@ from gossip.effects import Effect, MemberState, Rename, Send, Transfer
 from gossip.exchange.agreement import agreed_codec, is_acceptable
 from gossip.exchange.exchanges import Exchanges
 from gossip.exchange.session import MAX_NEIGHBOURS, Session
-from gossip.exchange.session_table import DOUBT_RETRY_S, REFUSALS
+from gossip.exchange.session_table import DOUBT_RETRY_S, INNOCENT_REASONS, REFUSALS
 from gossip.exchange.transitions import Event, State
 from gossip.filters.setbacks import is_cut_short
 from gossip.ids import UNSTATED, Claim, PeerId
@@ -38,7 +38,6 @@ from gossip.wire.messages import Abort, Accept, Busy, Commit, Offer, Outcome, Se
 __all__ = ["MAX_WEIGHT", "Exchange"]
 
 MAX_WEIGHT = 0.5  # Largest weight of a pair: with it both sides move to their mean.
-INNOCENT_REASONS = ("replaced", "late", "overflow")  # Reasons for an abort that are not the partner's fault.
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -262,12 +261,13 @@ class Exchange(Session):
     def on_late(self, now: float) -> list[Effect]:
         """Handle ``timer_at``, which has come, in any state.
 
-        Before the final deadline the partner only takes longer than usual: background the exchange. At the final
-        deadline end the wait: ask the next partner, fail, or ask for the outcome. In IN_DOUBT ask again, and give up
-        after ``doubt_s``.
+        Before the final deadline the partner only takes longer than usual: background the exchange. A mix for which the
+        loop waits cannot be, and goes on to the next partner. At the final deadline end the wait: ask the next partner,
+        fail, or ask for the outcome. In IN_DOUBT ask again, and give up after ``doubt_s``.
         """
         exchanges, partner = self.exchanges, self.partner
-        if now < self.final_deadline and self.state is not State.IN_DOUBT:
+        is_silent = self.state is State.OFFERED and not exchanges.max_backgrounded
+        if now < self.final_deadline and self.state is not State.IN_DOUBT and not is_silent:
             self.background(now)
             self.timer_at = self.final_deadline
             return []

@@ -19,7 +19,17 @@ from gossip.ids import PeerId
 from gossip.misbehaviour import MisbehaviourLog
 from gossip.recent import Recent
 
-__all__ = ["DOUBT_RETRY_S", "MAX_OUTCOMES", "MAX_REFUSALS", "REASONS", "REFUSALS", "AnySession", "Ledger", "Refusals"]
+__all__ = [
+    "DOUBT_RETRY_S",
+    "INNOCENT_REASONS",
+    "MAX_OUTCOMES",
+    "MAX_REFUSALS",
+    "REASONS",
+    "REFUSALS",
+    "AnySession",
+    "Ledger",
+    "Refusals",
+]
 
 MAX_REFUSALS = 256  # Pairs of partner and reason that are counted, enough for any display.
 # Outcomes that are remembered, 100 B each. A partner asks for one during ``doubt_s`` (30 s) after the exchange. At 100
@@ -32,6 +42,7 @@ REASONS = REFUSALS | {
     # No answer for the time of doubt; the partner has not committed; it had given up; it takes other weights.
     "doubt", "aborted", "late", "replaced",
 }  # fmt: skip
+INNOCENT_REASONS = ("replaced", "late", "overflow")  # Reasons for an abort that are not the partner's fault.
 DOUBT_RETRY_S = 1.0  # Seconds between two questions for the outcome of an exchange in doubt.
 
 

@@ -36,7 +36,8 @@ flight. If it learns that the push failed, it merges its own snapshot back in.
 
 In a group, OFFERED means that invitations (or our consent) are sent and the list of members is open. The inviter, which
 is the group's initiator, coordinates the two-phase commit: each member sends it COMMIT once it has the means of all
-slices. The inviter sends SETTLED to all when every member has committed, so the group mixes as a whole or not at all.
+slices. The inviter sends SETTLED to all when every member has committed that is not late. One that is hears the outcome
+when it asks.
 No node is always the inviter: it is the member whose mix was due first.
 
 docs/protocol.md has the same tables, with the messages and actions of each; a test compares them.
@@ -247,13 +248,18 @@ GROUP: Table = {
             Event.COMMIT: (STREAMING,),
             Event.OUTCOME: (STREAMING,),
             Event.GATHERED: (VERIFIED, DONE, DROPPED),
-            **drop_entries(Event.ABORT, Event.FAILED, Event.UNLINKED, Event.LATE, *UNIVERSAL),
+            Event.ABORT: (STREAMING, DROPPED),
+            Event.UNLINKED: (STREAMING, DROPPED),
+            Event.LATE: (STREAMING, DROPPED),
+            **drop_entries(Event.FAILED, *UNIVERSAL),
         },
         VERIFIED: {
             Event.COMMIT: (VERIFIED, DONE),
             Event.OUTCOME: (VERIFIED, DONE),
-            Event.UNLINKED: (VERIFIED, DROPPED),
-            **drop_entries(Event.ABORT, Event.LATE, *UNIVERSAL),
+            Event.ABORT: (VERIFIED, DONE, DROPPED),
+            Event.UNLINKED: (VERIFIED, DONE, DROPPED),
+            Event.LATE: (DONE, DROPPED),
+            **drop_entries(*UNIVERSAL),
         },
     },
     RESPONDER: {
@@ -268,7 +274,9 @@ GROUP: Table = {
         STREAMING: {
             Event.LINKED: (STREAMING,),
             Event.GATHERED: (VERIFIED, DROPPED),
-            **drop_entries(Event.ABORT, Event.FAILED, Event.UNLINKED, Event.LATE, *UNIVERSAL),
+            Event.UNLINKED: (STREAMING, DROPPED),
+            Event.LATE: (STREAMING, DROPPED),
+            **drop_entries(Event.ABORT, Event.FAILED, *UNIVERSAL),
         },
         VERIFIED: {
             Event.SETTLED: (VERIFIED, DONE, DROPPED),

@@ -185,15 +185,17 @@ class Partners:
         return min(len(self.own_neighbours()), MAX_NEIGHBOURS) if self.all_at_once else self.config.partners
 
     # -- whose offers to take ------------------------------------------------------------------------------------
-    def is_declined(self, sender: PeerId, now: float) -> bool:
+    def is_declined(self, sender: PeerId, now: float, forgives: bool = True) -> bool:
         """Return True if this member's offer is answered BUSY, even if there is room.
 
         Back-off applies in both directions. A member that mixed with us less than half an interval ago must wait, so
-        that no peer becomes another's only partner. Neither holds if there is no other partner.
+        that no peer becomes another's only partner. Neither holds if there is no other partner. ``forgives``: an offer
+        that is not declined is a sign of life, after which a silent member is asked again.
         """
         self.now = now
         if not (self.back_off.is_shunned(sender, now) or self.has_just_mixed(sender, now)):
-            self.back_off.note_sign_of_life(sender)
+            if forgives:
+                self.back_off.note_sign_of_life(sender)
             return False
         return self.draw({sender}) is not None  # There is another partner.
 

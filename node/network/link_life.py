@@ -328,7 +328,9 @@ class LinkLife:
         is_last = runtime.links.remove(link)
         for session in ended_sessions:
             runtime.sessions.links.pop(session, None)
-            runtime.perform(runtime.peer.on_failed(session, code, runtime.now))
+            exchange = runtime.peer.exchanges.table.get(session)
+            if exchange is None or not exchange.IS_GROUP:  # A group goes on without this member.
+                runtime.perform(runtime.peer.on_failed(session, code, runtime.now))
         if is_last:
             runtime.perform(runtime.peer.on_unlinked(link.peer, runtime.now, orderly=link.is_orderly))
         runtime.streams.gathers.on_unlinked(link)

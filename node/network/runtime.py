@@ -18,6 +18,7 @@ from gossip.effects import (
     Dial,
     Effect,
     Gather,
+    LeaveOut,
     LookUp,
     MemberChanged,
     Merge,
@@ -225,6 +226,8 @@ class Runtime:
                 # Members that did not answer the invitation were counted before it began.
                 self.exchange_log.on_offer_ended(session)
                 streams.gather(effect)
+            case LeaveOut():
+                streams.leave_out(effect)
             case Mix():
                 streams.mix(effect)
             case Merge():

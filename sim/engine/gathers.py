@@ -95,6 +95,11 @@ class GroupStreams:
         group.take_values(place, values)
         host.averager.average_slice(group, partial(self.on_averaged, host, group))
 
+    def go_on(self, host: Host, group: GroupAverage) -> None:
+        """Go on with a group whose late members were left out."""
+        host.averager.average_slice(group, partial(self.on_averaged, host, group))
+        self.report_gathered(host, group)
+
     def on_averaged(self, host: Host, group: GroupAverage) -> None:
         """Send the mean of the slice that this host owns to all members."""
         mean = self.encoded_mean(host, group)

@@ -17,6 +17,7 @@ from gossip.config import Config
 from gossip.effects import (
     Effect,
     Gather,
+    LeaveOut,
     Merge,
     Mix,
     ReceiveMoments,
@@ -47,8 +48,8 @@ MAX_DURATIONS = 65_536  # Durations kept; when full, every second one is dropped
 class Sessions:
     """The sessions of all hosts.
 
-    It performs Snapshot, Transfer, Gather, Mix, Merge, Rename, Release, ReceivePiece and SendPiece, and reports their
-    outcomes to the averagers and peers.
+    It performs Snapshot, Transfer, Gather, LeaveOut, Mix, Merge, Rename, Release, ReceivePiece and SendPiece, and
+    reports their outcomes to the averagers and peers.
     """
 
     def __init__(
@@ -94,6 +95,12 @@ class Sessions:
             others = tuple(member for member in group.members if member != host.id)
             host.stream_starts[effect.session] = self.events.now, others
         self.groups.gather(host, group)
+
+    def leave_out(self, host: Host, effect: LeaveOut) -> None:
+        host.averager.leave_out(effect)
+        group = host.averager.groups.get(effect.session)
+        if group is not None:
+            self.groups.go_on(host, group)
 
     def send_snapshot(self, host: Host, pair: PairAverage) -> None:
         """Stream the mixed part of the snapshot to the partner, as the partner will decode it."""

@@ -21,6 +21,7 @@ from gossip.effects import (
     Dial,
     Effect,
     Gather,
+    LeaveOut,
     MemberChanged,
     Merge,
     Mix,
@@ -115,8 +116,9 @@ class Swarm:
         # The handler of each type of effect. The types in PERFORM concern the averager alone.
         self.performers: dict[type, Callable[[Host, Any], None]] = dict.fromkeys(PERFORM, self.perform_averaging) | {
             Send: self.links.send, Dial: self.links.dial, TryDial: self.links.try_dial,
-            Snapshot: sessions.snapshot, Transfer: sessions.transfer, Gather: sessions.gather, Mix: sessions.mix,
-            Merge: sessions.merge, Rename: sessions.rename, Release: sessions.release, SendPiece: sessions.send_piece,
+            Snapshot: sessions.snapshot, Transfer: sessions.transfer, Gather: sessions.gather,
+            LeaveOut: sessions.leave_out, Mix: sessions.mix, Merge: sessions.merge, Rename: sessions.rename,
+            Release: sessions.release, SendPiece: sessions.send_piece,
             ReceivePiece: sessions.receive_piece, ReceiveMoments: sessions.receive_moments,
             SendMoments: sessions.send_moments, Notice: self.ignore, MemberChanged: self.ignore,
         }  # fmt: skip

@@ -215,9 +215,8 @@ class Host(Sessions):
             del self.links[other.id]
         for number in [number for number, used in self.bound.items() if used is link]:
             self.bound.pop(number, None)
-            self.call("on_failed", number, "broken")
-        for number, session in list(self.sessions.items()):
-            if session.gather is not None and other.id in session.sent and last:
+            exchange = self.peer.exchanges.table.get(number)
+            if exchange is None or not exchange.IS_GROUP:
                 self.call("on_failed", number, "broken")
         if last and not self.gone:
             self.perform(self.peer.on_unlinked(other.id, self.world.now, orderly=link.orderly))

@@ -37,6 +37,7 @@ class Session:
     gather: effects.Gather | None = None
     values: dict[PeerId, Number] = field(default_factory=dict)  # of a group: what came of each one's vector,
     means: dict[PeerId, Number] = field(default_factory=dict)  # and of each one's mean
+    late: set[tuple[str, PeerId]] = field(default_factory=set)  # ("values" or "means", member) that it does without
     sent: dict[PeerId, bool] = field(default_factory=dict)  # to whom we stream, and whether the mean was sent as well
 
 
@@ -101,6 +102,12 @@ class Sessions:
                         self.stream(self.links[member][-1], number, "values", session.value)
                 for came in self.early.pop(number, []):
                     self.arrived(*came)
+                self.reduce(number, session)
+            case effects.LeaveOut(number, peers, means):
+                session = self.sessions[number]
+                for member in set(session.gather.members if peers is None else peers) - {self.id}:
+                    session.late |= {("values", member)} if member not in session.values else set()
+                    session.late |= {("means", member)} if means and member not in session.means else set()
                 self.reduce(number, session)
             case effects.Mix(number, weight):
                 session = self.sessions[number]
@@ -190,24 +197,32 @@ class Sessions:
         elif session is None or session.gather is None:
             if number in self.peer.exchanges.table:
                 self.early.setdefault(number, []).append((link, sender, number, what, value))
-        elif sender.id in session.gather.members:
+        elif sender.id in session.gather.members and (what, sender.id) not in session.late:
             getattr(session, what)[sender.id] = value
             self.reduce(number, session)
 
     def reduce(self, number: int, session: Session) -> None:
-        """With everybody's values our mean is made, and goes to all; with everybody's means the peer is told."""
-        count = len(session.gather.members)
-        if len(session.values) < count:
+        """With all values our mean is made, and goes to all; with all means the peer is told. Late members have none.
+
+        Each mean is of a slice. Where one is missing, our value stays.
+        """
+        members, late = session.gather.members, session.late
+        if any(member not in session.values and ("values", member) not in late for member in members):
             return
-        mean = session.means[self.id] = sum(session.values.values()) / count
+        if self.id not in session.means:
+            session.means[self.id] = sum(session.values.values()) / len(session.values)
+        mean = session.means[self.id]
         for member, sent in session.sent.items():
             if not sent and member in self.links:
                 session.sent[member] = True
                 self.stream(self.links[member][-1], number, "means", mean)
         one = self.peer.exchanges.table.get(number)
-        if len(session.means) == count and one is not None and one.state is State.STREAMING:
-            session.theirs = mean
-            self.report("on_gathered", number, session, [])
+        has_all = all(member in session.means or ("means", member) in late for member in members)
+        if has_all and one is not None and one.state is State.STREAMING:
+            is_one = all(session.means.get(member) == mean for member in members)  # A sum of floats would round.
+            means = [session.means.get(member, session.value) for member in members]
+            session.theirs = mean if is_one else sum(means) / len(means)
+            self.report("on_gathered", number, session, [], sorted({member for _, member in late}))
 
     def report(self, event: str, number: int, session: Session, *more: Any) -> None:
         """How far apart the two vectors are, squared, and the norm of ours."""

@@ -15,7 +15,7 @@ from gossip.arithmetic.mixing import OuterStep
 from gossip.averaging.averager import Averager
 from gossip.averaging.boundary import Boundary
 from gossip.codecs import CODECS
-from gossip.effects import Gather
+from gossip.effects import Gather, LeaveOut
 from gossip.exchange.groups import group as exchange_group
 from gossip.exchange.session import State
 from gossip.ids import PeerId
@@ -96,6 +96,10 @@ class One:
         if not isinstance(group, str):
             self.gathers.stream_to_members(group)
         return group
+
+    def leave_out(self, peers, means):
+        self.averager.leave_out(LeaveOut(SESSION, None if peers is None else tuple(peers), means))
+        self.gathers.go_on(SESSION)
 
     def run_job(self, job):
         """Large ones are left for the test to run."""

@@ -33,8 +33,8 @@ def test_all_come_to_the_mean_of_what_all_decode_bit_for_bit(codec, members, ele
     group.run()
     assert np.array_equal(group.differences(), group.expected())
     for one, difference in zip(group.nodes, group.expected(), strict=True):
-        ((kind, session, difference_sq, own_sq, refused, _),) = one.said
-        assert (kind, session, refused) == ("gathered", SESSION, [])
+        ((kind, session, difference_sq, own_sq, refused, absent, _),) = one.said
+        assert (kind, session, refused, absent) == ("gathered", SESSION, [], [])
         assert difference_sq == pytest.approx(float(np.sum(difference.astype(np.float64) ** 2)), rel=1e-4)
         assert own_sq == pytest.approx(float(np.sum(one.vector.astype(np.float64) ** 2)), rel=0.2)
 
@@ -146,7 +146,7 @@ def test_a_buffer_that_a_link_still_fills_is_not_used_again():
 
 
 @in_trio
-def test_a_flipped_bit_costs_the_link_and_nothing_is_reported():
+def test_a_flipped_bit_costs_the_link_and_its_member_is_left_out():
     group = Group(3, 4_000)
     a, b, _ = group.nodes
 
@@ -158,8 +158,88 @@ def test_a_flipped_bit_costs_the_link_and_nothing_is_reported():
     group.run()
     assert b.links[a.me].is_closed
     assert not b.said
-    b.gathers.on_unlinked(b.links[a.me])
-    assert [what[:3] for what in b.said] == [("failed", SESSION, "broken")]
+    b.leave_out([a.me], means=True)
+    group.run()
+    assert [(one.said[0][0], one.said[0][5]) for one in group.nodes] == [
+        ("gathered", []), ("gathered", [a.me]), ("gathered", [])
+    ]  # fmt: skip
+    first, second, third = member_slices(4_000, 3)
+    of_b = b.averager.groups[SESSION].difference.array
+    assert not of_b[first].any()
+    assert np.array_equal(of_b[third], group.expected()[1, third])
+    assert np.allclose(of_b[second], (group.nodes[2].vector - b.vector)[second] / 2, atol=1e-6)
+
+
+@pytest.mark.parametrize("codec", ["fp32", "int8"])
+@pytest.mark.parametrize("statistics", [0, 700])
+@in_trio
+def test_what_a_late_member_still_sends_changes_nothing(codec, statistics):
+    """Of its mean a chunk is on its way when it is left out, into the result's own memory if the codec is raw."""
+    group = Group(2, 4_000, codec)
+    a, b = group.nodes
+    for one in group.nodes:
+        one.averager.outer_step.parameters = 4_000 - statistics
+    group.begin()
+    chunks = []
+
+    def hold(sender, to, chunk, body):
+        if to is b and chunk.start in range(*member_slices(4_000, 2)[0].indices(4_000)):
+            chunks.append((chunk, body))
+        return chunk, body
+
+    group.change, deliver = hold, group.deliver
+    group.deliver = lambda node, link, *what: None if what in chunks else deliver(node, link, *what)
+    group.run()
+    assert len(chunks) >= 2
+    assert not b.said
+    link, (first, body) = b.links[a.me], chunks[0]
+    buffer = b.gathers.buffer_for(link, first, len(body))
+    b.leave_out(None, means=False)
+    assert not b.said
+    b.leave_out(None, means=True)
+    assert [(what[0], what[5]) for what in b.said] == [("gathered", [a.me])]
+    result = b.averager.groups[SESSION].difference.array
+    where, before = member_slices(4_000, 2)[0], result.copy()
+    assert not before[where].any()
+    buffer[:] = body
+    b.gathers.on_body(link, first)
+    for chunk, body in chunks[1:]:
+        deliver(b, link, chunk, body)
+    assert np.array_equal(result, before)
+    assert not link.is_closed
+    assert len(b.said) == 1
+
+
+@in_trio
+def test_statistics_stay_as_they_are_where_a_mean_is_missing():
+    """They are values in the result, where weights are differences."""
+    group = Group(2, 4_000)
+    b = group.nodes[1]
+    b.averager.outer_step.parameters = 1_000
+    group.begin(1)
+    b.leave_out(None, means=False)
+    b.leave_out(None, means=True)
+    where = member_slices(4_000, 2)[0]
+    result = b.averager.groups[SESSION].difference.array[where]
+    assert not result[:1_000].any()
+    assert np.array_equal(result[1_000:], b.vector[where][1_000:])
+
+
+@in_trio
+def test_vectors_of_a_group_that_left_members_out_go_back():
+    group = Group(3, 4_000)
+    before, deliver = [one.pool.out for one in group.nodes], group.deliver
+    group.deliver = lambda node, *what: None if node is group.nodes[2] else deliver(node, *what)
+    group.begin(0, 1)
+    group.run()
+    for one in group.nodes[:2]:
+        one.leave_out(None, means=False)
+    group.run()
+    for one in group.nodes[:2]:
+        one.leave_out(None, means=True)
+        assert one.said[0][5] == [group.ids[2]]
+        one.release()
+    assert [one.pool.out - then for one, then in zip(group.nodes, before, strict=True)] == [-1, -1, 0]
 
 
 @in_trio
@@ -279,7 +359,7 @@ def test_only_links_over_which_something_is_owed_have_stalled():
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, 1e30])
 @in_trio
-def test_a_mean_that_nobody_may_take_is_reported_with_its_owner(value):
+def test_a_mean_that_nobody_may_take_changes_nothing_and_its_owner_is_reported(value):
     group = Group(3, 4_000)
     for one in group.nodes:
         one.config = tuned(one.config, norm_bound=1e-9 if one is group.nodes[0] else 10.0)
@@ -295,10 +375,11 @@ def test_a_mean_that_nobody_may_take_is_reported_with_its_owner(value):
     group.change = lie
     group.begin()
     group.run()
-    kind, _, difference_sq, _, refused, _ = b.said[0]
-    assert kind == "gathered"
-    assert not difference_sq < 1e50
-    assert refused == [a.me]
+    kind, _, difference_sq, _, refused, absent, _ = b.said[0]
+    assert (kind, refused, absent) == ("gathered", [a.me], [])
+    result, where = b.averager.groups[SESSION].difference.array, member_slices(4_000, 3)[0]
+    assert not result[where].any()
+    assert difference_sq == pytest.approx(float(np.sum(result.astype(np.float64) ** 2)), rel=1e-4)
 
 
 def checksum(body):

@@ -30,12 +30,13 @@ class Side:
 class Deal:
     """One pair's or group's exchange, as all its sides have it."""
 
-    __slots__ = ("inviter", "members", "session", "settled", "sides")
+    __slots__ = ("inviter", "is_partial", "members", "session", "settled", "sides")
 
     def __init__(self, session: int, members: tuple[PeerId, ...], inviter: PeerId | None) -> None:
         self.session, self.members, self.inviter = session, members, inviter
         self.sides: dict[Host, Side] = {}
         self.settled = False
+        self.is_partial = False  # A group that went on without members that were late, so that its mean may move.
 
 
 class Push:

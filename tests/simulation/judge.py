@@ -9,6 +9,7 @@ from gossip.config.filters import FILTERS
 from gossip.effects import (
     Effect,
     Gather,
+    LeaveOut,
     MemberChanged,
     MemberState,
     Merge,
@@ -93,6 +94,9 @@ class Judge:
                     world.fail("one Release for each session", f"{host} is told {effect}")
                 if session is not None and session.given and not session.reported and not self.returned(host, number):
                     session.given = 0
+            case LeaveOut():
+                if (host, number) in self.of:
+                    self.of[host, number].is_partial = True
             case Transfer() | Gather() | Mix() | Merge() | Rename() | SendPiece():
                 if session is None:
                     world.fail("effects refer to live sessions", f"{host} is told {effect}")
@@ -210,7 +214,10 @@ class Judge:
         for member in deal.members:
             if member == host.id or world.by_id[member].liar:
                 continue
-            if deal.inviter is None or deal.inviter == host.id:
+            if deal.inviter == host.id:  # It may go on without members that are late.
+                said = any((one, host.id, effect.session) in self.commits for one in deal.members)
+                deal.is_partial = deal.is_partial or (member, host.id, effect.session) not in self.commits
+            elif deal.inviter is None:
                 said = (member, host.id, effect.session) in self.commits
             elif member == deal.inviter:
                 said = any(other.id == member and one.mixed for other, one in deal.sides.items())
@@ -235,7 +242,7 @@ class Judge:
         """Return why a side that sent COMMIT may drop what others apply: no member that knows could be asked."""
         world, doubt_s = self.world, self.world.config.internal.doubt_s
         if side.committed_s is None:
-            return ""
+            return "" if deal.inviter is None else "late"
         if host.peer.joining.phase is Phase.ADOPTING:
             return "replaced"  # Its weights go at its next boundary.
         asked = [member for member in deal.members if member != host.id]
@@ -299,7 +306,7 @@ class Judge:
         if dropped and not all(host.gone for host in mixed):
             world.fail("both or neither", f"{mixed} mixed {deal.session:x}, {dropped} did not")
         everybody = len(mixed) == len(deal.members)
-        if dropped or not everybody or any(side.excused for side in sides.values()):
+        if deal.is_partial or dropped or not everybody or any(side.excused for side in sides.values()):
             self.one_sided += 1
             self.moved(shifts)
             return

@@ -1,13 +1,19 @@
-"""The mean of a group: an all-reduce after which all members mix or none.
+"""The mean of a group: an all-reduce that goes on without the members that are late.
 
 Moshpit SGD (Ryabinin et al., NeurIPS 2021) averages in groups of up to M members. Each member owns one slice of the
 vector. It receives this slice from every other member (reduce-scatter), and sends the mean of it to all (all-gather).
 A member so sends and receives about two vectors, however large the group. The *inviter* is the member whose mix is due:
 it invites the others and decides the outcome.
 
+Nobody waits long for a member. Each wait of a group ends after some four times as long as it usually takes
+(:func:`patience_s`): the inviter begins with those who have joined, the means do without the values that are missing,
+weights stay as they are where a mean is missing, and the inviter settles with those who have committed. A member that
+others waited for in vain is charged with it. So a member that stops at any step costs a few short waits, after which
+it is asked for nothing for a while.
+
     inviter:  PREPARING --snapshotted--> OFFERED --joined by all--> STREAMING --gathered--> VERIFIED --commit--> DONE
                                           |   ^
-    substitute:                           +---+
+    substitute:                           +---+      late: without those whose values or means are missing
     busy, refuse, abort, unlinked
     invited:  PREPARING --snapshotted--> OFFERED -----begin-------> STREAMING --gathered--> VERIFIED --settled--> DONE
                                                                                                |                   ^
@@ -15,48 +21,44 @@ it invites the others and decides the outcome.
                                                                                             IN_DOUBT --settled-----+
 
 Every state also leads to DROPPED, which ends the group without a result. The inviter is never in doubt, since it alone
-decides. The table and all events are in :mod:`gossip.exchange.transitions`; "unlinked" means that the last link to a
-peer was lost, or that the peer died. If the table allows an event, ``Exchanges`` calls the handler ``on_<event>``,
-which returns the effects to perform. An Abort with the code "late" says that its sender has given up, whatever the
-cause.
+decides. A member that has not committed by then hears the outcome when it asks. The table and all events are in
+:mod:`gossip.exchange.transitions`; "unlinked" means that the last link to a peer was lost, or that the peer died. If
+the table allows an event, ``Exchanges`` calls the handler ``on_<event>``, which returns the effects to perform. An
+Abort with the code "late" says that its sender has given up, whatever the cause.
 """
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from statistics import median_high
 from typing import Any, ClassVar
 
-from gossip.arithmetic.group_mean import norm_refusal
 from gossip.arithmetic.mixing import stability_limit
-from gossip.codecs import leaner
-from gossip.effects import Dial, Effect, Gather, MemberState, Mix, Send
-from gossip.exchange.agreement import is_acceptable, is_valid_begin
+from gossip.effects import Dial, Effect, Gather, LeaveOut, MemberState, Mix, Send
 from gossip.exchange.exchanges import Exchanges
 from gossip.exchange.groups import matchmaking
-from gossip.exchange.groups.matchmaking import invitation, invite_substitute
-from gossip.exchange.session import Session, clamp_version, version_gap
-from gossip.exchange.session_table import DOUBT_RETRY_S
+from gossip.exchange.groups.forming import Forming, patience_s
+from gossip.exchange.session import clamp_version, version_gap
+from gossip.exchange.session_table import DOUBT_RETRY_S, INNOCENT_REASONS, REFUSALS
 from gossip.exchange.transitions import GROUP, Event, State, Table
-from gossip.ids import UNSTATED, Claim, PeerId
-from gossip.wire.messages import Abort, Begin, Busy, Commit, Joined, Outcome, Settled
+from gossip.ids import PeerId
+from gossip.wire.messages import Abort, Commit, Outcome, Settled
 
 __all__ = ["MAX_DOUBTS", "Group"]
 
 # Groups in doubt (:mod:`gossip.exchange.session`) at once: the one that a network cut left, and the next.
 MAX_DOUBTS = 2
+# Waits of the streams' length for the COMMITs: others may wait twice for what a member does not send. The outcome comes
+# one wait later.
+COMMIT_PATIENCE = 3
+DIAL_S = 1.0  # Further seconds for members that are dialled first: four round trips on a long line.
 PREPARING, OFFERED, STREAMING = State.PREPARING, State.OFFERED, State.STREAMING
 VERIFIED, IN_DOUBT, DONE, DROPPED = State.VERIFIED, State.IN_DOUBT, State.DONE, State.DROPPED
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
-class Group(Session):
-    """One side of a group. A node takes part in one at a time, its own or another's.
-
-    The inviter is the group's initiator. Until the group begins, it keeps a list of the peers to take part.
-    """
+class Group(Forming):
+    """One side of a group. A node takes part in one at a time, its own or another's."""
 
     TRANSITIONS: ClassVar[Table] = GROUP
     # ``Exchanges`` calls these two on the class. They are part of matchmaking, before there is a group.
@@ -64,19 +66,10 @@ class Group(Session):
     answer_invitation = classmethod(matchmaking.answer_invitation)
     IS_GROUP: ClassVar[bool] = True
 
-    exchanges: Exchanges[Any] = field(repr=False)
-    inviter: PeerId  # The peer that invited the others, perhaps ourselves.
-    codec: str
-    mean_version: float = 0.0  # Mean of the members' versions.
-    # The claim of Begin: the mean of the samples, the upper median of the member counts, and the inviter's ``most``.
-    mean_claim: Claim = UNSTATED
-    invite_list: tuple[PeerId, ...] = ()  # The peers that the Invite names: they may become members.
-    asked_peers: set[PeerId] = field(default_factory=set)  # All peers that we ever invited to this group.
-    pending_peers: dict[PeerId, None] = field(default_factory=dict)  # Invited peers that have not answered yet.
-    joined_versions: dict[PeerId, float] = field(default_factory=dict)  # Of the peers that answered Joined.
-    joined_claims: dict[PeerId, Claim] = field(default_factory=dict)  # Of the same peers.
-    members: tuple[PeerId, ...] = ()  # All members, sorted and us included, once the group has begun.
     committed_members: set[PeerId] = field(default_factory=set)
+    absent: set[PeerId] = field(default_factory=set)  # Members that this group goes on without.
+    stream_patience_s: float = 0.0
+    hurries: int = 0  # Waits for values, then for means, that have ended.
 
     @property
     def counterparts(self) -> tuple[PeerId, ...]:
@@ -119,113 +112,28 @@ class Group(Session):
                 return [] if outcome is None else [Send(sender, Settled(session, outcome))]
         return []
 
-    # -- members -------------------------------------------------------------------------------------------------
-    def on_snapshotted(self, now: float, mass: float = 0.0) -> list[Effect]:
-        """Handle our snapshot in PREPARING: the inviter sends the invitations, an invited peer Joined."""
-        local, reply_s = self.exchanges.local, self.exchanges.config.reply_timeout_s
-        self.our_version, self.snapshot_steps, self.state = local.version, local.steps, OFFERED
-        self.our_claim = local.progress.claim
-        self.timer_at = now + reply_s
-        if not self.is_initiator:
-            self.timer_at += reply_s  # The inviter waits for others before it sends Begin.
-            return [Send(self.inviter, Joined(self.session, self.our_version, self.codec, self.our_claim))]
-        self.pending_peers = dict.fromkeys(self.invite_list)
-        return [Send(peer, invitation(self)) for peer in self.invite_list]
-
-    def on_joined(self, sender: PeerId, joined: Joined, now: float) -> list[Effect]:
-        """Handle consent in OFFERED (inviter): note the peer as a member, and begin if all have answered."""
-        del self.pending_peers[sender]
-        abort: list[Effect] = []
-        if is_acceptable(joined, bounded=False):
-            self.joined_versions[sender], self.joined_claims[sender] = joined.version, joined.progress
-            self.codec = leaner(self.codec, joined.codec)
-        else:
-            abort.append(Send(sender, Abort(self.session, "terms")))
-        return [*abort, *self.begin_if_answered(now)]
-
-    def on_busy(self, sender: PeerId, now: float) -> list[Effect]:
-        """Handle a peer that cannot take part, in OFFERED (inviter): invite a substitute, or begin without it.
-
-        The handlers of Refuse, Abort and a lost link call it too.
-        """
-        self.pending_peers.pop(sender, None)
-        self.joined_versions.pop(sender, None)
-        self.joined_claims.pop(sender, None)
-        invite = invite_substitute(self, now)
-        return [*invite, *self.begin_if_answered(now)]
-
-    def on_refuse(self, sender: PeerId, now: float) -> list[Effect]:
-        """Handle Refuse in OFFERED (inviter): do not ask this peer for a while, and go on as after Busy."""
-        self.exchanges.partners.note_failure(sender, now, silent=True)
-        return self.on_busy(sender, now)
-
-    def begin_if_answered(self, now: float) -> list[Effect]:
-        return [] if self.pending_peers else self.begin_group(now)
-
-    def begin_group(self, now: float) -> list[Effect]:
-        """Begin with the peers that joined, since all have answered or time is up. Without any drop the group."""
-        aborts: list[Effect] = [Send(peer, Abort(self.session, "late")) for peer in self.pending_peers]
-        self.pending_peers.clear()
-        if not self.joined_versions:
-            self.exchanges.has_given_up = True
-            return [*aborts, *self.end(DROPPED)]
-        self.members = tuple(sorted((self.exchanges.me, *self.joined_versions)))
-        self.mean_version = (self.our_version + sum(self.joined_versions.values())) / len(self.members)
-        claims = (self.our_claim, *self.joined_claims.values())
-        mean_samples = sum(claim.samples for claim in claims) // len(claims)
-        # One member of a group may have no address. It meets fewer others, so its own count of members is too small.
-        # The upper median follows the others' counts.
-        member_count = median_high(claim.members for claim in claims)
-        self.mean_claim = dataclasses.replace(self.our_claim, samples=mean_samples, members=member_count)
-        begin = Begin(self.session, self.members, self.mean_version, self.codec, self.mean_claim)
-        return [*aborts, *[Send(peer, begin) for peer in self.joined_versions], *self.start_all_reduce(now)]
-
-    def on_begin(self, sender: PeerId, begin: Begin, now: float) -> list[Effect]:
-        """Handle the inviter's Begin in OFFERED (invited): start the all-reduce, or abort if it is not valid."""
-        if not is_valid_begin(begin, self.exchanges.me, sender):
-            return [Send(sender, Abort(self.session, "terms")), *self.fail("terms")]
-        self.members, self.mean_version, self.codec = begin.members, begin.version, begin.codec
-        self.mean_claim = begin.progress
-        return self.start_all_reduce(now)
-
-    def withdraw(self) -> list[Effect]:
-        """Leave a group that has not begun."""
-        abort = Abort(self.session, "late")
-        if self.is_initiator:
-            answer: list[Effect] = [Send(peer, abort) for peer in (*self.pending_peers, *self.joined_versions)]
-        elif self.state is PREPARING:
-            answer = [Send(self.inviter, Busy(self.session))]
-        else:
-            answer = [Send(self.inviter, abort)]
-        return [*answer, *self.end(DROPPED)]
-
-    def on_spoiled(self) -> list[Effect]:
-        """Handle a snapshot that cannot be streamed, in any state: withdraw."""
-        return self.withdraw()
-
-    def on_yielded(self) -> list[Effect]:
-        """Handle another group that takes the place of this one, in PREPARING or OFFERED: withdraw."""
-        return self.withdraw()
-
     # -- the streams ---------------------------------------------------------------------------------------------
     def start_all_reduce(self, now: float) -> list[Effect]:
         """Start the all-reduce, as the list of members is final.
 
-        The deadline allows 8 bytes per element at the slowest rate, since a member sends and receives two vectors of 4
-        bytes per element; a pause of ``stall_s``, in which missing links are dialled; and the longest duration that
-        exchanges with a member take. Groups that we invited count under our own id (:meth:`finish`).
+        The longest wait allows 8 bytes per element at the slowest rate, since a member sends and receives two vectors
+        of 4 bytes per element; a pause of ``stall_s``, in which missing links are dialled; and the longest duration
+        that exchanges with a member take. Groups that we invited count under our own id (:meth:`finish`).
         """
         exchanges = self.exchanges
         config = exchanges.config
         seconds = 8 * exchanges.local.elements / (config.slowest_rate_mb_s * 1e6) + config.stall_s
         seconds += max(exchanges.durations.longest_s(peer) for peer in self.members)
-        self.state, self.phase_began_at, self.timer_at = STREAMING, now, now + seconds
+        self.stream_patience_s = patience_s(exchanges.stream_waits, seconds)
+        self.state, self.phase_began_at, self.timer_at = STREAMING, now, now + self.stream_patience_s
         dials: list[Effect] = []
         for peer in self.other_members:
             if not exchanges.partners.is_linked(peer):
                 address = exchanges.partners.address(peer)
                 if address is not None:  # A peer without an address dials us.
                     dials.append(Dial(address, peer))
+        if dials:
+            self.timer_at += DIAL_S
         return [*dials, self.gather_effect()]
 
     def gather_effect(self) -> Gather:
@@ -236,33 +144,67 @@ class Group(Session):
         """Handle a new link in STREAMING: repeat the Gather, which may have waited for a link to this member."""
         return [self.gather_effect()] if peer in self.members else []
 
-    def on_gathered(self, difference_sq: float, own_sq: float, refused: Iterable[PeerId], now: float) -> list[Effect]:
+    def on_gathered(
+        self, difference_sq: float, own_sq: float, refused: Iterable[PeerId], absent: Iterable[PeerId], now: float
+    ) -> list[Effect]:
         """Handle the complete mean of the group in STREAMING.
 
-        An invited member sends COMMIT to the inviter. The inviter waits for these, or finishes if it has all. A mean
-        that fails its check fails the group.
+        An invited member sends COMMIT to the inviter. The inviter waits for these, or finishes if it has all.
 
         Args:
             difference_sq: Squared distance between the mean of the members' vectors and our vector.
             own_sq: Squared norm of our vector.
             refused: Members whose values our slice leaves out, or whose slices are no valid means.
+            absent: Members whose values or means have not come.
             now: Current time in seconds.
         """
         exchanges, member_count = self.exchanges, len(self.members)
-        code = norm_refusal(difference_sq, own_sq, exchanges.local.elements, exchanges.config.internal.norm_bound)
         for peer in refused:
-            exchanges.refusals.add(peer, code or "norm")  # The whole mean may pass although one slice does not.
-            if code is not None:
-                exchanges.partners.note_failure(peer, now)
-        if code is not None:
-            return self.on_failed(code, now)
+            exchanges.refusals.add(peer, "norm")
+            exchanges.partners.note_failure(peer, now)
+        for peer in absent:
+            self.note_absence(peer, now)
+        if len(self.absent) == member_count - 1:
+            return self.on_failed("deadline", now)
         # Estimate a pair's distance: of m members, |x_i - x_j|^2 is 2 m / (m - 1) times |mean - x_i|^2 in expectation.
         pair_sq = difference_sq * 2 * member_count / (member_count - 1)
         exchanges.last_squares.append((pair_sq, own_sq))
         exchanges.filter.on_group(pair_sq, exchanges.local.elements)
         self.state = VERIFIED
-        self.timer_at = now + max(exchanges.config.stall_s, self.timer_at - now)
+        self.timer_at = now + self.stream_patience_s * (COMMIT_PATIENCE + (not self.is_initiator))
         return self.finish_if_complete(now) if self.is_initiator else [Send(self.inviter, Commit(self.session))]
+
+    # -- members that are late or gone ---------------------------------------------------------------------------
+    def note_absence(self, peer: PeerId, now: float) -> None:
+        """Go on without a member, and charge it with that, once.
+
+        It is not asked for a while, but may invite: a member that is slow goes on by its own groups. An inviter that
+        does not stream is excused once, and declined from then on.
+        """
+        if peer in self.absent:
+            return
+        self.absent.add(peer)
+        exchanges = self.exchanges
+        is_excused = peer != self.inviter or exchanges.excuse_once(peer)
+        exchanges.partners.note_failure(peer, now, silent=is_excused)
+        exchanges.misbehaviour.note(peer, "wasted", now)
+
+    def leave_out(self, peer: PeerId, now: float) -> list[Effect]:
+        """Go on without a member that cannot take part any more, in STREAMING or VERIFIED."""
+        self.absent.add(peer)
+        if len(self.absent) == len(self.members) - 1:
+            return self.on_failed("broken", now)
+        if self.state is STREAMING:
+            return [LeaveOut(self.session, (peer,), means=True)]
+        return self.finish_if_complete(now)
+
+    def hurry(self, now: float) -> list[Effect]:
+        """Go on without values that are missing in STREAMING; at the second call without means; at the third fail."""
+        self.hurries += 1
+        if self.hurries > 2:
+            return self.on_failed("deadline", now)
+        self.timer_at = now + self.stream_patience_s
+        return [LeaveOut(self.session, None, means=self.hurries == 2)]
 
     # -- outcome -------------------------------------------------------------------------------------------------
     def on_commit(self, sender: PeerId, now: float) -> list[Effect]:
@@ -279,9 +221,12 @@ class Group(Session):
         return self.on_commit(sender, now)
 
     def finish_if_complete(self, now: float) -> list[Effect]:
-        """Tell all members to mix, and mix, once the inviter has all means and all COMMITs."""
-        if self.state is not VERIFIED or len(self.committed_members) < len(self.members) - 1:
+        """Tell all members to mix, and mix, once the inviter has all means and the COMMIT of each who is not absent."""
+        awaited = set(self.other_members) - self.committed_members - self.absent
+        if self.state is not VERIFIED or awaited:
             return []
+        if not self.committed_members:
+            return self.fail("deadline")
         return [*[Send(peer, Settled(self.session, True)) for peer in self.other_members], *self.finish(now)]
 
     def on_settled(self, sender: PeerId, settled: Settled, now: float) -> list[Effect]:
@@ -291,8 +236,18 @@ class Group(Session):
         return self.finish(now) if settled.committed else self.fail("aborted")
 
     def on_abort(self, sender: PeerId, code: str, now: float) -> list[Effect]:
-        """Handle Abort: the inviter goes on without the sender in OFFERED, else the group fails."""
-        return self.on_busy(sender, now) if self.is_initiator and self.state is OFFERED else self.fail(code)
+        """Handle Abort: the inviter goes on without the sender, else the group fails.
+
+        Once the group has begun, the sender is charged unless our own values were refused, or it is excused.
+        """
+        if self.is_initiator and self.state is OFFERED:
+            return self.on_busy(sender, now)
+        exchanges = self.exchanges
+        has_begun, is_blamed = self.state not in (PREPARING, OFFERED), code not in REFUSALS
+        if has_begun and is_blamed and not (code in INNOCENT_REASONS and exchanges.excuse_once(sender)):
+            exchanges.partners.note_failure(sender, now)
+            exchanges.misbehaviour.note(sender, "wasted", now)
+        return self.leave_out(sender, now) if self.is_initiator else self.fail(code)
 
     def on_failed(self, code: str, now: float) -> list[Effect]:
         """Handle a failed stream in STREAMING: tell the inviter, and fail. The inviter's ``fail`` tells all others.
@@ -311,9 +266,8 @@ class Group(Session):
     def on_unlinked(self, peer: PeerId, now: float) -> list[Effect]:
         """Handle the loss of all links to a peer of the group, or its death.
 
-        In OFFERED the inviter invites a substitute. In STREAMING the group fails. In VERIFIED the inviter fails unless
-        the peer has committed. An invited member that loses the inviter withdraws before STREAMING, and asks for the
-        outcome in VERIFIED.
+        In OFFERED the inviter invites a substitute. From STREAMING on the group goes on without the peer. An invited
+        member that loses the inviter withdraws before STREAMING, fails in it, and asks for the outcome in VERIFIED.
         """
         exchanges = self.exchanges
         match self.state:
@@ -323,10 +277,10 @@ class Group(Session):
                 return self.on_busy(peer, now)
             case State.STREAMING:
                 exchanges.partners.note_failure(peer, now)
-                return self.on_failed("broken", now)
+                return self.on_failed("broken", now) if peer == self.inviter else self.leave_out(peer, now)
             case State.VERIFIED if self.is_initiator and peer not in self.committed_members:
                 exchanges.partners.note_failure(peer, now)
-                return self.fail("broken")
+                return self.leave_out(peer, now)
             case State.VERIFIED:
                 return self.ask_outcome(now) if peer == self.inviter else []
         return self.end(DROPPED)  # We are invited, and the group has not begun.
@@ -345,24 +299,32 @@ class Group(Session):
     def on_late(self, now: float) -> list[Effect]:
         """Handle ``timer_at``, which has come, in any state.
 
-        In OFFERED the inviter begins with the peers that joined. An invited peer withdraws before STREAMING. In
-        STREAMING the group fails, and so it does for the inviter in VERIFIED. An invited member asks for the outcome
-        from VERIFIED on, and gives up after ``doubt_s`` of doubt.
+        In OFFERED the inviter begins with the peers that joined. An invited peer withdraws before STREAMING. From there
+        on the group goes on without the members that are late. An invited member asks for the outcome from VERIFIED on,
+        and gives up after ``doubt_s`` of doubt.
         """
+        exchanges = self.exchanges
         if self.state is OFFERED and self.is_initiator:
             for peer in self.pending_peers:
-                self.exchanges.count_failure("unanswered")
-                self.exchanges.partners.note_failure(peer, now, silent=True)
+                exchanges.count_failure("unanswered")
+                exchanges.partners.note_failure(peer, now, silent=True)
+                exchanges.misbehaviour.note(peer, "wasted", now)
             return self.begin_group(now)
         if self.state in (PREPARING, OFFERED):
+            if self.state is OFFERED:  # No Begin came.
+                exchanges.partners.note_failure(self.inviter, now, silent=exchanges.excuse_once(self.inviter))
+                exchanges.misbehaviour.note(self.inviter, "wasted", now)
             return self.withdraw()
         if self.state is STREAMING:
-            return self.on_failed("deadline", now)
+            return self.hurry(now)
         if self.is_initiator:
-            return self.fail("deadline")
-        if self.state is VERIFIED or now - self.phase_began_at < self.exchanges.config.internal.doubt_s:
+            for peer in self.other_members:
+                if peer not in self.committed_members:
+                    self.note_absence(peer, now)
+            return self.finish_if_complete(now)
+        if self.state is VERIFIED or now - self.phase_began_at < exchanges.config.internal.doubt_s:
             return self.ask_outcome(now)
-        return self.fail("doubt")
+        return self.on_crowded(now)
 
     def ask_outcome(self, now: float) -> list[Effect]:
         """Ask the inviter, which alone decides, for the outcome of a group in doubt.
@@ -377,7 +339,9 @@ class Group(Session):
         return [*ended, Send(self.inviter, Outcome(self.session))]
 
     def on_crowded(self, now: float) -> list[Effect]:
-        """Handle too many groups in doubt, of which this IN_DOUBT one is the oldest: fail."""
+        """Handle too many groups in doubt, of which this IN_DOUBT one is the oldest: fail, and charge the inviter."""
+        self.exchanges.partners.note_failure(self.inviter, now)
+        self.exchanges.misbehaviour.note(self.inviter, "wasted", now)
         return self.fail("doubt")
 
     def on_replaced(self) -> list[Effect]:
@@ -397,16 +361,24 @@ class Group(Session):
 
     # -- endings -------------------------------------------------------------------------------------------------
     def finish(self, now: float) -> list[Effect]:
-        """Apply the mean: the group has happened."""
+        """Apply the mean: the group has happened. Waits count only for members that have kept their part."""
         exchanges = self.exchanges
         exchanges.remember_outcome(self.session, True)
+        present = [peer for peer in self.other_members if peer not in self.absent]
         if self.state is not IN_DOUBT:
             exchanges.durations.add(self.inviter, now - self.phase_began_at)
+            if not self.absent:
+                exchanges.stream_waits.add(self.inviter, now - self.phase_began_at)
+        for peer in present:
+            exchanges.misbehaviour.take_back(peer, "wasted")
+            exchanges.excused_partners.pop(peer, None)
+            if peer in self.answer_waits_s:
+                exchanges.answer_waits.add(peer, self.answer_waits_s[peer])
         exchanges.done_count += 1
         exchanges.equal_since = None
         exchanges.partners.mixes += 1
-        exchanges.last_partner = self.other_members[0]
-        exchanges.mixed_partners += self.other_members
+        exchanges.last_partner = (present or self.other_members)[0]
+        exchanges.mixed_partners += present
         exchanges.has_own_mixed = exchanges.has_own_mixed or self.is_initiator
         local = exchanges.local
         local.version = clamp_version(local.version + version_gap(self.mean_version, self.our_version))

@@ -242,6 +242,12 @@ class GroupTransfers:
         except ProtocolError:
             early.link.close_now()
 
+    def go_on(self, session: int) -> None:
+        """Go on with a group whose late members were left out."""
+        if (transfer := self.transfers.get(session)) is not None:
+            self.start_average(transfer)
+            self.report_gathered(transfer)
+
     # -- means ---------------------------------------------------------------------------------------------------
     def start_average(self, transfer: GroupTransfer) -> None:
         """Compute our slice's mean, if all values of it have come."""
@@ -285,11 +291,7 @@ class GroupTransfers:
                 link.stop_bulk(session, bulk)
 
     def on_unlinked(self, link: Link) -> None:
-        """Handle the end of a link: fail the groups that stream over it, and drop its early chunks."""
-        for session, transfer in list(self.transfers.items()):
-            used_links = [used for used, _ in (*transfer.outgoing.values(), *transfer.last_data.values())]
-            if link in used_links:
-                self.averager.report_failed(session, "broken")
+        """Handle the end of a link: drop its early chunks. The groups that stream over it will leave its member out."""
         for early_chunks in self.early.values():
             early_chunks.drop_link(link)
 

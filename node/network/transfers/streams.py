@@ -29,6 +29,7 @@ from gossip.codecs import Codec, get_codec
 from gossip.effects import (
     Effect,
     Gather,
+    LeaveOut,
     Merge,
     Mix,
     ReceiveMoments,
@@ -273,6 +274,10 @@ class Streams:
         else:
             self.gathers.stream_to_members(group)
 
+    def leave_out(self, effect: LeaveOut) -> None:
+        self.averager.leave_out(effect)
+        self.gathers.go_on(effect.session)
+
     def begin_stats(self, session: int, partners: tuple[PeerId, ...], codec: str) -> None:
         """Begin the statistics of an exchange, on which all sides have agreed."""
         exchange, partner_ids = self.peer.exchanges.table.get(session), tuple(map(bytes.hex, partners))
@@ -389,7 +394,7 @@ class Streams:
             sent, received = self.gathers.moved_elements(number)
             stats.bytes_sent = group.codec.encoded_bytes(sent) if sent else 0
             stats.bytes_received = group.codec.encoded_bytes(received) if received else 0
-            distance_sq = group.outcome()[0] if group.is_reported else math.nan
+            distance_sq = group.difference_sq
         stats.distance = math.sqrt(distance_sq) if math.isfinite(distance_sq) else None
 
     def busy_links(self) -> set[Link]:

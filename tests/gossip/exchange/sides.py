@@ -55,8 +55,8 @@ class PlayedExchanges(Exchanges):
     def on_streamed(self, session, difference_sq, own_sq, now):
         return self.route_report(Event.STREAMED, session, difference_sq, own_sq, now)
 
-    def on_gathered(self, session, difference_sq, own_sq, refused, now):
-        return self.route_report(Event.GATHERED, session, difference_sq, own_sq, refused, now)
+    def on_gathered(self, session, difference_sq, own_sq, refused, absent, now):
+        return self.route_report(Event.GATHERED, session, difference_sq, own_sq, refused, absent, now)
 
     def on_failed(self, session, code, now):
         return self.route_report(Event.FAILED, session, code, now)
@@ -92,7 +92,7 @@ class Side:
     def note_failure(self, partner, now, silent=False):
         self.benched.append(partner)
 
-    def is_declined(self, sender, now):
+    def is_declined(self, sender, now, forgives=True):
         return sender in self.declined
 
     def present(self, partners):

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from gossip.config import Config
-from gossip.effects import Dial, Gather, MemberState, Mix, Release, Send, Snapshot
+from gossip.effects import Dial, Gather, LeaveOut, MemberState, Mix, Release, Send, Snapshot
 from gossip.exchange import reservation
 from gossip.exchange.groups.group import MAX_DOUBTS
 from gossip.exchange.session import MAX_GAP_ROUNDS, Local, State
@@ -25,6 +25,7 @@ class Mates:
     def __init__(self, *group: PeerId, spare: tuple[PeerId, ...] = (), hidden: tuple[PeerId, ...] = ()) -> None:
         self.mixes, self.mates, self.spare, self.hidden = 0, list(group), list(spare), hidden
         self.benched: list[PeerId] = []
+        self.shunned: list[PeerId] = []  # Those of them whose invitations are declined too.
         self.unlinked: set[PeerId] = set()
         self.others = False
 
@@ -36,8 +37,10 @@ class Mates:
 
     def note_failure(self, partner: PeerId, now: float, silent: bool = False) -> None:
         self.benched.append(partner)
+        if not silent:
+            self.shunned.append(partner)
 
-    def is_declined(self, sender: PeerId, now: float) -> bool:
+    def is_declined(self, sender: PeerId, now: float, forgives: bool = True) -> bool:
         return False
 
     def has_others(self, peers: Collection[PeerId]) -> bool:
@@ -75,7 +78,7 @@ def invited(me: PeerId = B, inviter: PeerId = A, **changes: object) -> PlayedExc
 def verified() -> PlayedExchanges:
     one = invited()
     assert isinstance(one.on_begin(A, Begin(7, (A, B, C), 3.0, "fp32"), 0.2)[-1], Gather)
-    assert one.on_gathered(7, 1.0, 1.0, [], 0.3) == [Send(A, Commit(7))]
+    assert one.on_gathered(7, 1.0, 1.0, [], [], 0.3) == [Send(A, Commit(7))]
     return one
 
 
@@ -88,7 +91,7 @@ def inviting(state: State = State.STREAMING, **changes: object) -> PlayedExchang
         one.on_joined(B, Joined(1, 4.0, "fp32"), 0.2)
         one.on_joined(C, Joined(1, 6.0, "fp32"), 0.2)
     if state is State.VERIFIED:
-        one.on_gathered(1, 1.0, 1.0, [], 0.3)
+        one.on_gathered(1, 1.0, 1.0, [], [], 0.3)
     assert one.table[1].state is state
     return one
 
@@ -107,7 +110,7 @@ def test_the_inviter_begins_when_all_have_answered_with_the_mean_of_their_versio
 def test_the_group_is_settled_when_all_have_committed_and_all_are_as_old_then() -> None:
     one = inviting()
     assert one.on_commit(B, 1, 0.3) == []
-    assert one.on_gathered(1, 1.0, 1.0, [], 0.4) == []
+    assert one.on_gathered(1, 1.0, 1.0, [], [], 0.4) == []
     ended = one.on_commit(C, 1, 0.5)
     assert ended == [Send(B, Settled(1, True)), Send(C, Settled(1, True)), Mix(1, 1.0), Release(1)]
     assert one.local.version == 4.0
@@ -135,7 +138,7 @@ def test_a_groups_streams_may_stand_still_as_long_as_a_pairs() -> None:
     bytes_s = 8 * one.local.elements / (1e6 * one.config.slowest_rate_mb_s)
     assert one.deadline == pytest.approx(begun_s + bytes_s + one.config.stall_s)
     assert one.tick(one.deadline - 0.01) == []
-    assert Send(B, Abort(1, "deadline")) in one.tick(one.deadline)
+    assert one.tick(one.deadline) == [LeaveOut(1, None, means=False)]
 
 
 def test_with_nobody_there_is_no_group_and_no_failure() -> None:
@@ -219,17 +222,41 @@ def test_an_inviter_gives_way_while_it_prepares_and_then_to_a_smaller_id_that_it
     assert offered.failures == 0
 
 
-@pytest.mark.parametrize("state", [State.OFFERED, State.STREAMING, State.VERIFIED])
-def test_an_abort_of_one_ends_the_group_for_all_once_it_began(state: State) -> None:
-    one = inviting(state)
-    ended = one.on_abort(C, 1, "checksum", 0.5)
-    if state is State.OFFERED:
-        assert ended == []
-        assert one.on_joined(B, Joined(1, 2.0, "fp32"), 0.5)[0] == Send(B, Begin(1, (A, B), 2.0, "fp32"))
-    else:
-        assert ended == [Send(B, Abort(1, "checksum")), Send(C, Abort(1, "checksum")), Release(1)]
-        assert one.failures == 1
-        assert one.on_outcome(B, 1, 0.6) == [Send(B, Settled(1, False))]
+def test_the_inviter_goes_on_without_a_member_that_aborts() -> None:
+    forming = inviting(State.OFFERED)
+    assert forming.on_abort(C, 1, "checksum", 0.5) == []
+    assert forming.on_joined(B, Joined(1, 2.0, "fp32"), 0.5)[0] == Send(B, Begin(1, (A, B), 2.0, "fp32"))
+    assert forming.partners.benched == []
+    streaming = inviting()
+    assert streaming.on_abort(C, 1, "checksum", 0.5) == [LeaveOut(1, (C,), means=True)]
+    verified = inviting(State.VERIFIED)
+    verified.on_commit(B, 1, 0.4)
+    assert verified.on_abort(C, 1, "checksum", 0.5)[-2:] == [Mix(1, 1.0), Release(1)]
+    assert streaming.partners.shunned == verified.partners.shunned == [C]
+
+
+@pytest.mark.parametrize("code", ["replaced", "late"])
+def test_an_innocent_reason_of_an_abort_excuses_a_member_once(code: str) -> None:
+    one = inviting()
+    one.on_abort(C, 1, code, 0.5)
+    assert one.partners.benched == []
+    one.table[1].state = State.STREAMING
+    one.on_abort(C, 1, code, 0.6)
+    assert one.partners.shunned == [C]
+
+
+def test_a_member_that_refuses_our_values_is_not_charged() -> None:
+    one = inviting()
+    one.on_abort(C, 1, "norm", 0.5)
+    assert one.partners.benched == []
+
+
+def test_a_group_that_all_others_leave_fails() -> None:
+    one = inviting()
+    assert one.on_abort(C, 1, "checksum", 0.5) == [LeaveOut(1, (C,), means=True)]
+    assert one.on_abort(B, 1, "checksum", 0.6)[-1] == Release(1)
+    assert (one.table, one.failures) == ({}, 1)
+    assert one.on_outcome(B, 1, 0.7) == [Send(B, Settled(1, False))]
 
 
 def test_who_has_committed_may_go() -> None:
@@ -241,10 +268,90 @@ def test_who_has_committed_may_go() -> None:
     assert one.on_outcome(B, 1, 0.7) == [Send(B, Settled(1, True))]
 
 
-def test_who_has_not_committed_takes_the_group_along() -> None:
-    one = inviting(State.VERIFIED)
-    assert one.on_unlinked(B, 0.5) == [Send(B, Abort(1, "broken")), Send(C, Abort(1, "broken")), Release(1)]
-    assert one.partners.benched == [B]
+def test_the_inviter_settles_without_members_that_do_not_commit() -> None:
+    unlinked = inviting(State.VERIFIED)
+    assert unlinked.on_unlinked(B, 0.5) == []
+    assert unlinked.on_commit(C, 1, 0.6)[-2:] == [Mix(1, 1.0), Release(1)]
+    late = inviting(State.VERIFIED)
+    late.on_commit(C, 1, 0.4)
+    assert late.tick(late.deadline)[-2:] == [Mix(1, 1.0), Release(1)]
+    assert late.on_outcome(B, 1, 99.0) == [Send(B, Settled(1, True))]  # It may mix as well.
+    alone = inviting(State.VERIFIED)
+    assert alone.tick(alone.deadline)[-1] == Release(1)
+    assert (alone.done_count, alone.failures_by_reason) == (0, {"deadline": 1})
+    assert unlinked.partners.benched == late.partners.benched == [B]
+    assert alone.partners.benched == [B, C]
+
+
+def learned(one: PlayedExchanges, seconds: float = 0.1) -> PlayedExchanges:
+    """Let it have seen so many waits that it knows how long they take."""
+    for waits in (one.answer_waits, one.stream_waits):
+        for peer in (B, C, D, A):
+            waits.add(peer, seconds)
+    return one
+
+
+def test_no_step_of_a_group_waits_for_more_than_four_times_its_usual_time() -> None:
+    one = learned(groups(A, Mates(B, C)))
+    one.begin_mix(0.0)
+    one.on_snapshotted(1, 0.0)
+    one.on_joined(B, Joined(1, 4.0, "fp32"), 0.2)
+    assert one.deadline == pytest.approx(0.4)
+    assert one.tick(0.4)[:2] == [Send(C, Abort(1, "late")), Send(B, Begin(1, (A, B), 3.0, "fp32"))]
+    assert one.deadline == pytest.approx(0.8)
+    assert one.tick(0.8) == [LeaveOut(1, None, means=False)]
+    assert one.deadline == pytest.approx(1.2)
+    assert one.tick(one.deadline) == [LeaveOut(1, None, means=True)]
+    assert one.deadline == pytest.approx(1.6)
+    assert one.tick(one.deadline) == [Send(B, Abort(1, "deadline")), Release(1)]
+
+
+def test_an_invited_member_waits_for_begin_and_for_the_outcome_no_longer() -> None:
+    one = learned(groups(B, Mates()))
+    one.on_invite(A, invite(7, B, C), 0.0)
+    one.on_snapshotted(7, 0.0)
+    assert one.tick(one.deadline) == [Send(A, Abort(7, "late")), Release(7)]
+    assert (one.partners.benched, one.partners.shunned) == ([A], [])  # It is excused once.
+    again = learned(verified())
+    again.table[7].stream_patience_s = 0.4
+    again.table[7].state = State.STREAMING
+    again.on_gathered(7, 1.0, 1.0, [], [], 1.0)
+    assert again.deadline == pytest.approx(2.6)
+    assert again.tick(again.deadline) == [Send(A, Outcome(7))]
+
+
+def test_waits_of_groups_that_somebody_was_late_for_are_not_learned_from() -> None:
+    one = inviting()
+    one.on_commit(B, 1, 8.0)
+    one.on_gathered(1, 1.0, 1.0, [], [C], 9.0)
+    assert one.done_count == 1
+    assert [*one.stream_waits.waits_s] == []
+    assert [*one.answer_waits.waits_s] == [B]
+
+
+def test_absent_members_are_charged_once_and_an_inviter_is_excused_once() -> None:
+    one = inviting()
+    one.on_gathered(1, 1.0, 1.0, [], [C], 0.3)
+    one.on_commit(B, 1, 0.4)
+    assert (one.partners.benched, one.partners.shunned, one.mixed_partners) == ([C], [], [B])
+    member = groups(B, Mates())
+    for session in (7, 8):
+        member.local.steps = 1_000 * session  # Intervals apart.
+        member.on_invite(A, invite(session, B, C), 0.0)
+        member.on_snapshotted(session, 0.1)
+        member.on_begin(A, Begin(session, (A, B, C), 3.0, "fp32"), 0.2)
+        member.on_gathered(session, 1.0, 1.0, [], [A], 0.3)
+        member.on_settled(A, Settled(session, True), 0.4)
+    assert (member.partners.benched, member.partners.shunned) == ([A, A], [A])
+
+
+def test_a_peer_that_invites_all_the_time_is_answered_once_in_half_an_interval() -> None:
+    one = groups(B, Mates(), mix_every_steps=8)
+    one.partners.others = True
+    for steps, answer in [(0, Snapshot(7)), (3, Send(A, Busy(7))), (4, Snapshot(7))]:
+        one.local.steps = steps
+        assert one.on_invite(A, invite(7, B, C), 0.0) == [answer]
+        one.on_abort(A, 7, "late", 0.0)
 
 
 @pytest.mark.parametrize("doubts", [False, True], ids=["before it asks", "in doubt"])
@@ -284,7 +391,7 @@ def test_doubts_about_groups_are_few_and_the_oldest_is_dropped_for_another() -> 
             one.on_invite(A, invite(session, B, C), float(number))
             one.on_snapshotted(session, float(number))
             one.on_begin(A, Begin(session, (A, B, C), 1.0, "fp32"), float(number))
-            one.on_gathered(session, 1.0, 1.0, [], float(number))
+            one.on_gathered(session, 1.0, 1.0, [], [], float(number))
         ended = one.on_unlinked(A, number + 0.5)
         assert ended[-1:] == [Send(A, Outcome(session))]
         assert (Release(session - MAX_DOUBTS) in ended) == (number >= MAX_DOUBTS)
@@ -306,15 +413,12 @@ def test_in_doubt_about_one_group_the_next_may_begin() -> None:
     assert one.on_invite(C, invite(9, B), 1.2) == [Release(1), Snapshot(9)]
 
 
-@pytest.mark.parametrize(
-    ("difference_sq", "code"), [(float("nan"), "not-finite"), (float("inf"), "not-finite"), (1e12, "norm")]
-)
-def test_means_that_no_peer_may_take_are_refused_and_their_owner_is_benched(difference_sq: float, code: str) -> None:
+def test_members_whose_means_were_refused_are_benched_and_the_group_goes_on() -> None:
     one = invited()
     one.on_begin(A, Begin(7, (A, B, C), 3.0, "fp32"), 0.2)
-    assert one.on_gathered(7, difference_sq, 1.0, [C], 0.3) == [Send(A, Abort(7, code)), Release(7)]
-    assert one.refusals.counts == {(C, code): 1}
-    assert one.partners.benched == [C]
+    assert one.on_gathered(7, 1.0, 1.0, [C], [], 0.3) == [Send(A, Commit(7))]
+    assert one.refusals.counts == {(C, "norm"): 1}
+    assert one.partners.shunned == [C]
 
 
 @pytest.mark.parametrize(("members", "others", "plain"), [((A, B), True, True), ((A, B), False, False)])
@@ -322,7 +426,7 @@ def test_a_group_too_small_for_its_momentum_mixes_plainly_unless_it_is_everybody
     one = invited(group_size=0, outer_momentum=0.9, outer_rate=0.7)
     one.partners.others = others
     one.on_begin(A, Begin(7, members, 3.0, "fp32"), 0.2)
-    one.on_gathered(7, 1.0, 1.0, [], 0.3)
+    one.on_gathered(7, 1.0, 1.0, [], [], 0.3)
     assert one.on_settled(A, Settled(7, True), 0.4) == [Mix(7, 1.0, plain=plain), Release(7)]
 
 
@@ -331,7 +435,7 @@ def test_five_are_enough_for_the_momentum_of_diloco() -> None:
     one = invited(group_size=0, outer_momentum=0.9, outer_rate=0.7)
     one.partners.others = True
     one.on_begin(A, Begin(7, five, 3.0, "fp32"), 0.2)
-    one.on_gathered(7, 1.0, 1.0, [], 0.3)
+    one.on_gathered(7, 1.0, 1.0, [], [], 0.3)
     assert one.on_settled(A, Settled(7, True), 0.4) == [Mix(7, 1.0), Release(7)]
 
 
@@ -341,7 +445,7 @@ def test_late_words_change_nothing() -> None:
     assert one.on_settled(A, Settled(7, False), 0.5) == []
     assert one.on_abort(A, 7, "late", 0.5) == []
     assert one.on_begin(A, Begin(7, (A, B), 1.0, "fp32"), 0.5) == [Send(A, Abort(7, "late"))]
-    assert one.on_gathered(7, 1.0, 1.0, [], 0.5) == one.on_failed(7, "broken", 0.5) == one.on_busy(A, 7, 0.5) == []
+    assert one.on_gathered(7, 1.0, 1.0, [], [], 0.5) == one.on_failed(7, "broken", 0.5) == one.on_busy(A, 7, 0.5) == []
     assert (one.done_count, one.failures, one.local.version) == (1, 0, 3.0)
 
 
@@ -353,7 +457,7 @@ def test_a_member_held_dead_is_not_waited_for() -> None:
     begun = inviting()
     assert begun.leave_lost_members(states.get, 0.3) == []  # a doubt passes
     states[B] = MemberState.DEAD
-    assert begun.leave_lost_members(states.get, 0.4)[-1] == Release(1)
+    assert begun.leave_lost_members(states.get, 0.4) == [LeaveOut(1, (B,), means=True)]
 
 
 def test_weights_that_are_replaced_end_every_group_with_a_word() -> None:

@@ -192,13 +192,20 @@ def test_what_is_backgrounded_fails_when_its_time_is_up(streamed):
     assert side.benched == [F]
 
 
-def test_a_round_with_all_neighbours_waits_for_each_of_them():
-    side = used_to(Side(partners=(B,), config=Config(partners=0, selection="ring")), 0.1)
+@pytest.mark.parametrize("changes", [{"partners": 0, "selection": "ring"}, {"max_version_gap": 0.0}])
+def test_a_mix_that_the_loop_waits_for_waits_for_streams_and_for_no_silent_partner(changes):
+    side = used_to(Side(partners=(B,), config=Config(**changes, mix_every_steps=8)), 0.1)
     x, side.count_own_mix = side.exchanges, lambda: 1
     x.begin_mix(0.0)
     x.on_snapshotted(1, 0.0)
-    x.tick(MIN_WAIT_LIMIT_S)
+    x.on_accept(B, Accept(1, 0.0, 0.5, "fp32"), 0.1)
+    x.tick(0.1 + MIN_WAIT_LIMIT_S)
     assert x.used_slots == 1
+    x.on_failed(1, "broken", 0.7)
+    x.begin_mix(1.0)
+    x.on_snapshotted(2, 1.0)
+    assert Send(B, Abort(2, "late")) in x.tick(1.0 + MIN_WAIT_LIMIT_S)
+    assert (x.used_slots, side.benched) == (0, [B, B])
 
 
 def test_an_accept_without_a_stream_teaches_nothing():

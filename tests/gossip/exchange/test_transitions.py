@@ -195,7 +195,8 @@ class Anything(Side):
             case Event.STREAMED:
                 exchanges.on_streamed(session, rng.choice([1.0, 1.0, 1.0, 1e30]), 1.0, now)
             case Event.GATHERED:
-                exchanges.on_gathered(session, rng.choice([1.0, 1.0, 1.0, 1e30]), 1.0, [], now)
+                absent = one.other_members if isinstance(one, Group) and rng.random() < 0.25 else []
+                exchanges.on_gathered(session, 1.0, 1.0, [], absent, now)
             case Event.FAILED:
                 exchanges.on_failed(session, code, now)
             case Event.LINKED:

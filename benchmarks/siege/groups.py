@@ -1,0 +1,129 @@
+"""Attacks on groups: members that say Joined and then fall silent, break off or say Commit, and inviters that do so."""
+
+from __future__ import annotations
+
+import itertools
+import random
+
+import trio
+from attack import attack
+from foe import Foe, Member, nothing
+from line import Line, chunk_of
+
+from gossip.arithmetic.group_mean import member_slices
+from gossip.codecs import get_codec
+from gossip.wire.messages import Abort, Begin, Commit, Invite, Joined
+
+IDENTITY_S = 4.0
+
+
+async def join(member: Member, line: Line, invite: Invite) -> None:
+    """Accept an invitation, as an honest member does."""
+    await line.send(Joined(invite.session, member.version, "fp32", member.claim))
+
+
+async def joining_member(foe: Foe) -> Member:
+    """Create a member that accepts every invitation, and sends nothing in the group."""
+    member = await foe.member()
+
+    async def invited(line: Line, invite: Invite, _body: bytes) -> None:
+        await join(member, line, invite)
+
+    member.handlers[Invite] = invited
+    return member
+
+
+async def send_half_slice(member: Member, begin: Begin) -> None:
+    """Send every other member the first half of the values of its slice."""
+    codec = get_codec(begin.codec)
+    for owner, where in zip(begin.members, member_slices(member.target.elements, len(begin.members)), strict=True):
+        line, elements = member.line_to(owner), (where.stop - where.start) // 2
+        if line is not None and elements:
+            body = bytes(codec.encoded_bytes(elements, where.start))
+            await line.send(chunk_of(begin.session, where.start, elements, body), body)
+
+
+async def invite_all(member: Member, begins: bool) -> None:
+    """Invite all nodes. With ``begins`` begin the group as soon as all have joined."""
+    number, target, joined = random.getrandbits(62), member.target, dict[bytes, Line]()
+    lines = [line for line in member.open_lines() if line.peer is not None]
+    peers = tuple(line.peer for line in lines)
+
+    async def on_joined(line: Line, answer: Joined, _body: bytes) -> None:
+        if answer.session == number and line.peer is not None:
+            joined[line.peer] = line
+        if begins and len(joined) == len(lines):
+            members = tuple(sorted((member.record.id, *joined)))
+            for each in joined.values():
+                await each.send(Begin(number, members, member.version, "fp32", member.claim))
+
+    member.handlers[Joined] = on_joined
+    for line in lines:
+        await line.send(Invite(number, target.fingerprint, target.run_id, member.version, "fp32", peers))
+
+
+@attack("group: answers no invitation", mixing="group")
+async def group_silent(foe: Foe) -> None:
+    member = await foe.member()
+    member.handlers[Invite] = nothing
+    await trio.sleep_forever()
+
+
+@attack("group: joins, and sends no slice", mixing="group")
+async def group_stall(foe: Foe) -> None:
+    await joining_member(foe)
+    await trio.sleep_forever()
+
+
+@attack("group: joins, and says Commit without a slice", mixing="group")
+async def group_commit(foe: Foe) -> None:
+    member = await joining_member(foe)
+
+    async def begun(line: Line, begin: Begin, _body: bytes) -> None:
+        await line.send(Commit(begin.session))
+
+    member.handlers[Begin] = begun
+    await trio.sleep_forever()
+
+
+@attack("group: sends half of each slice, as a new member every 4 s", mixing="group", named="")
+async def group_half(foe: Foe) -> None:
+    while True:
+        async with trio.open_nursery() as nursery:
+            member = await joining_member(Foe(foe.target, nursery))
+
+            async def begun(_line: Line, begin: Begin, _body: bytes, member: Member = member) -> None:
+                await send_half_slice(member, begin)
+
+            member.handlers[Begin] = begun
+            await trio.sleep(IDENTITY_S)
+            nursery.cancel_scope.cancel()
+
+
+@attack("group: joins, and aborts once it has begun, giving an innocent reason", mixing="group")
+async def group_abort(foe: Foe) -> None:
+    member = await joining_member(foe)
+    codes = itertools.cycle(["late", "replaced"])
+
+    async def begun(line: Line, begin: Begin, _body: bytes) -> None:
+        await line.send(Abort(begin.session, next(codes)))
+
+    member.handlers[Begin] = begun
+    await trio.sleep_forever()
+
+
+async def invite_for_ever(foe: Foe, begins: bool, pause_s: float) -> None:
+    member = await foe.member()
+    while True:
+        await invite_all(member, begins)
+        await trio.sleep(pause_s)
+
+
+@attack("group: invites all members all the time, and begins no group", mixing="group")
+async def group_invite(foe: Foe) -> None:
+    await invite_for_ever(foe, False, 0.05)
+
+
+@attack("group: invites all members all the time, begins, and sends no slice", mixing="group")
+async def group_begin(foe: Foe) -> None:
+    await invite_for_ever(foe, True, 0.05)
