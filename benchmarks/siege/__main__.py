@@ -98,8 +98,9 @@ def play(attack: Attack, siege_s: float) -> Verdict:
             abs(node.now["along"] - then) / node.now["norm"] for node, then in zip(nodes, calm_along, strict=True)
         )
         expected = steps_of(nodes, calm_began, began) / CALM_S * (ended - began)
-        if steps_of(nodes, began, ended) < 0.5 * expected:
-            verdict.faults.append(f"steps at {100 * steps_of(nodes, began, ended) / expected:.0f} %")
+        verdict.steps = steps_of(nodes, began, ended) / expected
+        if verdict.steps < 0.5:
+            verdict.faults.append(f"steps at {100 * verdict.steps:.0f} %")
         verdict.progress = progressed(nodes, began + GRACE_S, ended, digits_node.BATCH)
         verdict.usual = contacts(nodes, began + GRACE_S, ended) / NODES
         verdict.well_s = well_after(nodes, ended, calm_mixing, newcomer)
@@ -186,7 +187,8 @@ def main() -> None:
     if arguments.json:
         figures = {
             v.attack.name: {
-                "mixing": v.mixing, "accuracy": v.accuracy, "memory_mb": v.memory_mb, "pause_s": v.pause_s,
+                "mixing": v.mixing, "steps": v.steps,
+                "accuracy": v.accuracy, "memory_mb": v.memory_mb, "pause_s": v.pause_s,
                 "moved": v.moved, "progress": v.progress, "usual": v.usual, "well_s": v.well_s, "named": v.named,
                 "faults": v.faults,
             }

@@ -12,7 +12,7 @@ __all__ = ["WAYS", "stalls"]
 
 WAYS: dict[str, dict[str, Any]] = {
     "lockstep": {"max_version_gap": 0.0},
-    "neighbours": {"partners": 0},
+    "neighbours": {"partners": 0, "selection": "ring"},
     "push-sum": {"mixing": "push-sum"},
     "row-stochastic": {"mixing": "row-stochastic", "partners": 2},
 }

@@ -32,6 +32,7 @@ class Verdict:
 
     attack: Attack
     mixing: float = float("nan")  # rate of mixes as a share of that in the calm
+    steps: float = float("nan")  # steps of all nodes as a share of those in the calm
     accuracy: float = float("nan")  # change against the calm
     memory_mb: float = float("nan")  # largest growth of a node against the calm
     pause_s: float = float("nan")  # longest call of step() of an honest node
@@ -63,14 +64,15 @@ class Verdict:
         well = "-" if self.well_s is None else f"{self.well_s:.1f} s"
         named = self.named or ("-" if not self.attack.named else "no")
         return (
-            f"| `{self.attack.name}` | {self.attack.what} | {100 * self.mixing:.0f} % | {100 * self.accuracy:+.1f} | "
+            f"| `{self.attack.name}` | {self.attack.what} | {100 * self.mixing:.0f} % | {100 * self.steps:.0f} % | "
+            f"{100 * self.accuracy:+.1f} | "
             f"{self.memory_mb:+.0f} MB | {1000 * self.pause_s:.0f} ms | {self.progress:.2f} | {well} | {named} | "
             f"{'kept' if not self.faults else '; '.join(self.faults)} |"
         )
 
     HEAD = (
-        "| attack | what it does | mixing, of the calm's | accuracy, points | memory | longest step() "
-        "| progress | well again after | named as | promise |\n|---|---|---|---|---|---|---|---|---|---|"
+        "| attack | what it does | mixing, of the calm's | steps | accuracy, points | memory | longest step() "
+        "| progress | well again after | named as | promise |\n|---|---|---|---|---|---|---|---|---|---|---|"
     )
 
 

@@ -262,11 +262,11 @@ class Exchange(Session):
         """Handle ``timer_at``, which has come, in any state.
 
         Before the final deadline the partner only takes longer than usual: background the exchange. A mix for which the
-        loop waits cannot be, and goes on to the next partner. At the final deadline end the wait: ask the next partner,
-        fail, or ask for the outcome. In IN_DOUBT ask again, and give up after ``doubt_s``.
+        loop waits cannot be backgrounded, and waits so long for streams alone. At the final deadline end the wait: ask
+        the next partner, fail, or ask for the outcome. In IN_DOUBT ask again, and give up after ``doubt_s``.
         """
         exchanges, partner = self.exchanges, self.partner
-        is_silent = self.state is State.OFFERED and not exchanges.max_backgrounded
+        is_silent = self.state in (State.OFFERED, State.VERIFIED) and not exchanges.max_backgrounded
         if now < self.final_deadline and self.state is not State.IN_DOUBT and not is_silent:
             self.background(now)
             self.timer_at = self.final_deadline

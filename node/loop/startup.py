@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 from typing import NamedTuple
 
+from gossip.config.mixings import MIXINGS
 from gossip.effects import MemberState
 from gossip.errors import FaultError, LocalError
 from gossip.ids import Address, quantity
@@ -23,8 +24,8 @@ __all__ = ["Startup"]
 VISIT_PERIOD_S = 0.02  # Seconds between two visits of the boundary while the loop waits.
 MEET_S = 5.0  # Seconds to meet all members once another one has counted them: a link takes about one.
 TRUST = (
-    'With mixing = "push-sum" one member that lies about the weight of its vectors decides those of all: use it where '
-    "all members are yours, and pairs elsewhere."
+    'With mixing = "{mixing}" one member that lies decides {trusts}: use it where all members are yours, and pairs '
+    "elsewhere."
 )
 GONE = MemberState.LEFT, MemberState.DEAD
 COUNT_PERIOD_S = 0.1  # Seconds between two counts of members, each of which walks over all of them.
@@ -88,8 +89,9 @@ class Startup:
             self.visit()
             is_ready = self.network.peer.view.ready and not self.live.boundary.has_requests
             self.raise_failure(time.monotonic() - began, is_ready)
-        if self.network.peer.config.conserves:
-            self.network.notify("trust", TRUST)
+        mixing = self.network.peer.config.mixing
+        if trusts := MIXINGS[mixing].trusts:
+            self.network.notify("trust", TRUST.format(mixing=mixing, trusts=trusts))
         self.begin_with_own_weights()
         self.visit()  # This also takes a copy for newcomers, because the first step may be far off.
         self.network.sync()  # The network thread then knows the sample count behind the weights.

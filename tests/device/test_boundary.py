@@ -343,6 +343,35 @@ def test_an_addition_without_memory_is_made_on_the_host(accelerator, mass):
     assert loop.values() == {6.0 if mass is None else 3.0}
 
 
+@pytest.mark.parametrize(("mass", "is_part"), [(None, False), (3.0, False), (None, True)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_whatever_memory_is_left_an_update_is_applied_whole_or_not_at_all(accelerator, mass, dtype, is_part):
+    """Blocks take multiples of the bytes of a half: each sum of them is tried, and a byte more and less."""
+    whole = 2.5 if mass is not None else 3.0
+    seen = set()
+    for extra in sorted({max(blocks * SIZE + one, 0) for blocks in range(18) for one in (-1, 0, 1)}):
+        loop = Loop(dtype)
+        torch.cuda.synchronize()
+        positions = np.arange(0, SIZE, 2) if is_part else None
+        vector = loop.pool.take(SIZE // 2 if is_part else None)
+        vector.array.fill(3.0 if mass is not None else 2.0)
+        loop.boundary.begin_update()
+        loop.boundary.deliver_update(Update(vector, mass=mass, positions=positions))
+        accelerator.memory.limit_bytes = accelerator.memory.bytes + extra
+        try:
+            for _ in range(2):  # An update that is on its way to the device may come a visit later.
+                loop.visit()
+                torch.cuda.synchronize()
+        finally:
+            accelerator.memory.limit_bytes = math.inf
+        values = loop.weights.detach().float().cpu()
+        changed = values[::2] if is_part else values
+        seen.add((float(changed.min()), float(changed.max())))
+    assert seen <= {(1.0, 1.0), (whole, whole)}
+    assert (whole, whole) in seen
+    assert ((1.0, 1.0) in seen) == is_part, "without memory whole vectors are added on the host"
+
+
 def test_a_part_that_finds_no_memory_is_lost_and_changes_nothing(accelerator):
     loop = Loop()
     full(accelerator)

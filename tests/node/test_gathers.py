@@ -225,6 +225,22 @@ def test_statistics_stay_as_they_are_where_a_mean_is_missing():
     assert np.array_equal(result[1_000:], b.vector[where][1_000:])
 
 
+@pytest.mark.parametrize("part", ["values", "mean"])
+@in_trio
+def test_a_vector_that_a_link_fills_for_a_late_member_is_not_used_again(part):
+    group = Group(2, 4_000)
+    a, b = group.nodes
+    group.begin()
+    own, theirs = member_slices(4_000, 2)[1], member_slices(4_000, 2)[0]
+    start = own.start if part == "values" else theirs.start
+    buffer = b.gathers.buffer_for(b.links[a.me], Chunk(SESSION, start, 1024, 0), 4096)
+    b.leave_out([a.me], means=True)
+    b.release()
+    reused = [b.pool.take_scratch(4_000 + 17 * ALIGN).array, *(b.pool.take().array for _ in range(4))]
+    buffer[:] = bytes([255]) * 4096
+    assert not any(np.isnan(vector).any() for vector in reused)
+
+
 @in_trio
 def test_vectors_of_a_group_that_left_members_out_go_back():
     group = Group(3, 4_000)

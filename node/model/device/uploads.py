@@ -87,10 +87,10 @@ class Uploads:
         full_portions = list(portions(live, self.PORTION_ELEMENTS))
         uploaded = 0 if ahead is None else ahead.portions
         try:
-            buffers, fitting = self.allocate_buffers(device, full_portions, uploaded, scratch)
+            memory, fitting = self.allocate_buffers(device, full_portions, uploaded, scratch)
         except torch.OutOfMemoryError:
             return partial(self.change_on_host, live, host, change)
-        return partial(self.queue_change, device, fitting, host, change, ahead, buffers)
+        return partial(self.queue_change, device, fitting, host, change, ahead, *memory)
 
     def prepare_relay(
         self, device: torch.device, live: Sequence[Tensor], host: Tensor | None, change: Change, relay: Relay,
@@ -117,14 +117,14 @@ class Uploads:
         if host is None:
             stream, count = torch.cuda.current_stream(device), 1
         try:
-            buffers = allocated(device, stream, sizes, count, max(sizes, default=0) if scratch else 0)
+            memory = allocated(device, stream, sizes, count, max(sizes, default=0) if scratch else 0)
         except torch.OutOfMemoryError:
             return None
-        return partial(self.queue_change, device, all_portions, host, change, None, buffers, relay), sizes
+        return partial(self.queue_change, device, all_portions, host, change, None, *memory, relay), sizes
 
     def queue_change(
         self, device: torch.device, all_portions: list[list[Tensor]], host: Tensor | None, change: Change,
-        ahead: Uploading | None, buffers: list[Tensor], relay: Relay | None = None,
+        ahead: Uploading | None, buffers: list[Tensor], scratch: list[Tensor], relay: Relay | None = None,
     ) -> list[torch.cuda.Event]:  # fmt: skip
         """Queue the change of each portion, behind the copy of its values. This is the work that `prepare` returns.
 
@@ -132,6 +132,7 @@ class Uploads:
         relay the values are sent once they are on the device, or received there if there is no ``host``.
         """
         current, copy_stream = torch.cuda.current_stream(device), self.streams.of(device, "up")
+        scratch.clear()
         start, uploaded, events = 0, 0, list[torch.cuda.Event]()
         if ahead is not None:
             current.wait_event(ahead.event)
@@ -182,9 +183,7 @@ class Uploads:
         """
         copy_stream = self.streams.of(device, "up")
         with memory_errors():
-            torch.empty(2 * host.numel(), dtype=torch.float32, device=device)  # The allocator keeps it for `change`.
-            with torch.cuda.stream(copy_stream):
-                flat = torch.empty(host.numel(), dtype=torch.float32, device=device)
+            [flat], scratch = allocated(device, copy_stream, [host.numel()], 1, 2 * host.numel())
 
         def work() -> list[torch.cuda.Event]:
             current = torch.cuda.current_stream(device)
@@ -192,6 +191,7 @@ class Uploads:
                 flat.copy_(host, non_blocking=True)
             arrived = copy_stream.record_event()
             current.wait_event(arrived)
+            scratch.clear()
             change([], flat)
             flat.record_stream(current)
             return [arrived]
@@ -200,11 +200,11 @@ class Uploads:
 
     def allocate_buffers(
         self, device: torch.device, all_portions: list[list[Tensor]], uploaded: int, scratch: bool
-    ) -> tuple[list[Tensor], list[list[Tensor]]]:
+    ) -> tuple[tuple[list[Tensor], list[Tensor]], list[list[Tensor]]]:
         """Allocate the buffers for the portions that are not uploaded yet, and the memory that the changes take.
 
         Returns:
-            The buffers, and the portions that fit into them. Both are smaller if the device is nearly full.
+            What :func:`allocated` returns, and the portions that fit. They are smaller if the device is nearly full.
         """
         copy_stream = self.streams.of(device, "up")
         rest = [tensor for tensors in all_portions[uploaded:] for tensor in tensors]
@@ -221,15 +221,16 @@ class Uploads:
 
 def allocated(
     device: torch.device, stream: torch.cuda.Stream, sizes: Sequence[int], count: int, scratch_elements: int
-) -> list[Tensor]:
-    """Return at most ``count`` buffers for portions of these sizes, to which ``stream`` writes first.
+) -> tuple[list[Tensor], list[Tensor]]:
+    """Return at most ``count`` buffers for portions of these sizes, to which ``stream`` writes first, and scratch.
 
-    There is memory for ``scratch_elements`` elements besides, which the changes allocate.
+    The scratch has ``scratch_elements`` elements. Who makes the changes, which allocate as much, lets it go right
+    before them: until then nothing else takes this memory, and afterwards the allocator has it for them.
     """
-    if scratch_elements:  # The allocator keeps this memory for the changes.
-        torch.empty(scratch_elements, dtype=torch.float32, device=device)
+    scratch = [torch.empty(scratch_elements, dtype=torch.float32, device=device)] if scratch_elements else []
     with torch.cuda.stream(stream):
-        return [torch.empty(max(sizes), dtype=torch.float32, device=device) for _ in range(min(len(sizes), count))]
+        buffers = [torch.empty(max(sizes), dtype=torch.float32, device=device) for _ in range(min(len(sizes), count))]
+    return buffers, scratch
 
 
 def portions(live: Sequence[Tensor], max_elements: int) -> Iterator[list[Tensor]]:

@@ -201,7 +201,9 @@ def test_a_mix_that_the_loop_waits_for_waits_for_streams_and_for_no_silent_partn
     x.on_accept(B, Accept(1, 0.0, 0.5, "fp32"), 0.1)
     x.tick(0.1 + MIN_WAIT_LIMIT_S)
     assert x.used_slots == 1
-    x.on_failed(1, "broken", 0.7)
+    x.on_streamed(1, 1.0, 1.0, 0.7)
+    x.tick(x.deadline)
+    assert x.table[1].state is State.IN_DOUBT
     x.begin_mix(1.0)
     x.on_snapshotted(2, 1.0)
     assert Send(B, Abort(2, "late")) in x.tick(1.0 + MIN_WAIT_LIMIT_S)

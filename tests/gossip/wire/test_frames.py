@@ -201,6 +201,25 @@ def test_a_prefix_at_the_limits_is_read():
     )
 
 
+@pytest.mark.parametrize(
+    ("at_limit", "beyond"),
+    [
+        ([0] * 4096, [0] * 4097),
+        ({str(key): 0 for key in range(256)}, {str(key): 0 for key in range(257)}),
+        ("x" * 4096, "x" * 4097),
+        (b"x" * 8192, b"x" * 8193),
+        (None, msgpack.ExtType(1, b"x")),
+    ],
+    ids=["array", "map", "text", "bytes", "extension"],
+)
+def test_no_field_of_a_header_is_longer_than_its_kind_allows(at_limit, beyond):
+    """A field that this version does not know is skipped, and could otherwise be of any length."""
+    known = msgpack.unpackb(encode(Ping(1, ()))[PREFIX_BYTES:])
+    assert decode(msgpack.packb(known | {"added": at_limit})) == Ping(1, ())
+    with pytest.raises(ProtocolError, match="not valid msgpack"):
+        decode(msgpack.packb(known | {"added": beyond}))
+
+
 # -- hostile headers -------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize(
     "data",
