@@ -446,10 +446,10 @@ class Peer:
         return effects + self.follow_up(now) if self.needs_follow_up else effects
 
     def on_gathered(
-        self, session: int, difference_sq: float, own_sq: float, refused: Iterable[PeerId], absent: Iterable[PeerId],
-        now: float,
+        self, session: int, difference_sq: float, own_sq: float, refused: Mapping[PeerId, str],
+        absent: Iterable[PeerId], now: float,
     ) -> list[Effect]:  # fmt: skip
-        """Handle a complete group average: |mean - ours|^2, |ours|^2, and the members refused and left out."""
+        """Handle a complete group average: |mean - ours|^2, |ours|^2, why members were refused, and those left out."""
         effects = self.exchanges.route_report(Event.GATHERED, session, difference_sq, own_sq, refused, absent, now)
         return effects + self.follow_up(now) if self.needs_follow_up else effects
 

@@ -23,15 +23,16 @@ HALF = 8_192  # elements of the first chunk: a multiple of every codec's block s
 Send = Callable[[Line, int, bytes], Awaitable[None]]
 
 
-async def serve(member: Member, vector: np.ndarray[Any, Any], send: Send) -> None:
-    """Serve these weights to newcomers, with the optimizer state that an honest donor states."""
+async def serve(member: Member, vector: np.ndarray[Any, Any], send: Send, version: float | None = None) -> None:
+    """Serve these weights to newcomers, with the optimizer state, and by default the version, of an honest donor."""
     servings: list[Serving] = []
 
     async def on_serving(_line: Line, serving: Serving, _body: bytes) -> None:
         servings.append(serving)
 
     async def on_fetch(line: Line, fetch: Fetch, _body: bytes) -> None:
-        await line.send(dataclasses.replace(servings[0], session=fetch.session))
+        stated = servings[0].version if version is None else version
+        await line.send(dataclasses.replace(servings[0], session=fetch.session, version=stated))
         if fetch.stop > fetch.start:
             values = np.resize(vector, fetch.stop)[fetch.start :]
             await send(line, fetch.session, values.astype("<f4").tobytes())

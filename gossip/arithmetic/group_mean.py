@@ -30,8 +30,8 @@ def member_slices(elements: int, members: int) -> list[slice]:
 
 def group_mean(
     rows: Floats, own_place: int, mean: Callable[[Floats], Floats], bound: float, absent: Collection[int] = ()
-) -> tuple[Floats, list[int]]:  # fmt: skip
-    """Return the mean of ``rows``, float32 (elements,), and the places (row numbers) of the refused members.
+) -> tuple[Floats, dict[int, str]]:  # fmt: skip
+    """Return the mean of ``rows``, float32 (elements,), and why members were refused, by place (row number).
 
     A row is refused if it is not finite, or further from our row than the norm bound allows.
 
@@ -44,15 +44,16 @@ def group_mean(
     """
     ours = rows[own_place]
     own_sq = squares(ours)
-    accepted, refused = [own_place], []
+    accepted, refused = [own_place], dict[int, str]()
     difference = np.empty_like(ours)
     for place, theirs in enumerate(rows):
         if place == own_place or place in absent:
             continue
-        if norm_refusal(subtract(theirs, ours, difference)[0], own_sq, ours.size, bound) is None:
+        code = norm_refusal(subtract(theirs, ours, difference)[0], own_sq, ours.size, bound)
+        if code is None:
             accepted.append(place)
         else:
-            refused.append(place)
+            refused[place] = code
     is_whole = len(accepted) == len(rows)  # Copy rows only if some are left out.
     return mean(rows if is_whole else rows[sorted(accepted)]), refused
 

@@ -64,7 +64,7 @@ class GroupAverage:
         self.late_values: dict[int, Receiver | None] = {}
         self.late_means: dict[int, Receiver | None] = {}
         self.slice_squares: dict[int, tuple[float, float]] = {}  # |mean - ours|^2 and |ours|^2 by slice.
-        self.excluded_places: list[int] = []  # Places of members that our slice's mean leaves out.
+        self.excluded_places: dict[int, str] = {}  # Why our slice's mean leaves members out, by place.
         self.slice_mean: Floats | None = None  # Mean of our slice, float32 (length,).
         self.is_averaging = False  # The mean of our slice is being computed.
         self.difference_sq = math.nan  # |mean - ours|^2, once all means have arrived.
@@ -175,26 +175,27 @@ class GroupAverage:
             return False
         return self.difference is not None and (self.slice_mean is not None or not self.rows.size)
 
-    def outcome(self) -> tuple[float, float, list[PeerId], list[PeerId]]:
+    def outcome(self) -> tuple[float, float, dict[PeerId, str], list[PeerId]]:
         """Finish the difference, once all is complete.
 
         Where a mean is missing, is not finite or is too far away, our weights will stay as they are.
 
         Returns:
-            ``|mean - ours|^2``, ``|ours|^2``, the members whose values or means were refused, and those left out.
+            ``|mean - ours|^2``, ``|ours|^2``, why members' values or means were refused, and the members left out.
         """
         difference_sq = own_sq = 0.0
-        refused, unmixed = list(self.excluded_places), list(self.late_means)
+        refused, unmixed = dict(self.excluded_places), list(self.late_means)
         for place, (slice_difference_sq, slice_own_sq) in sorted(self.slice_squares.items()):
             elements, bound = self.slices[place].stop - self.slices[place].start, self.config.internal.norm_bound
-            if norm_refusal(slice_difference_sq, slice_own_sq, elements, bound) is None:
+            code = norm_refusal(slice_difference_sq, slice_own_sq, elements, bound)
+            if code is None:
                 difference_sq, own_sq = difference_sq + slice_difference_sq, own_sq + slice_own_sq
             else:
-                refused.append(place)
+                refused[place] = code
                 unmixed.append(place)
         self.clear(unmixed)
         self.difference_sq = difference_sq
-        return difference_sq, own_sq, [self.members[place] for place in refused], self.absent
+        return difference_sq, own_sq, {self.members[place]: code for place, code in refused.items()}, self.absent
 
     def clear(self, places: list[int]) -> None:
         """Let these members' slices change nothing, in another vector if a link still fills this one."""

@@ -64,8 +64,8 @@ class Reports(Protocol):
         """Handle streams that ended early; ``code`` names the reason, as in an Abort."""
 
     def on_gathered(
-        self, session: int, difference_sq: float, own_sq: float, refused: list[PeerId], absent: list[PeerId],
-        now: float,
+        self, session: int, difference_sq: float, own_sq: float, refused: dict[PeerId, str],
+        absent: list[PeerId], now: float,
     ) -> list[Effect]:  # fmt: skip
         """Handle a complete group average, without what ``refused`` members sent and ``absent`` ones did not."""
 

@@ -111,7 +111,7 @@ class Exchanges(Ledger[AnySession]):
         self.answer_waits, self.stream_waits = Waits(), Waits()
         self.has_given_way = False  # An exchange of ours has given way to another's since our last one finished.
         # Partners whose last exchange ended for a reason that is not their fault (INNOCENT_REASONS).
-        self.last_invitations = Recent[PeerId, float](MAX_PARTNERS)  # Intervals at which we last accepted one.
+        self.withdrawals = Recent[PeerId, int](MAX_PARTNERS)  # Groups that an inviter ended before they began.
         self.excused_partners = Recent[PeerId, None](MAX_PARTNERS)
         # Partners that broke a reservation and have not finished an exchange since.
         self.unreliable_partners = Recent[PeerId, None](MAX_PARTNERS)

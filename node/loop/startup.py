@@ -23,10 +23,6 @@ __all__ = ["Startup"]
 
 VISIT_PERIOD_S = 0.02  # Seconds between two visits of the boundary while the loop waits.
 MEET_S = 5.0  # Seconds to meet all members once another one has counted them: a link takes about one.
-TRUST = (
-    'With mixing = "{mixing}" one member that lies decides {trusts}: use it where all members are yours, and pairs '
-    "elsewhere."
-)
 GONE = MemberState.LEFT, MemberState.DEAD
 COUNT_PERIOD_S = 0.1  # Seconds between two counts of members, each of which walks over all of them.
 
@@ -91,7 +87,8 @@ class Startup:
             self.raise_failure(time.monotonic() - began, is_ready)
         mixing = self.network.peer.config.mixing
         if trusts := MIXINGS[mixing].trusts:
-            self.network.notify("trust", TRUST.format(mixing=mixing, trusts=trusts))
+            text = f'With mixing = "{mixing}" one member that lies decides {trusts}: use it where all members are yours'
+            self.network.notify("trust", f"{text}, and pairs elsewhere.")
         self.begin_with_own_weights()
         self.visit()  # This also takes a copy for newcomers, because the first step may be far off.
         self.network.sync()  # The network thread then knows the sample count behind the weights.

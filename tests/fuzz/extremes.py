@@ -141,7 +141,7 @@ class Extreme(Messages):
                 case "Transfer":
                     self.perform(self.peer.on_streamed(effect.session, 1.0, 4.0, self.now))
                 case "Gather":
-                    self.perform(self.peer.on_gathered(effect.session, 1.0, 4.0, set(), set(), self.now))
+                    self.perform(self.peer.on_gathered(effect.session, 1.0, 4.0, {}, set(), self.now))
                 case "ReceivePiece":
                     self.perform(self.peer.on_collected(effect.session, effect.stop, self.now))
                 case "Adopt" if self.peer.joining.phase.name == "ADOPTING":

@@ -323,7 +323,7 @@ class Messages(Target):
             case Transfer():
                 self.perform(peer.on_streamed(effect.session, *squares, now))
             case Gather():
-                self.perform(peer.on_gathered(effect.session, *squares, set(), set(), now))
+                self.perform(peer.on_gathered(effect.session, *squares, {}, set(), now))
             case ReceivePiece():
                 self.perform(peer.on_collected(effect.session, effect.stop, now))
             case SendPiece():

@@ -104,7 +104,8 @@ class Sessions:
                     self.arrived(*came)
                 self.reduce(number, session)
             case effects.LeaveOut(number, peers, means):
-                session = self.sessions[number]
+                if (session := self.sessions.get(number)) is None:  # The effect before it ended the group.
+                    return
                 for member in set(session.gather.members if peers is None else peers) - {self.id}:
                     session.late |= {("values", member)} if member not in session.values else set()
                     session.late |= {("means", member)} if means and member not in session.means else set()
@@ -222,7 +223,7 @@ class Sessions:
             is_one = all(session.means.get(member) == mean for member in members)  # A sum of floats would round.
             means = [session.means.get(member, session.value) for member in members]
             session.theirs = mean if is_one else sum(means) / len(means)
-            self.report("on_gathered", number, session, [], sorted({member for _, member in late}))
+            self.report("on_gathered", number, session, {}, sorted({member for _, member in late}))
 
     def report(self, event: str, number: int, session: Session, *more: Any) -> None:
         """How far apart the two vectors are, squared, and the norm of ours."""

@@ -34,7 +34,7 @@ def test_all_come_to_the_mean_of_what_all_decode_bit_for_bit(codec, members, ele
     assert np.array_equal(group.differences(), group.expected())
     for one, difference in zip(group.nodes, group.expected(), strict=True):
         ((kind, session, difference_sq, own_sq, refused, absent, _),) = one.said
-        assert (kind, session, refused, absent) == ("gathered", SESSION, [], [])
+        assert (kind, session, refused, absent) == ("gathered", SESSION, {}, [])
         assert difference_sq == pytest.approx(float(np.sum(difference.astype(np.float64) ** 2)), rel=1e-4)
         assert own_sq == pytest.approx(float(np.sum(one.vector.astype(np.float64) ** 2)), rel=0.2)
 
@@ -392,7 +392,7 @@ def test_a_mean_that_nobody_may_take_changes_nothing_and_its_owner_is_reported(v
     group.begin()
     group.run()
     kind, _, difference_sq, _, refused, absent, _ = b.said[0]
-    assert (kind, refused, absent) == ("gathered", [a.me], [])
+    assert (kind, refused, absent) == ("gathered", {a.me: "not-finite"}, [])
     result, where = b.averager.groups[SESSION].difference.array, member_slices(4_000, 3)[0]
     assert not result[where].any()
     assert difference_sq == pytest.approx(float(np.sum(result.astype(np.float64) ** 2)), rel=1e-4)

@@ -21,6 +21,7 @@ from gossip.effects import (
     Effect,
     Gather,
     HashFrozen,
+    LeaveOut,
     LookUp,
     MemberChanged,
     MemberState,
@@ -103,9 +104,9 @@ MOMENTS = MomentForm(("sum",), ("second",), 1)
 EFFECTS = [
     Send(NOBODY, Reach()), Dial(Address("127.0.0.1", 1)), LookUp(), TryDial(NOBODY, Address("127.0.0.1", 1)),
     Snapshot(1), CopyPiece(1, 0, 1), UseLastSnapshot(1), CopyFrozen(1, 0, 1), HashFrozen(0, 1),
-    Transfer(1, NOBODY, "fp32"), Gather(1, (), 0, "fp32"), Mix(1, 0.5), Merge(1, 0.5), Rename(1, 2),
-    Release(1), SendPiece(1, NOBODY, 0, 1), ReceivePiece(1, NOBODY, 0, 1, 1), Adopt((), ()), Confirm(), Restore(),
-    MemberChanged(NOBODY, None, MemberState.ALIVE), Notice("fault", ""), CopyMoments(1, MOMENTS, 0, 1),
+    Transfer(1, NOBODY, "fp32"), Gather(1, (), 0, "fp32"), LeaveOut(1, None, means=True), Mix(1, 0.5), Merge(1, 0.5),
+    Rename(1, 2), Release(1), SendPiece(1, NOBODY, 0, 1), ReceivePiece(1, NOBODY, 0, 1, 1), Adopt((), ()), Confirm(),
+    Restore(), MemberChanged(NOBODY, None, MemberState.ALIVE), Notice("fault", ""), CopyMoments(1, MOMENTS, 0, 1),
     SendMoments(1, NOBODY, MOMENTS, 0, 1), ReceiveMoments(1, NOBODY, MOMENTS, 0, 1), MixMoments(1),
 ]  # fmt: skip
 

@@ -29,7 +29,7 @@ Abort with the code "late" says that its sender has given up, whatever the cause
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -51,6 +51,7 @@ MAX_DOUBTS = 2
 # Waits of the streams' length for the COMMITs: others may wait twice for what a member does not send. The outcome comes
 # one wait later.
 COMMIT_PATIENCE = 3
+MAX_WITHDRAWALS = 8  # Invitations that one peer takes back between two groups that it finishes.
 DIAL_S = 1.0  # Further seconds for members that are dialled first: four round trips on a long line.
 PREPARING, OFFERED, STREAMING = State.PREPARING, State.OFFERED, State.STREAMING
 VERIFIED, IN_DOUBT, DONE, DROPPED = State.VERIFIED, State.IN_DOUBT, State.DONE, State.DROPPED
@@ -67,7 +68,7 @@ class Group(Forming):
     IS_GROUP: ClassVar[bool] = True
 
     committed_members: set[PeerId] = field(default_factory=set)
-    absent: set[PeerId] = field(default_factory=set)  # Members that this group goes on without.
+    absent: set[PeerId] = field(default_factory=set)  # Members that this group goes on without, refused ones included.
     stream_patience_s: float = 0.0
     hurries: int = 0  # Waits for values, then for means, that have ended.
 
@@ -145,7 +146,7 @@ class Group(Forming):
         return [self.gather_effect()] if peer in self.members else []
 
     def on_gathered(
-        self, difference_sq: float, own_sq: float, refused: Iterable[PeerId], absent: Iterable[PeerId], now: float
+        self, difference_sq: float, own_sq: float, refused: Mapping[PeerId, str], absent: Iterable[PeerId], now: float
     ) -> list[Effect]:
         """Handle the complete mean of the group in STREAMING.
 
@@ -154,14 +155,17 @@ class Group(Forming):
         Args:
             difference_sq: Squared distance between the mean of the members' vectors and our vector.
             own_sq: Squared norm of our vector.
-            refused: Members whose values our slice leaves out, or whose slices are no valid means.
+            refused: Why our slice leaves values of members out, or their slices are no valid means.
             absent: Members whose values or means have not come.
             now: Current time in seconds.
         """
         exchanges, member_count = self.exchanges, len(self.members)
-        for peer in refused:
-            exchanges.refusals.add(peer, "norm")
+        for peer, refusal in refused.items():
+            exchanges.refusals.add(peer, refusal)
             exchanges.partners.note_failure(peer, now)
+            self.absent.add(peer)
+            if refusal == "not-finite":
+                exchanges.misbehaviour.note(peer, "refused", now)
         for peer in absent:
             self.note_absence(peer, now)
         if len(self.absent) == member_count - 1:
@@ -238,13 +242,19 @@ class Group(Forming):
     def on_abort(self, sender: PeerId, code: str, now: float) -> list[Effect]:
         """Handle Abort: the inviter goes on without the sender, else the group fails.
 
-        Once the group has begun, the sender is charged unless our own values were refused, or it is excused.
+        Once the group has begun, the sender is charged unless our own values were refused, or it is excused. Before, an
+        inviter withdraws whenever invitations cross, and is charged if that happens again and again.
         """
         if self.is_initiator and self.state is OFFERED:
             return self.on_busy(sender, now)
         exchanges = self.exchanges
-        has_begun, is_blamed = self.state not in (PREPARING, OFFERED), code not in REFUSALS
-        if has_begun and is_blamed and not (code in INNOCENT_REASONS and exchanges.excuse_once(sender)):
+        if self.state in (PREPARING, OFFERED):
+            count = exchanges.withdrawals[sender] = exchanges.withdrawals.get(sender, 0) + 1
+            is_charged = count > MAX_WITHDRAWALS
+        else:
+            is_innocent = code in INNOCENT_REASONS and exchanges.excuse_once(sender)
+            is_charged = code not in REFUSALS and not is_innocent
+        if is_charged:
             exchanges.partners.note_failure(sender, now)
             exchanges.misbehaviour.note(sender, "wasted", now)
         return self.leave_out(sender, now) if self.is_initiator else self.fail(code)
@@ -372,6 +382,7 @@ class Group(Forming):
         for peer in present:
             exchanges.misbehaviour.take_back(peer, "wasted")
             exchanges.excused_partners.pop(peer, None)
+            exchanges.withdrawals.pop(peer, None)
             if peer in self.answer_waits_s:
                 exchanges.answer_waits.add(peer, self.answer_waits_s[peer])
         exchanges.done_count += 1

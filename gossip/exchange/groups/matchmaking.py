@@ -23,7 +23,6 @@ __all__ = ["answer_invitation", "begin_mix", "invitation", "invite_substitute"]
 
 # Peers to invite for each seat of a random group: even if three in four are busy, most seats are filled.
 INVITATIONS_PER_SEAT = 4
-MIN_INVITATION_GAP = 0.5  # Intervals between two invitations of one peer that we accept.
 
 
 class Invitable(Protocol):
@@ -66,29 +65,14 @@ def answer_invitation(
     is_loop_paused = now - local.boundary_at > patience_s
     is_busy = is_loop_paused or session in exchanges.table
     yielding = None if is_busy else yielding_groups(exchanges, sender, invite)
-    if (
-        yielding is None
-        or has_just_invited(exchanges, sender, now)
-        or exchanges.partners.is_declined(sender, now, False)
-    ):
+    if yielding is None or exchanges.partners.is_declined(sender, now, forgives=False):
         return [Send(sender, Busy(session))]
-    exchanges.last_invitations[sender] = exchanges.elapsed_intervals(now)
     dropped = [effect for group in yielding for effect in exchanges.route_event(group, Event.YIELDED)]
     exchanges.table[session] = kind(
         exchanges=exchanges, session=session, inviter=sender, is_initiator=RESPONDER, phase_began_at=now,
         timer_at=now + patience_s, codec=leaner(invite.codec, exchanges.config.codec_name), invite_list=invite.members,
     )  # fmt: skip
     return [*dropped, Snapshot(session)]
-
-
-def has_just_invited(exchanges: Exchanges[Any], sender: PeerId, now: float) -> bool:
-    """Return True if we accepted an invitation of this peer less than half an interval ago.
-
-    A peer that invites all the time would leave no time for groups of others.
-    """
-    last = exchanges.last_invitations.get(sender)
-    has_others = exchanges.partners.has_others((exchanges.me, sender))
-    return last is not None and has_others and exchanges.elapsed_intervals(now) - last < MIN_INVITATION_GAP
 
 
 def peers_to_invite(exchanges: Exchanges[Any], now: float) -> tuple[PeerId, ...]:

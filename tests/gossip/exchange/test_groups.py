@@ -10,7 +10,7 @@ import pytest
 from gossip.config import Config
 from gossip.effects import Dial, Gather, LeaveOut, MemberState, Mix, Release, Send, Snapshot
 from gossip.exchange import reservation
-from gossip.exchange.groups.group import MAX_DOUBTS
+from gossip.exchange.groups.group import MAX_DOUBTS, MAX_WITHDRAWALS
 from gossip.exchange.session import MAX_GAP_ROUNDS, Local, State
 from gossip.ids import Address, Claim, PeerId
 from gossip.wire.messages import Abort, Begin, Busy, Commit, Invite, Joined, Outcome, Refuse, Settled
@@ -78,7 +78,7 @@ def invited(me: PeerId = B, inviter: PeerId = A, **changes: object) -> PlayedExc
 def verified() -> PlayedExchanges:
     one = invited()
     assert isinstance(one.on_begin(A, Begin(7, (A, B, C), 3.0, "fp32"), 0.2)[-1], Gather)
-    assert one.on_gathered(7, 1.0, 1.0, [], [], 0.3) == [Send(A, Commit(7))]
+    assert one.on_gathered(7, 1.0, 1.0, {}, [], 0.3) == [Send(A, Commit(7))]
     return one
 
 
@@ -91,7 +91,7 @@ def inviting(state: State = State.STREAMING, **changes: object) -> PlayedExchang
         one.on_joined(B, Joined(1, 4.0, "fp32"), 0.2)
         one.on_joined(C, Joined(1, 6.0, "fp32"), 0.2)
     if state is State.VERIFIED:
-        one.on_gathered(1, 1.0, 1.0, [], [], 0.3)
+        one.on_gathered(1, 1.0, 1.0, {}, [], 0.3)
     assert one.table[1].state is state
     return one
 
@@ -110,7 +110,7 @@ def test_the_inviter_begins_when_all_have_answered_with_the_mean_of_their_versio
 def test_the_group_is_settled_when_all_have_committed_and_all_are_as_old_then() -> None:
     one = inviting()
     assert one.on_commit(B, 1, 0.3) == []
-    assert one.on_gathered(1, 1.0, 1.0, [], [], 0.4) == []
+    assert one.on_gathered(1, 1.0, 1.0, {}, [], 0.4) == []
     ended = one.on_commit(C, 1, 0.5)
     assert ended == [Send(B, Settled(1, True)), Send(C, Settled(1, True)), Mix(1, 1.0), Release(1)]
     assert one.local.version == 4.0
@@ -315,7 +315,7 @@ def test_an_invited_member_waits_for_begin_and_for_the_outcome_no_longer() -> No
     again = learned(verified())
     again.table[7].stream_patience_s = 0.4
     again.table[7].state = State.STREAMING
-    again.on_gathered(7, 1.0, 1.0, [], [], 1.0)
+    again.on_gathered(7, 1.0, 1.0, {}, [], 1.0)
     assert again.deadline == pytest.approx(2.6)
     assert again.tick(again.deadline) == [Send(A, Outcome(7))]
 
@@ -323,7 +323,7 @@ def test_an_invited_member_waits_for_begin_and_for_the_outcome_no_longer() -> No
 def test_waits_of_groups_that_somebody_was_late_for_are_not_learned_from() -> None:
     one = inviting()
     one.on_commit(B, 1, 8.0)
-    one.on_gathered(1, 1.0, 1.0, [], [C], 9.0)
+    one.on_gathered(1, 1.0, 1.0, {}, [C], 9.0)
     assert one.done_count == 1
     assert [*one.stream_waits.waits_s] == []
     assert [*one.answer_waits.waits_s] == [B]
@@ -331,7 +331,7 @@ def test_waits_of_groups_that_somebody_was_late_for_are_not_learned_from() -> No
 
 def test_absent_members_are_charged_once_and_an_inviter_is_excused_once() -> None:
     one = inviting()
-    one.on_gathered(1, 1.0, 1.0, [], [C], 0.3)
+    one.on_gathered(1, 1.0, 1.0, {}, [C], 0.3)
     one.on_commit(B, 1, 0.4)
     assert (one.partners.benched, one.partners.shunned, one.mixed_partners) == ([C], [], [B])
     member = groups(B, Mates())
@@ -340,18 +340,18 @@ def test_absent_members_are_charged_once_and_an_inviter_is_excused_once() -> Non
         member.on_invite(A, invite(session, B, C), 0.0)
         member.on_snapshotted(session, 0.1)
         member.on_begin(A, Begin(session, (A, B, C), 3.0, "fp32"), 0.2)
-        member.on_gathered(session, 1.0, 1.0, [], [A], 0.3)
+        member.on_gathered(session, 1.0, 1.0, {}, [A], 0.3)
         member.on_settled(A, Settled(session, True), 0.4)
     assert (member.partners.benched, member.partners.shunned) == ([A, A], [A])
 
 
-def test_a_peer_that_invites_all_the_time_is_answered_once_in_half_an_interval() -> None:
-    one = groups(B, Mates(), mix_every_steps=8)
-    one.partners.others = True
-    for steps, answer in [(0, Snapshot(7)), (3, Send(A, Busy(7))), (4, Snapshot(7))]:
-        one.local.steps = steps
-        assert one.on_invite(A, invite(7, B, C), 0.0) == [answer]
-        one.on_abort(A, 7, "late", 0.0)
+def test_an_inviter_that_takes_back_one_invitation_after_another_is_declined() -> None:
+    one = groups(B, Mates())
+    for number in range(MAX_WITHDRAWALS + 1):
+        assert one.partners.shunned == []
+        assert one.on_invite(A, invite(7 + number, B, C), 0.0) == [Snapshot(7 + number)]
+        one.on_abort(A, 7 + number, "late", 0.0)
+    assert one.partners.shunned == [A]
 
 
 @pytest.mark.parametrize("doubts", [False, True], ids=["before it asks", "in doubt"])
@@ -391,7 +391,7 @@ def test_doubts_about_groups_are_few_and_the_oldest_is_dropped_for_another() -> 
             one.on_invite(A, invite(session, B, C), float(number))
             one.on_snapshotted(session, float(number))
             one.on_begin(A, Begin(session, (A, B, C), 1.0, "fp32"), float(number))
-            one.on_gathered(session, 1.0, 1.0, [], [], float(number))
+            one.on_gathered(session, 1.0, 1.0, {}, [], float(number))
         ended = one.on_unlinked(A, number + 0.5)
         assert ended[-1:] == [Send(A, Outcome(session))]
         assert (Release(session - MAX_DOUBTS) in ended) == (number >= MAX_DOUBTS)
@@ -413,12 +413,16 @@ def test_in_doubt_about_one_group_the_next_may_begin() -> None:
     assert one.on_invite(C, invite(9, B), 1.2) == [Release(1), Snapshot(9)]
 
 
-def test_members_whose_means_were_refused_are_benched_and_the_group_goes_on() -> None:
+@pytest.mark.parametrize("code", ["norm", "not-finite"])
+def test_members_whose_means_were_refused_are_benched_and_the_group_goes_on(code: str) -> None:
     one = invited()
     one.on_begin(A, Begin(7, (A, B, C), 3.0, "fp32"), 0.2)
-    assert one.on_gathered(7, 1.0, 1.0, [C], [], 0.3) == [Send(A, Commit(7))]
-    assert one.refusals.counts == {(C, "norm"): 1}
+    assert one.on_gathered(7, 1.0, 1.0, {C: code}, [], 0.3) == [Send(A, Commit(7))]
+    assert one.on_settled(A, Settled(7, True), 0.4)[0] == Mix(7, 1.0)
+    assert one.mixed_partners == [A]
+    assert one.refusals.counts == {(C, code): 1}
     assert one.partners.shunned == [C]
+    assert ((C, "refused") in one.misbehaviour.levels) == (code == "not-finite")
 
 
 @pytest.mark.parametrize(("members", "others", "plain"), [((A, B), True, True), ((A, B), False, False)])
@@ -426,7 +430,7 @@ def test_a_group_too_small_for_its_momentum_mixes_plainly_unless_it_is_everybody
     one = invited(group_size=0, outer_momentum=0.9, outer_rate=0.7)
     one.partners.others = others
     one.on_begin(A, Begin(7, members, 3.0, "fp32"), 0.2)
-    one.on_gathered(7, 1.0, 1.0, [], [], 0.3)
+    one.on_gathered(7, 1.0, 1.0, {}, [], 0.3)
     assert one.on_settled(A, Settled(7, True), 0.4) == [Mix(7, 1.0, plain=plain), Release(7)]
 
 
@@ -435,7 +439,7 @@ def test_five_are_enough_for_the_momentum_of_diloco() -> None:
     one = invited(group_size=0, outer_momentum=0.9, outer_rate=0.7)
     one.partners.others = True
     one.on_begin(A, Begin(7, five, 3.0, "fp32"), 0.2)
-    one.on_gathered(7, 1.0, 1.0, [], [], 0.3)
+    one.on_gathered(7, 1.0, 1.0, {}, [], 0.3)
     assert one.on_settled(A, Settled(7, True), 0.4) == [Mix(7, 1.0), Release(7)]
 
 
@@ -445,7 +449,7 @@ def test_late_words_change_nothing() -> None:
     assert one.on_settled(A, Settled(7, False), 0.5) == []
     assert one.on_abort(A, 7, "late", 0.5) == []
     assert one.on_begin(A, Begin(7, (A, B), 1.0, "fp32"), 0.5) == [Send(A, Abort(7, "late"))]
-    assert one.on_gathered(7, 1.0, 1.0, [], [], 0.5) == one.on_failed(7, "broken", 0.5) == one.on_busy(A, 7, 0.5) == []
+    assert one.on_gathered(7, 1.0, 1.0, {}, [], 0.5) == one.on_failed(7, "broken", 0.5) == one.on_busy(A, 7, 0.5) == []
     assert (one.done_count, one.failures, one.local.version) == (1, 0, 3.0)
 
 

@@ -33,7 +33,7 @@ RARE = {
         402, 881, 42, 157, 333, 617, 403, 642, 173, 47, 196, 332, 106, 143, 225, 548, 1, 142, 169, 217, 263, 698, 870,
         969, 0, 25, 38, 65, 67, 90, 112, 146, 197, 423,
     ),
-    "group": (329, 482, 171, 198, 22, 107, 168, 48, 215, 11),
+    "group": (246, 716, 329, 482, 171, 198, 22, 107, 168, 48, 215, 11),
     "push-sum": (335, 451, 39, 285, 13),
     "row-stochastic": (350, 240, 11, 10),
 }  # fmt: skip
@@ -196,7 +196,7 @@ class Anything(Side):
                 exchanges.on_streamed(session, rng.choice([1.0, 1.0, 1.0, 1e30]), 1.0, now)
             case Event.GATHERED:
                 absent = one.other_members if isinstance(one, Group) and rng.random() < 0.25 else []
-                exchanges.on_gathered(session, 1.0, 1.0, [], absent, now)
+                exchanges.on_gathered(session, 1.0, 1.0, {}, absent, now)
             case Event.FAILED:
                 exchanges.on_failed(session, code, now)
             case Event.LINKED:

@@ -55,26 +55,20 @@ def test_a_vector_of_fewer_blocks_than_members_is_averaged_by_some_of_them() -> 
     assert np.array_equal(matrix, np.broadcast_to(mean, matrix.shape))
 
 
-def test_with_streams_lost_a_group_mixes_as_a_whole_or_not_at_all() -> None:
+def test_with_streams_lost_groups_go_on_and_nothing_is_left_behind() -> None:
     matrix = np.zeros((6, 2), np.float32)
     network = NetworkModel(latency_s=0.01, rate_bytes_s=1e4, loss=0.03)
     swarm = told_to_mix(matrix, 3, network, mixing="group", bench_s=1e-3, stall_s=0.3, reply_timeout_s=0.3)
-    mixed = failed = 0
+    mixed, partly = 0, 0
     for _ in range(150):
         matrix[:] = 12.0 * np.arange(10, 16)[:, None]
         before = matrix.copy()
         exchange(swarm, 0)
-        members = np.flatnonzero((matrix != before).any(1))
-        assert matrix.sum() == before.sum()
-        if members.size:
-            mixed += 1
-            assert np.ptp(matrix[members]) == 0
-        else:
-            failed += 1
-        # A member whose value was the mean does not show; nor does one alone move it.
-        assert members.size != 1
-    assert mixed > 50
-    assert failed > 10
+        assert 120 <= matrix.min() <= matrix.max() <= 180
+        is_whole = matrix.sum() == before.sum()
+        mixed, partly = mixed + (matrix != before).any(), partly + (not is_whole)
+    assert mixed > 140
+    assert 0 < partly < 50
     groups = swarm.sessions.groups
     assert groups.is_idle
     assert not any(groups.flows.values())
@@ -104,15 +98,18 @@ def test_values_that_no_peer_may_take_are_left_out_and_counted(kind: str) -> Non
     swarm.add_peer(np.zeros(ELEMENTS, np.float32) + 0.5, founder=True, step_s=STEP_S, attacker=liar)
     before = matrix.copy()
     exchange(swarm, 0)
-    swarm.run_until(swarm.now + 10.0)
-    assert np.array_equal(matrix, before), "its mean is no better than its values"
+    swarm.run_until(swarm.now + 5.0)
+    owned = member_slices(ELEMENTS, 4)[sorted(host.id for host in swarm.hosts).index(swarm.hosts[3].id)]
+    rest = np.delete(np.arange(ELEMENTS), np.r_[owned])
+    assert np.array_equal(matrix[:, owned], before[:, owned]), "its mean is no better than its values"
+    assert np.allclose(matrix[:, rest], before[:, rest].mean(0), atol=1e-5), "without its values the others mix"
     counted = swarm.hosts[0].peer.exchanges.refusals.counts
     assert {(partner, code) for partner, code in counted} == {
         (swarm.hosts[3].id, "not-finite" if kind == "nan" else "norm")
     }
     assert swarm.hosts[0].peer.partners.back_off.is_in_back_off(swarm.hosts[3].id, swarm.now)
     exchange(swarm, 0)
-    assert not np.array_equal(matrix, before), "without it they mix"
+    assert np.allclose(matrix[:, owned], before[:, owned].mean(0), atol=1e-5), "nor do they ask it again"
 
 
 def test_a_trimmed_mean_leaves_out_one_that_is_off() -> None:
