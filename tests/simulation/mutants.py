@@ -198,14 +198,14 @@ def one_too_many(original: Any) -> Any:
 # -- groups ----------------------------------------------------------------------------------------------------------
 @mutant(Group, "finish_if_complete")
 def half_a_group(original: Callable[..., Any]) -> Callable[..., Any]:
-    """The inviter does not wait for the last member's COMMIT, which is told to drop it."""
+    """The inviter mixes without the last member that has committed, which is told to drop it."""
 
     def finish_if_complete(self: Any, now: float) -> list[Effect]:
-        if self.state is not State.VERIFIED or len(self.committed_members) < len(self.members) - 2:
+        if self.state is not State.VERIFIED or len(self.committed_members) < len(self.members) - 1:
             return []
         told: list[Effect] = [
-            Send(peer, Settled(self.session, True) if peer in self.committed_members else Abort(self.session, "late"))
-            for peer in self.members if peer != self.exchanges.me
+            Send(peer, Settled(self.session, True) if number else Abort(self.session, "late"))
+            for number, peer in enumerate(self.other_members)
         ]  # fmt: skip
         return [*told, *self.finish(now)]
 
