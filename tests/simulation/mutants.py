@@ -59,8 +59,8 @@ def planted(name: str) -> Iterator[None]:
 def commit_alone(original: Callable[..., Any]) -> Callable[..., Any]:
     """Applied as soon as the streams are whole, without the partner's COMMIT."""
 
-    def on_streamed(self: Any, difference_sq: float, own_sq: float, now: float) -> list[Effect]:
-        effects = original(self, difference_sq, own_sq, now)
+    def on_streamed(self: Any, difference_sq: float, own_sq: float, now: float, sketch: Any = None) -> list[Effect]:
+        effects = original(self, difference_sq, own_sq, now, sketch)
         return [*effects, *self.finish(now)] if self.state is State.VERIFIED else effects
 
     return on_streamed
