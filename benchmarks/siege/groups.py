@@ -127,3 +127,16 @@ async def group_invite(foe: Foe) -> None:
 @attack("group: invites all members all the time, begins, and sends no slice", mixing="group")
 async def group_begin(foe: Foe) -> None:
     await invite_for_ever(foe, True, 0.05)
+
+
+@attack("group: invites all members all the time, and takes each invitation back once they have joined", mixing="group")
+async def group_withdraw(foe: Foe) -> None:
+    member = await foe.member()
+
+    async def joined(line: Line, answer: Joined, _body: bytes) -> None:
+        await line.send(Abort(answer.session, "late"))
+
+    while True:
+        await invite_all(member, False)
+        member.handlers[Joined] = joined
+        await trio.sleep(0.02)
