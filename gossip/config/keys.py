@@ -42,8 +42,8 @@ class Keys:
     )
     group_size: int = key(
         4, 'The number of members of one group, for `mixing = "group"` and for `grid`.',
-        "Raise it to agree in fewer rounds. Larger groups fail more often.", unit="members", least=2,
-        most=MOST_PARTNERS, zero=f"all members, {MOST_PARTNERS} at most",
+        "Raise it to agree in fewer rounds. Larger groups go on without late members more often.",
+        unit="members", least=2, most=MOST_PARTNERS, zero=f"all members, {MOST_PARTNERS} at most",
     )
     partners: int = key(
         1, "The number of partners of one mix. Only pushes can have more than 1.",
