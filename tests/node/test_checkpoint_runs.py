@@ -3,6 +3,7 @@ weights before it is left."""
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import threading
 from types import SimpleNamespace
@@ -241,3 +242,14 @@ def test_a_node_may_save_over_its_own_checkpoint_and_those_of_dead_nodes_and_of_
     (tmp_path / "run.json").write_text("[]")
     second.do(lambda node: node.save(tmp_path / "run"))
     assert overwritten(caplog) == []
+
+
+def test_loaded_weights_have_the_mass_of_weights_of_which_nothing_was_pushed_away(quick, tmp_path):
+    """Otherwise a node that had pushed its mass away would count for nothing with the weights that it loads."""
+    saved(tmp_path / "run", run_id=RUN_ID, swarm_samples=100, version=1.0)
+    config = dataclasses.replace(quick, mixing="push-sum")
+    with Node(linear(), config=config) as node:
+        boundary = node._training.live.boundary
+        boundary.mass = 0.125
+        node.load(tmp_path / "run")
+        assert boundary.mass == 1.0
