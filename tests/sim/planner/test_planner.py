@@ -265,3 +265,18 @@ def test_the_command_wants_a_file_or_nodes(words, monkeypatch, capsys):
         command.main()
     assert ended.value.code == 2
     assert "one of the two" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("changes", "seeds"), [({}, {1, 2}), ({"seed": 7}, {7, 8}), ({"seed": 7, "seeds": 1}, {7})])
+def test_the_command_plays_every_setting_with_seeds_from_the_one_that_is_given(changes, seeds, monkeypatch, capsys):
+    played = []
+
+    def results_of(assignments, *_):
+        played.extend(assignments)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(planner, "results_of", results_of)
+    table = {"peers": 2, "duration_s": 5, "seed": 1}
+    assert planner.plan(None, **({"table": table, "model_mb": 0.1, "seeds": 2} | changes)) == 130
+    assert {assignment.scenario.seed for assignment in played} == seeds
+    assert "stopped before all was played" in capsys.readouterr().err
