@@ -187,10 +187,9 @@ def main() -> None:
     if arguments.json:
         figures = {
             v.attack.name: {
-                "mixing": v.mixing, "steps": v.steps,
-                "accuracy": v.accuracy, "memory_mb": v.memory_mb, "pause_s": v.pause_s,
-                "moved": v.moved, "progress": v.progress, "usual": v.usual, "well_s": v.well_s, "named": v.named,
-                "faults": v.faults,
+                "mixing": v.mixing, "steps": v.steps, "accuracy": v.accuracy, "memory_mb": v.memory_mb,
+                "pause_s": v.pause_s, "moved": v.moved, "progress": v.progress, "usual": v.usual, "well_s": v.well_s,
+                "named": v.named, "faults": v.faults,
             }
             for v in verdicts
         }  # fmt: skip

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
+from collections.abc import Awaitable, Callable
 
 import trio
 from attack import attack
@@ -15,11 +16,7 @@ from gossip.codecs import get_codec
 from gossip.wire.messages import Abort, Begin, Commit, Invite, Joined
 
 IDENTITY_S = 4.0
-
-
-async def join(member: Member, line: Line, invite: Invite) -> None:
-    """Accept an invitation, as an honest member does."""
-    await line.send(Joined(invite.session, member.version, "fp32", member.claim))
+OnJoined = Callable[[Member, int, dict[bytes, Line]], Awaitable[None]]
 
 
 async def joining_member(foe: Foe) -> Member:
@@ -27,7 +24,7 @@ async def joining_member(foe: Foe) -> Member:
     member = await foe.member()
 
     async def invited(line: Line, invite: Invite, _body: bytes) -> None:
-        await join(member, line, invite)
+        await line.send(Joined(invite.session, member.version, "fp32", member.claim))
 
     member.handlers[Invite] = invited
     return member
@@ -43,23 +40,38 @@ async def send_half_slice(member: Member, begin: Begin) -> None:
             await line.send(chunk_of(begin.session, where.start, elements, body), body)
 
 
-async def invite_all(member: Member, begins: bool) -> None:
-    """Invite all nodes. With ``begins`` begin the group as soon as all have joined."""
-    number, target, joined = random.getrandbits(62), member.target, dict[bytes, Line]()
-    lines = [line for line in member.open_lines() if line.peer is not None]
-    peers = tuple(line.peer for line in lines)
+async def begin_group(member: Member, session: int, joined: dict[bytes, Line]) -> None:
+    """Begin a group with all members that have joined, once these are all nodes."""
+    if len(joined) == len(member.target.nodes):
+        members = tuple(sorted((member.record.id, *joined)))
+        for line in joined.values():
+            await line.send(Begin(session, members, member.version, "fp32", member.claim))
 
-    async def on_joined(line: Line, answer: Joined, _body: bytes) -> None:
-        if answer.session == number and line.peer is not None:
-            joined[line.peer] = line
-        if begins and len(joined) == len(lines):
-            members = tuple(sorted((member.record.id, *joined)))
-            for each in joined.values():
-                await each.send(Begin(number, members, member.version, "fp32", member.claim))
 
-    member.handlers[Joined] = on_joined
-    for line in lines:
-        await line.send(Invite(number, target.fingerprint, target.run_id, member.version, "fp32", peers))
+async def take_back(_member: Member, session: int, joined: dict[bytes, Line]) -> None:
+    """Take an invitation back from the member that has joined last."""
+    await next(reversed(joined.values())).send(Abort(session, "late"))
+
+
+async def invite_all_the_time(foe: Foe, pause_s: float, on_joined: OnJoined | None = None) -> None:
+    """Invite all nodes again and again; ``on_joined`` gets the members of a group each time that one joins."""
+    member = await foe.member()
+    while True:
+        number, target, joined = random.getrandbits(62), member.target, dict[bytes, Line]()
+
+        async def answered(
+            line: Line, answer: Joined, _body: bytes, number: int = number, joined: dict[bytes, Line] = joined
+        ) -> None:
+            if answer.session == number and line.peer is not None and on_joined is not None:
+                joined[line.peer] = line
+                await on_joined(member, number, joined)
+
+        member.handlers[Joined] = answered
+        lines = [line for line in member.open_lines() if line.peer is not None]
+        peers = tuple(line.peer for line in lines)
+        for line in lines:
+            await line.send(Invite(number, target.fingerprint, target.run_id, member.version, "fp32", peers))
+        await trio.sleep(pause_s)
 
 
 @attack("group: answers no invitation", mixing="group")
@@ -112,31 +124,16 @@ async def group_abort(foe: Foe) -> None:
     await trio.sleep_forever()
 
 
-async def invite_for_ever(foe: Foe, begins: bool, pause_s: float) -> None:
-    member = await foe.member()
-    while True:
-        await invite_all(member, begins)
-        await trio.sleep(pause_s)
-
-
 @attack("group: invites all members all the time, and begins no group", mixing="group")
 async def group_invite(foe: Foe) -> None:
-    await invite_for_ever(foe, False, 0.05)
+    await invite_all_the_time(foe, 0.05)
 
 
 @attack("group: invites all members all the time, begins, and sends no slice", mixing="group")
 async def group_begin(foe: Foe) -> None:
-    await invite_for_ever(foe, True, 0.05)
+    await invite_all_the_time(foe, 0.05, begin_group)
 
 
 @attack("group: invites all members all the time, and takes each invitation back once they have joined", mixing="group")
 async def group_withdraw(foe: Foe) -> None:
-    member = await foe.member()
-
-    async def joined(line: Line, answer: Joined, _body: bytes) -> None:
-        await line.send(Abort(answer.session, "late"))
-
-    while True:
-        await invite_all(member, False)
-        member.handlers[Joined] = joined
-        await trio.sleep(0.02)
+    await invite_all_the_time(foe, 0.02, take_back)

@@ -33,10 +33,8 @@ class GroupAverage:
 
     __slots__ = (
         "codec", "config", "difference", "difference_sq", "excluded_places", "is_averaging", "is_released",
-        "is_reported",
-        "late_means", "late_values", "members", "missing_means", "missing_values", "ours", "place", "row_memory",
-        "rows", "session", "slice_mean",
-        "slice_squares", "slices", "vectors",
+        "is_reported", "late_means", "late_values", "members", "missing_means", "missing_values", "ours", "place",
+        "row_memory", "rows", "session", "slice_mean", "slice_squares", "slices", "vectors",
     )  # fmt: skip
 
     def __init__(self, effect: Gather, snapshot: Vector, codec: Codec, config: Config, vectors: Vectors) -> None:
@@ -103,14 +101,19 @@ class GroupAverage:
             del self.missing_values[place]
 
     # -- late members --------------------------------------------------------------------------------------------
-    def leave_out(self, places: Collection[int], means: bool) -> None:
-        """Go on without the values of these members, and with ``means`` without their means, if they are missing."""
-        for place in places:
+    def leave_out(self, peers: Collection[PeerId] | None, means: bool) -> None:
+        """Continue without the missing values of these members, and with ``means`` without their missing means.
+
+        ``peers`` is None for all members.
+        """
+        for place, peer in enumerate(self.members):
+            if peers is not None and peer not in peers:
+                continue
             if place in self.missing_values:
                 self.late_values[place] = self.missing_values.pop(place)
             if means and place in self.missing_means:
                 receiver = self.late_means[place] = self.missing_means.pop(place)
-                if isinstance(receiver, DifferenceReceiver):  # What comes from now on must not get into the result.
+                if isinstance(receiver, DifferenceReceiver):  # Later chunks must not get into the result.
                     receiver.out = np.empty_like(receiver.out)
 
     @property
@@ -164,9 +167,14 @@ class GroupAverage:
     def subtract(self, mean: Floats, ours: Floats, where: slice) -> tuple[float, float]:
         """Put the difference of a slice's mean from ours into the result, and the means of statistics themselves."""
         assert self.difference is not None
-        out, head = self.difference.array[where], min(max(self.codec.tail - where.start, 0), mean.size)
+        out, head = self.difference.array[where], self.weights_in(where)
         out[head:] = mean[head:]
         return subtract(mean[:head], ours[:head], out[:head])
+
+    def weights_in(self, where: slice) -> int:
+        """Return the number of weights at the beginning of a slice; the rest are statistics."""
+        weights: int = min(max(self.codec.tail - where.start, 0), where.stop - where.start)
+        return weights
 
     @property
     def is_complete(self) -> bool:
@@ -205,9 +213,8 @@ class GroupAverage:
             self.difference.array[:] = filled.array
         for place in places:
             where = self.slices[place]
-            out, ours = self.difference.array[where], self.ours[where]
-            head = min(max(self.codec.tail - where.start, 0), out.size)
-            out[:head], out[head:] = 0.0, ours[head:]  # Statistics are values, not differences.
+            out, head = self.difference.array[where], self.weights_in(where)
+            out[:head], out[head:] = 0.0, self.ours[where][head:]  # Statistics are values, not differences.
 
     # -- results -------------------------------------------------------------------------------------------------
     def take_difference(self) -> Vector | None:

@@ -279,10 +279,7 @@ class Averager:
         """Let a group go on without some of its members."""
         group = self.groups.get(effect.session)
         if group is not None and not group.is_reported:
-            members = enumerate(group.members)
-            group.leave_out(
-                [place for place, peer in members if effect.peers is None or peer in effect.peers], effect.means
-            )
+            group.leave_out(effect.peers, effect.means)
 
     def report_gathered(self, group: GroupAverage) -> None:
         """Report the group's means once all are here."""

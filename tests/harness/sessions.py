@@ -203,9 +203,9 @@ class Sessions:
             self.reduce(number, session)
 
     def reduce(self, number: int, session: Session) -> None:
-        """With all values our mean is made, and goes to all; with all means the peer is told. Late members have none.
+        """Send our slice's mean to all once no value is awaited, and report the group once no mean is awaited.
 
-        Each mean is of a slice. Where one is missing, our value stays.
+        Late members are not awaited. Our value stays in the slice of a member without a mean.
         """
         members, late = session.gather.members, session.late
         if any(member not in session.values and ("values", member) not in late for member in members):

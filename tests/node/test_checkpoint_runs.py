@@ -20,6 +20,7 @@ from gossip.ids import MemberRecord, PeerId
 from gossip.wire.records import check, trusting
 from node import Node
 from node.loop import network_side
+from node.loop.held_run import HeldRun
 from node.model import checkpoint
 
 MOST = 2**53 - 1
@@ -253,3 +254,22 @@ def test_loaded_weights_have_the_mass_of_weights_of_which_nothing_was_pushed_awa
         boundary.mass = 0.125
         node.load(tmp_path / "run")
         assert boundary.mass == 1.0
+
+
+@pytest.mark.parametrize(("uncounted", "sharers", "samples"), [(0, 3, 1_000), (16, 1, 1_016), (16, 3, 1_048)])
+def test_a_checkpoint_counts_samples_since_the_last_report_for_every_member_of_the_run(uncounted, sharers, samples):
+    run = SimpleNamespace(
+        network=SimpleNamespace(
+            peer=SimpleNamespace(
+                view=SimpleNamespace(run_id=b"r", finished=False), local=SimpleNamespace(version=2.0)
+            ),
+            service=SimpleNamespace(identity=SimpleNamespace(id=b"i")),
+        ),
+        ranks=SimpleNamespace(uncounted_samples=uncounted),
+        view=SimpleNamespace(sharers=sharers, owners=()),
+        live=SimpleNamespace(state=SimpleNamespace(layout=SimpleNamespace(contents_fingerprint="f"))),
+        samplers=SimpleNamespace(state=dict),
+        swarm_samples=1_000, steps=10, samples=160,
+    )  # fmt: skip
+    state = HeldRun.state_dict(run)
+    assert (state["samples"], state["swarm_samples"]) == (160 + uncounted, samples)

@@ -174,7 +174,7 @@ def test_a_flipped_bit_costs_the_link_and_its_member_is_left_out():
 @pytest.mark.parametrize("statistics", [0, 700])
 @in_trio
 def test_what_a_late_member_still_sends_changes_nothing(codec, statistics):
-    """Of its mean a chunk is on its way when it is left out, into the result's own memory if the codec is raw."""
+    """A chunk of its mean is arriving when it is left out; with a raw codec it goes into the result's own memory."""
     group = Group(2, 4_000, codec)
     a, b = group.nodes
     for one in group.nodes:

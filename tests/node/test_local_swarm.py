@@ -10,6 +10,7 @@ import sys
 import textwrap
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -220,3 +221,30 @@ def test_a_row_still_being_written_is_left_for_later(tmp_path):
             log.write('one"}\n')
         assert [row["event"] for row in child.new_rows()] == ["alone"]
     assert child.address == "h:1"
+
+
+def swarm_of(looks, pause_s=0.0):
+    """A local swarm whose nodes end after so many looks at them."""
+
+    def watch(every_s):
+        for _ in range(looks):
+            time.sleep(pause_s)
+            yield
+
+    return SimpleNamespace(watch=watch)
+
+
+@pytest.mark.parametrize(
+    ("looks", "true_at", "met"), [(5, None, True), (5, 3, True), (5, 6, True), (5, 99, False)],
+    ids=["the end", "a condition", "one that the end meets", "one that nothing meets"],
+)  # fmt: skip
+def test_a_wait_for_a_local_swarm_says_whether_its_condition_was_met(looks, true_at, met):
+    calls = []
+    until = None if true_at is None else lambda: calls.append(0) or len(calls) >= true_at
+    assert LocalSwarm.wait(swarm_of(looks), until) is met
+
+
+def test_a_wait_for_a_local_swarm_ends_with_its_time():
+    began = time.monotonic()
+    assert LocalSwarm.wait(swarm_of(1_000, 0.01), lambda: False, timeout_s=0.05) is False
+    assert time.monotonic() - began < 5.0

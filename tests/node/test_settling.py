@@ -101,7 +101,7 @@ def test_weights_of_every_type_are_the_same_to_the_bit(count, dtype, train, unti
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
 def test_numbers_that_round_to_zero_get_one_sign(dtype, train, until):
-    """As float32, -1e-50 is the negative zero and 1e-50 the positive one."""
+    """The float32 of -1e-50 is the negative zero, that of 1e-50 the positive one."""
     nodes = joined(train, until, 3, dtype)
     values = dict(zip(nodes, [1e-50, -1e-50, -0.0], strict=True))
 

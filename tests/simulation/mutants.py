@@ -198,7 +198,7 @@ def one_too_many(original: Any) -> Any:
 # -- groups ----------------------------------------------------------------------------------------------------------
 @mutant(Group, "finish_if_complete")
 def half_a_group(original: Callable[..., Any]) -> Callable[..., Any]:
-    """The inviter mixes without the last member that has committed, which is told to drop it."""
+    """All members have committed, and the inviter tells the first of them to drop the group."""
 
     def finish_if_complete(self: Any, now: float) -> list[Effect]:
         if self.state is not State.VERIFIED or len(self.committed_members) < len(self.members) - 1:

@@ -1,4 +1,4 @@
-"""Where nodes with unlike data settle by adaptive steps, with their weights mixed alone and with their moments.
+"""The fixed points of adaptive steps on unlike data, with mixed weights alone and with mixed moments.
 
 Two nodes minimise ``(w - c_i)^2 / 2`` with ``c`` of 1 and -1, so that the sum has its minimum at 0. Their weights are
 averaged after each step, which no exchange of weights can surpass. All elements are copies of one number.
@@ -65,6 +65,7 @@ def balance(w, steps):
 
 
 def root(steps):
+    """Return the weight at which :func:`balance` is 0, by bisection."""
     low, high = -1.0, 1.0
     for _ in range(60):
         middle = (low + high) / 2
@@ -74,15 +75,14 @@ def root(steps):
 
 def test_with_own_second_moments_adam_settles_off_the_minimum_however_often_weights_are_mixed():
     expected = root(math.inf)
-    assert expected == pytest.approx(
-        (NOISES[1] - NOISES[0]) / (NOISES[1] + NOISES[0]), abs=0.05
-    )  # Nearly all is noise.
+    of_noise_alone = (NOISES[1] - NOISES[0]) / (NOISES[1] + NOISES[0])
+    assert expected == pytest.approx(of_noise_alone, abs=0.05)
     assert settled(0) == pytest.approx(expected, abs=0.03)
 
 
 @pytest.mark.parametrize("period", [8, 32])
 def test_with_second_moments_mixed_once_in_32_steps_it_settles_beside_the_minimum(period):
-    """What is left is a quarter of how far the logarithms of the two drift apart in half of a period."""
+    """The remaining offset is a quarter of the distance that both logarithms drift apart in half of a period."""
     mean = sum(noise**2 for noise in NOISES) / 2
     left = (1 - BETA) * (period - 1) / 2 * (NOISES[1] ** 2 - NOISES[0] ** 2) / mean / 4
     assert root(period) == pytest.approx(left, rel=0.15)

@@ -1,4 +1,4 @@
-"""A group that forms: its inviter collects those who join, until it begins with them.
+"""A group that forms: its inviter collects the peers that join, until the group begins with them.
 
 The inviter is the group's initiator. It begins once all have answered, or once a wait is over (:func:`patience_s`).
 """
@@ -21,12 +21,12 @@ from gossip.exchange.transitions import State
 from gossip.ids import UNSTATED, Claim, PeerId
 from gossip.wire.messages import Abort, Begin, Busy, Joined
 
-__all__ = ["INVITED_PATIENCE", "Forming", "patience_s"]
+__all__ = ["Forming", "patience_s"]
 
-# A wait ends after the time within which nearly all end, times PATIENCE for members that are slower, and not before
-# MIN_PATIENCE_S, for which a scheduler may stop any process.
+# A wait ends after PATIENCE times the limit within which nearly all such waits end, since members differ in speed. It
+# lasts at least MIN_PATIENCE_S, for which a scheduler may stop any process.
 PATIENCE, MIN_PATIENCE_S = 2.0, 0.1
-INVITED_PATIENCE = 3  # An invited member waits so many times as long for the inviter, which waits for others itself.
+INVITED_PATIENCE = 3  # An invited member waits this many times as long, because its inviter waits for others too.
 PREPARING, OFFERED, DROPPED = State.PREPARING, State.OFFERED, State.DROPPED
 
 

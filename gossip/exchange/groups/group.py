@@ -5,11 +5,10 @@ vector. It receives this slice from every other member (reduce-scatter), and sen
 A member so sends and receives about two vectors, however large the group. The *inviter* is the member whose mix is due:
 it invites the others and decides the outcome.
 
-Nobody waits long for a member. Each wait of a group ends after some four times as long as it usually takes
-(:func:`patience_s`): the inviter begins with those who have joined, the means do without the values that are missing,
-weights stay as they are where a mean is missing, and the inviter settles with those who have committed. A member that
-others waited for in vain is charged with it. So a member that stops at any step costs a few short waits, after which
-it is asked for nothing for a while.
+No wait for a member is long: each ends after some four times its usual duration (:func:`patience_s`). The inviter then
+begins with the peers that have joined, means are computed without the values that are missing, weights stay as they are
+where a mean is missing, and the inviter settles with the members that have committed. A late member is charged with the
+wait. A member that stops at any step therefore costs a few short waits, after which it is not asked for a while.
 
     inviter:  PREPARING --snapshotted--> OFFERED --joined by all--> STREAMING --gathered--> VERIFIED --commit--> DONE
                                           |   ^
@@ -48,8 +47,8 @@ __all__ = ["MAX_DOUBTS", "Group"]
 
 # Groups in doubt (:mod:`gossip.exchange.session`) at once: the one that a network cut left, and the next.
 MAX_DOUBTS = 2
-# Waits of the streams' length for the COMMITs: others may wait twice for what a member does not send. The outcome comes
-# one wait later.
+# The inviter waits for COMMITs as long as for three streams, since another member may wait twice for a late one. The
+# others wait for the outcome one such wait longer.
 COMMIT_PATIENCE = 3
 MAX_WITHDRAWALS = 8  # Invitations that one peer takes back between two groups that it finishes.
 DIAL_S = 1.0  # Further seconds for members that are dialled first: four round trips on a long line.
@@ -180,21 +179,22 @@ class Group(Forming):
 
     # -- members that are late or gone ---------------------------------------------------------------------------
     def note_absence(self, peer: PeerId, now: float) -> None:
-        """Go on without a member, and charge it with that, once.
+        """Continue without a late member, and charge it once.
 
-        It is not asked for a while, but may invite: a member that is slow goes on by its own groups. An inviter that
-        does not stream is excused once, and declined from then on.
+        The member is not asked for a while, but may still invite, so that a slow member takes part by its own groups.
+        An inviter that does not stream is declined from the second time on.
         """
-        if peer in self.absent:
-            return
-        self.absent.add(peer)
-        exchanges = self.exchanges
-        is_excused = peer != self.inviter or exchanges.excuse_once(peer)
-        exchanges.partners.note_failure(peer, now, silent=is_excused)
-        exchanges.misbehaviour.note(peer, "wasted", now)
+        if peer not in self.absent:
+            self.absent.add(peer)
+            self.charge(peer, now, silent=peer != self.inviter or self.exchanges.excuse_once(peer))
+
+    def charge(self, peer: PeerId, now: float, silent: bool = False) -> None:
+        """Charge a member whose part the group waited for in vain; ``silent`` is as for ``note_failure``."""
+        self.exchanges.partners.note_failure(peer, now, silent)
+        self.exchanges.misbehaviour.note(peer, "wasted", now)
 
     def leave_out(self, peer: PeerId, now: float) -> list[Effect]:
-        """Go on without a member that cannot take part any more, in STREAMING or VERIFIED."""
+        """Continue without a member that cannot take part any more, in STREAMING or VERIFIED."""
         self.absent.add(peer)
         if len(self.absent) == len(self.members) - 1:
             return self.on_failed("broken", now)
@@ -203,7 +203,7 @@ class Group(Forming):
         return self.finish_if_complete(now)
 
     def hurry(self, now: float) -> list[Effect]:
-        """Go on without values that are missing in STREAMING; at the second call without means; at the third fail."""
+        """Handle a wait in STREAMING that has ended: leave out missing values, then missing means, and at last fail."""
         self.hurries += 1
         if self.hurries > 2:
             return self.on_failed("deadline", now)
@@ -240,10 +240,10 @@ class Group(Forming):
         return self.finish(now) if settled.committed else self.fail("aborted")
 
     def on_abort(self, sender: PeerId, code: str, now: float) -> list[Effect]:
-        """Handle Abort: the inviter goes on without the sender, else the group fails.
+        """Handle Abort: the inviter continues without the sender; for an invited member the group fails.
 
-        Once the group has begun, the sender is charged unless our own values were refused, or it is excused. Before, an
-        inviter withdraws whenever invitations cross, and is charged if that happens again and again.
+        After the group's beginning the sender is charged, unless it refuses our values or gives its first innocent
+        reason. Before it, an inviter withdraws whenever invitations cross, and is charged only if that repeats.
         """
         if self.is_initiator and self.state is OFFERED:
             return self.on_busy(sender, now)
@@ -255,8 +255,7 @@ class Group(Forming):
             is_innocent = code in INNOCENT_REASONS and exchanges.excuse_once(sender)
             is_charged = code not in REFUSALS and not is_innocent
         if is_charged:
-            exchanges.partners.note_failure(sender, now)
-            exchanges.misbehaviour.note(sender, "wasted", now)
+            self.charge(sender, now)
         return self.leave_out(sender, now) if self.is_initiator else self.fail(code)
 
     def on_failed(self, code: str, now: float) -> list[Effect]:
@@ -317,13 +316,11 @@ class Group(Forming):
         if self.state is OFFERED and self.is_initiator:
             for peer in self.pending_peers:
                 exchanges.count_failure("unanswered")
-                exchanges.partners.note_failure(peer, now, silent=True)
-                exchanges.misbehaviour.note(peer, "wasted", now)
+                self.charge(peer, now, silent=True)
             return self.begin_group(now)
         if self.state in (PREPARING, OFFERED):
             if self.state is OFFERED:  # No Begin came.
-                exchanges.partners.note_failure(self.inviter, now, silent=exchanges.excuse_once(self.inviter))
-                exchanges.misbehaviour.note(self.inviter, "wasted", now)
+                self.charge(self.inviter, now, silent=exchanges.excuse_once(self.inviter))
             return self.withdraw()
         if self.state is STREAMING:
             return self.hurry(now)
@@ -350,8 +347,7 @@ class Group(Forming):
 
     def on_crowded(self, now: float) -> list[Effect]:
         """Handle too many groups in doubt, of which this IN_DOUBT one is the oldest: fail, and charge the inviter."""
-        self.exchanges.partners.note_failure(self.inviter, now)
-        self.exchanges.misbehaviour.note(self.inviter, "wasted", now)
+        self.charge(self.inviter, now)
         return self.fail("doubt")
 
     def on_replaced(self) -> list[Effect]:

@@ -32,6 +32,20 @@ class Uploading:
     portions: int  # The number of portions that it covers.
 
 
+@dataclass(frozen=True, slots=True)
+class UploadMemory:
+    """The memory that a change takes on its device.
+
+    Attributes:
+        buffers: The buffers that values are uploaded to, one or two.
+        scratch: At most one tensor, as large as what the change allocates. It is released right before the change:
+            nothing else takes this memory until then, and the allocator has it for the change afterwards.
+    """
+
+    buffers: list[Tensor]
+    scratch: list[Tensor]
+
+
 class Uploads:
     """Copies from host vectors to the devices of one model, on streams of their own.
 
@@ -90,7 +104,7 @@ class Uploads:
             memory, fitting = self.allocate_buffers(device, full_portions, uploaded, scratch)
         except torch.OutOfMemoryError:
             return partial(self.change_on_host, live, host, change)
-        return partial(self.queue_change, device, fitting, host, change, ahead, *memory)
+        return partial(self.queue_change, device, fitting, host, change, ahead, memory)
 
     def prepare_relay(
         self, device: torch.device, live: Sequence[Tensor], host: Tensor | None, change: Change, relay: Relay,
@@ -120,11 +134,11 @@ class Uploads:
             memory = allocated(device, stream, sizes, count, max(sizes, default=0) if scratch else 0)
         except torch.OutOfMemoryError:
             return None
-        return partial(self.queue_change, device, all_portions, host, change, None, *memory, relay), sizes
+        return partial(self.queue_change, device, all_portions, host, change, None, memory, relay), sizes
 
     def queue_change(
         self, device: torch.device, all_portions: list[list[Tensor]], host: Tensor | None, change: Change,
-        ahead: Uploading | None, buffers: list[Tensor], scratch: list[Tensor], relay: Relay | None = None,
+        ahead: Uploading | None, memory: UploadMemory, relay: Relay | None = None,
     ) -> list[torch.cuda.Event]:  # fmt: skip
         """Queue the change of each portion, behind the copy of its values. This is the work that `prepare` returns.
 
@@ -132,7 +146,8 @@ class Uploads:
         relay the values are sent once they are on the device, or received there if there is no ``host``.
         """
         current, copy_stream = torch.cuda.current_stream(device), self.streams.of(device, "up")
-        scratch.clear()
+        buffers = memory.buffers
+        memory.scratch.clear()
         start, uploaded, events = 0, 0, list[torch.cuda.Event]()
         if ahead is not None:
             current.wait_event(ahead.event)
@@ -183,7 +198,8 @@ class Uploads:
         """
         copy_stream = self.streams.of(device, "up")
         with memory_errors():
-            [flat], scratch = allocated(device, copy_stream, [host.numel()], 1, 2 * host.numel())
+            memory = allocated(device, copy_stream, [host.numel()], 1, 2 * host.numel())
+        [flat] = memory.buffers
 
         def work() -> list[torch.cuda.Event]:
             current = torch.cuda.current_stream(device)
@@ -191,7 +207,7 @@ class Uploads:
                 flat.copy_(host, non_blocking=True)
             arrived = copy_stream.record_event()
             current.wait_event(arrived)
-            scratch.clear()
+            memory.scratch.clear()
             change([], flat)
             flat.record_stream(current)
             return [arrived]
@@ -200,7 +216,7 @@ class Uploads:
 
     def allocate_buffers(
         self, device: torch.device, all_portions: list[list[Tensor]], uploaded: int, scratch: bool
-    ) -> tuple[tuple[list[Tensor], list[Tensor]], list[list[Tensor]]]:
+    ) -> tuple[UploadMemory, list[list[Tensor]]]:
         """Allocate the buffers for the portions that are not uploaded yet, and the memory that the changes take.
 
         Returns:
@@ -221,16 +237,12 @@ class Uploads:
 
 def allocated(
     device: torch.device, stream: torch.cuda.Stream, sizes: Sequence[int], count: int, scratch_elements: int
-) -> tuple[list[Tensor], list[Tensor]]:
-    """Return at most ``count`` buffers for portions of these sizes, to which ``stream`` writes first, and scratch.
-
-    The scratch has ``scratch_elements`` elements. Who makes the changes, which allocate as much, lets it go right
-    before them: until then nothing else takes this memory, and afterwards the allocator has it for them.
-    """
+) -> UploadMemory:
+    """Return at most ``count`` buffers for portions of these sizes, to which ``stream`` writes first, and scratch."""
     scratch = [torch.empty(scratch_elements, dtype=torch.float32, device=device)] if scratch_elements else []
     with torch.cuda.stream(stream):
         buffers = [torch.empty(max(sizes), dtype=torch.float32, device=device) for _ in range(min(len(sizes), count))]
-    return buffers, scratch
+    return UploadMemory(buffers, scratch)
 
 
 def portions(live: Sequence[Tensor], max_elements: int) -> Iterator[list[Tensor]]:

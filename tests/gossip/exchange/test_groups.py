@@ -2,98 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from dataclasses import replace
-
 import pytest
 
-from gossip.config import Config
 from gossip.effects import Dial, Gather, LeaveOut, MemberState, Mix, Release, Send, Snapshot
-from gossip.exchange import reservation
-from gossip.exchange.groups.group import MAX_DOUBTS, MAX_WITHDRAWALS
-from gossip.exchange.session import MAX_GAP_ROUNDS, Local, State
+from gossip.exchange.groups.group import MAX_DOUBTS
+from gossip.exchange.session import MAX_GAP_ROUNDS, State
 from gossip.ids import Address, Claim, PeerId
-from gossip.wire.messages import Abort, Begin, Busy, Commit, Invite, Joined, Outcome, Refuse, Settled
-from tests.gossip.exchange.sides import PlayedExchanges
-
-A, B, C, D = (PeerId(bytes([n]) * 16) for n in (1, 2, 3, 4))
-
-
-class Mates:
-    """Whoever is asked for, all within reach."""
-
-    def __init__(self, *group: PeerId, spare: tuple[PeerId, ...] = (), hidden: tuple[PeerId, ...] = ()) -> None:
-        self.mixes, self.mates, self.spare, self.hidden = 0, list(group), list(spare), hidden
-        self.benched: list[PeerId] = []
-        self.shunned: list[PeerId] = []  # Those of them whose invitations are declined too.
-        self.unlinked: set[PeerId] = set()
-        self.others = False
-
-    def group(self, now: float) -> list[PeerId]:
-        return self.mates
-
-    def choose(self, asked: set[PeerId], now: float) -> PeerId | None:
-        return next((peer for peer in self.spare if peer not in asked), None)
-
-    def note_failure(self, partner: PeerId, now: float, silent: bool = False) -> None:
-        self.benched.append(partner)
-        if not silent:
-            self.shunned.append(partner)
-
-    def is_declined(self, sender: PeerId, now: float, forgives: bool = True) -> bool:
-        return False
-
-    def has_others(self, peers: Collection[PeerId]) -> bool:
-        return self.others
-
-    def note_mix(self, partner: PeerId, now: float) -> None:
-        """Who had invited."""
-
-    def address(self, peer: PeerId) -> Address | None:
-        return None if peer in self.hidden else Address("10.0.0.1", 7700 + peer[0])
-
-    def is_linked(self, peer: PeerId) -> bool:
-        return peer not in self.unlinked
-
-
-def groups(me: PeerId, mates: Mates, **changes: object) -> PlayedExchanges:
-    local = Local("f", 1000, 1000, run_id=b"g" * 16, version=2.0, ready=True, boundary_at=0.0)
-    return PlayedExchanges(
-        me, local, Config(**{"mixing": "group", **changes}), iter(range(1, 99)).__next__, mates, reservation
-    )
-
-
-def invite(session: int, *members: PeerId, **changes: object) -> Invite:
-    return replace(Invite(session, "f", b"g" * 16, 4.0, "fp32", members), **changes)
-
-
-def invited(me: PeerId = B, inviter: PeerId = A, **changes: object) -> PlayedExchanges:
-    """One that joined, and knows who takes part."""
-    one = groups(me, Mates(), **changes)
-    assert one.on_invite(inviter, invite(7, B, C), 0.0) == [Snapshot(7)]
-    assert one.on_snapshotted(7, 0.1) == [Send(inviter, Joined(7, 2.0, "fp32"))]
-    return one
-
-
-def verified() -> PlayedExchanges:
-    one = invited()
-    assert isinstance(one.on_begin(A, Begin(7, (A, B, C), 3.0, "fp32"), 0.2)[-1], Gather)
-    assert one.on_gathered(7, 1.0, 1.0, {}, [], 0.3) == [Send(A, Commit(7))]
-    return one
-
-
-def inviting(state: State = State.STREAMING, **changes: object) -> PlayedExchanges:
-    """A's own group with B and C."""
-    one = groups(A, Mates(B, C), **changes)
-    one.begin_mix(0.0)
-    one.on_snapshotted(1, 0.1)
-    if state is not State.OFFERED:
-        one.on_joined(B, Joined(1, 4.0, "fp32"), 0.2)
-        one.on_joined(C, Joined(1, 6.0, "fp32"), 0.2)
-    if state is State.VERIFIED:
-        one.on_gathered(1, 1.0, 1.0, {}, [], 0.3)
-    assert one.table[1].state is state
-    return one
+from gossip.wire.messages import Abort, Begin, Busy, Joined, Outcome, Refuse, Settled
+from tests.gossip.exchange.mates import A, B, C, D, Mates, groups, invite, invited, inviting, verified
 
 
 def test_the_inviter_begins_when_all_have_answered_with_the_mean_of_their_versions() -> None:
@@ -222,43 +138,6 @@ def test_an_inviter_gives_way_while_it_prepares_and_then_to_a_smaller_id_that_it
     assert offered.failures == 0
 
 
-def test_the_inviter_goes_on_without_a_member_that_aborts() -> None:
-    forming = inviting(State.OFFERED)
-    assert forming.on_abort(C, 1, "checksum", 0.5) == []
-    assert forming.on_joined(B, Joined(1, 2.0, "fp32"), 0.5)[0] == Send(B, Begin(1, (A, B), 2.0, "fp32"))
-    assert forming.partners.benched == []
-    streaming = inviting()
-    assert streaming.on_abort(C, 1, "checksum", 0.5) == [LeaveOut(1, (C,), means=True)]
-    verified = inviting(State.VERIFIED)
-    verified.on_commit(B, 1, 0.4)
-    assert verified.on_abort(C, 1, "checksum", 0.5)[-2:] == [Mix(1, 1.0), Release(1)]
-    assert streaming.partners.shunned == verified.partners.shunned == [C]
-
-
-@pytest.mark.parametrize("code", ["replaced", "late"])
-def test_an_innocent_reason_of_an_abort_excuses_a_member_once(code: str) -> None:
-    one = inviting()
-    one.on_abort(C, 1, code, 0.5)
-    assert one.partners.benched == []
-    one.table[1].state = State.STREAMING
-    one.on_abort(C, 1, code, 0.6)
-    assert one.partners.shunned == [C]
-
-
-def test_a_member_that_refuses_our_values_is_not_charged() -> None:
-    one = inviting()
-    one.on_abort(C, 1, "norm", 0.5)
-    assert one.partners.benched == []
-
-
-def test_a_group_that_all_others_leave_fails() -> None:
-    one = inviting()
-    assert one.on_abort(C, 1, "checksum", 0.5) == [LeaveOut(1, (C,), means=True)]
-    assert one.on_abort(B, 1, "checksum", 0.6)[-1] == Release(1)
-    assert (one.table, one.failures) == ({}, 1)
-    assert one.on_outcome(B, 1, 0.7) == [Send(B, Settled(1, False))]
-
-
 def test_who_has_committed_may_go() -> None:
     one = inviting(State.VERIFIED)
     one.on_commit(B, 1, 0.4)
@@ -266,92 +145,6 @@ def test_who_has_committed_may_go() -> None:
     assert one.on_abort(B, 1, "late", 0.5) == []
     assert one.on_commit(C, 1, 0.6)[-2:] == [Mix(1, 1.0), Release(1)]
     assert one.on_outcome(B, 1, 0.7) == [Send(B, Settled(1, True))]
-
-
-def test_the_inviter_settles_without_members_that_do_not_commit() -> None:
-    unlinked = inviting(State.VERIFIED)
-    assert unlinked.on_unlinked(B, 0.5) == []
-    assert unlinked.on_commit(C, 1, 0.6)[-2:] == [Mix(1, 1.0), Release(1)]
-    late = inviting(State.VERIFIED)
-    late.on_commit(C, 1, 0.4)
-    assert late.tick(late.deadline)[-2:] == [Mix(1, 1.0), Release(1)]
-    assert late.on_outcome(B, 1, 99.0) == [Send(B, Settled(1, True))]  # It may mix as well.
-    alone = inviting(State.VERIFIED)
-    assert alone.tick(alone.deadline)[-1] == Release(1)
-    assert (alone.done_count, alone.failures_by_reason) == (0, {"deadline": 1})
-    assert unlinked.partners.benched == late.partners.benched == [B]
-    assert alone.partners.benched == [B, C]
-
-
-def learned(one: PlayedExchanges, seconds: float = 0.1) -> PlayedExchanges:
-    """Let it have seen so many waits that it knows how long they take."""
-    for waits in (one.answer_waits, one.stream_waits):
-        for peer in (B, C, D, A):
-            waits.add(peer, seconds)
-    return one
-
-
-def test_no_step_of_a_group_waits_for_more_than_four_times_its_usual_time() -> None:
-    one = learned(groups(A, Mates(B, C)))
-    one.begin_mix(0.0)
-    one.on_snapshotted(1, 0.0)
-    one.on_joined(B, Joined(1, 4.0, "fp32"), 0.2)
-    assert one.deadline == pytest.approx(0.4)
-    assert one.tick(0.4)[:2] == [Send(C, Abort(1, "late")), Send(B, Begin(1, (A, B), 3.0, "fp32"))]
-    assert one.deadline == pytest.approx(0.8)
-    assert one.tick(0.8) == [LeaveOut(1, None, means=False)]
-    assert one.deadline == pytest.approx(1.2)
-    assert one.tick(one.deadline) == [LeaveOut(1, None, means=True)]
-    assert one.deadline == pytest.approx(1.6)
-    assert one.tick(one.deadline) == [Send(B, Abort(1, "deadline")), Release(1)]
-
-
-def test_an_invited_member_waits_for_begin_and_for_the_outcome_no_longer() -> None:
-    one = learned(groups(B, Mates()))
-    one.on_invite(A, invite(7, B, C), 0.0)
-    one.on_snapshotted(7, 0.0)
-    assert one.tick(one.deadline) == [Send(A, Abort(7, "late")), Release(7)]
-    assert (one.partners.benched, one.partners.shunned) == ([A], [])  # It is excused once.
-    again = learned(verified())
-    again.table[7].stream_patience_s = 0.4
-    again.table[7].state = State.STREAMING
-    again.on_gathered(7, 1.0, 1.0, {}, [], 1.0)
-    assert again.deadline == pytest.approx(2.6)
-    assert again.tick(again.deadline) == [Send(A, Outcome(7))]
-
-
-def test_waits_of_groups_that_somebody_was_late_for_are_not_learned_from() -> None:
-    one = inviting()
-    one.on_commit(B, 1, 8.0)
-    one.on_gathered(1, 1.0, 1.0, {}, [C], 9.0)
-    assert one.done_count == 1
-    assert [*one.stream_waits.waits_s] == []
-    assert [*one.answer_waits.waits_s] == [B]
-
-
-def test_absent_members_are_charged_once_and_an_inviter_is_excused_once() -> None:
-    one = inviting()
-    one.on_gathered(1, 1.0, 1.0, {}, [C], 0.3)
-    one.on_commit(B, 1, 0.4)
-    assert (one.partners.benched, one.partners.shunned, one.mixed_partners) == ([C], [], [B])
-    member = groups(B, Mates())
-    for session in (7, 8):
-        member.local.steps = 1_000 * session  # Intervals apart.
-        member.on_invite(A, invite(session, B, C), 0.0)
-        member.on_snapshotted(session, 0.1)
-        member.on_begin(A, Begin(session, (A, B, C), 3.0, "fp32"), 0.2)
-        member.on_gathered(session, 1.0, 1.0, {}, [A], 0.3)
-        member.on_settled(A, Settled(session, True), 0.4)
-    assert (member.partners.benched, member.partners.shunned) == ([A, A], [A])
-
-
-def test_an_inviter_that_takes_back_one_invitation_after_another_is_declined() -> None:
-    one = groups(B, Mates())
-    for number in range(MAX_WITHDRAWALS + 1):
-        assert one.partners.shunned == []
-        assert one.on_invite(A, invite(7 + number, B, C), 0.0) == [Snapshot(7 + number)]
-        one.on_abort(A, 7 + number, "late", 0.0)
-    assert one.partners.shunned == [A]
 
 
 @pytest.mark.parametrize("doubts", [False, True], ids=["before it asks", "in doubt"])
@@ -411,18 +204,6 @@ def test_in_doubt_about_one_group_the_next_may_begin() -> None:
     one.partners.mates = [C]
     assert one.begin_mix(1.1) == [Snapshot(1)]
     assert one.on_invite(C, invite(9, B), 1.2) == [Release(1), Snapshot(9)]
-
-
-@pytest.mark.parametrize("code", ["norm", "not-finite"])
-def test_members_whose_means_were_refused_are_benched_and_the_group_goes_on(code: str) -> None:
-    one = invited()
-    one.on_begin(A, Begin(7, (A, B, C), 3.0, "fp32"), 0.2)
-    assert one.on_gathered(7, 1.0, 1.0, {C: code}, [], 0.3) == [Send(A, Commit(7))]
-    assert one.on_settled(A, Settled(7, True), 0.4)[0] == Mix(7, 1.0)
-    assert one.mixed_partners == [A]
-    assert one.refusals.counts == {(C, code): 1}
-    assert one.partners.shunned == [C]
-    assert ((C, "refused") in one.misbehaviour.levels) == (code == "not-finite")
 
 
 @pytest.mark.parametrize(("members", "others", "plain"), [((A, B), True, True), ((A, B), False, False)])

@@ -1,4 +1,4 @@
-"""Group means in a swarm: those who have committed mix or none does, whatever is lost and whoever dies."""
+"""Group means in a swarm: all members that have committed mix or none does, with messages lost and members killed."""
 
 from __future__ import annotations
 
