@@ -15,6 +15,7 @@ MIN_SHARE = 0.5  # The share of a difference below which it was cut short. Hones
 # The smallest such difference, relative to our vector: coarse codecs round weights that hardly move by as much.
 MIN_DISTANCE = 0.05
 BY_CHANCE = 5  # Setbacks beyond that share that say nothing: a young node knows no usual distance yet.
+LASTING_S = 5.0  # How long there must be more than that. A node that comes to a fast swarm catches up within seconds.
 
 
 def is_cut_short(share: float, difference_sq: float, own_sq: float) -> bool:
@@ -29,6 +30,7 @@ class Setbacks:
         # The time and the partner of each, and whether it was a setback.
         self.exchanges: deque[tuple[float, PeerId, bool]] = deque(maxlen=MAX_EXCHANGES)
         self.is_told = False  # The user has been told, and it has not become better since.
+        self.too_many_since: float | None = None  # The time since when there have been too many setbacks.
 
     def note(self, partner: PeerId, is_setback: bool, now: float) -> bool:
         """Note an exchange, and return True if the user is to be told now.
@@ -45,7 +47,12 @@ class Setbacks:
         far_partners = {partner for _, partner, is_setback in exchanges if is_setback}
         is_ours = 2 * len(far_partners) > len(partners)
         excess = self.count - MAX_SHARE * len(exchanges)
-        must_tell = is_ours and excess > BY_CHANCE and not self.is_told
+        if not (is_ours and excess > BY_CHANCE):
+            self.too_many_since = None
+        elif self.too_many_since is None:
+            self.too_many_since = now
+        lasts = self.too_many_since is not None and now - self.too_many_since >= LASTING_S
+        must_tell = lasts and not self.is_told
         self.is_told = is_ours and excess > 0 and (self.is_told or must_tell)
         return must_tell
 

@@ -8,7 +8,7 @@ import pytest
 
 from gossip.config import Config
 from gossip.effects import Notice
-from gossip.filters.setbacks import BY_CHANCE, WINDOW_S, Setbacks, is_cut_short
+from gossip.filters.setbacks import BY_CHANCE, LASTING_S, WINDOW_S, Setbacks, is_cut_short
 from tests.gossip.exchange.sides import B, C, D, E, Side
 from tests.gossip.test_misbehaviour import begun
 
@@ -30,14 +30,26 @@ def test_more_than_a_tenth_of_a_minutes_exchanges_is_told_once(share, times):
 
 
 def test_a_few_setbacks_of_a_young_node_say_nothing():
-    assert told(Setbacks(), 1.0, count=BY_CHANCE) == 0
+    assert told(Setbacks(), 1.0, count=BY_CHANCE, pause_s=5.0) == 0
+
+
+def test_a_node_that_catches_up_within_seconds_is_not_told():
+    """A late node begins far behind a fast swarm, and its first exchanges of each second are all cut short."""
+    setbacks = Setbacks()
+    assert told(setbacks, 1.0, count=45, pause_s=LASTING_S / 50) == 0
+    assert told(setbacks, 0.0, count=455, start=LASTING_S, pause_s=0.01) == 0
+    assert told(setbacks, 0.05, start=2 * LASTING_S) == 0
+
+
+def test_a_busy_node_of_hundreds_of_exchanges_a_second_is_told():
+    assert told(Setbacks(), 1.0, count=3_000, pause_s=0.002) == 1
 
 
 def test_what_is_over_for_a_minute_is_forgotten_and_told_again_if_it_comes_back():
     setbacks = Setbacks()
-    assert told(setbacks, 1.0, count=20) == 1
+    assert told(setbacks, 1.0, count=100) == 1
     assert told(setbacks, 0.0, count=20, start=2 * WINDOW_S) == 0
-    assert told(setbacks, 1.0, count=20, start=4 * WINDOW_S) == 1
+    assert told(setbacks, 1.0, count=100, start=4 * WINDOW_S) == 1
 
 
 def test_one_partner_of_four_that_is_far_away_is_its_own_affair():
@@ -48,21 +60,22 @@ def test_one_partner_of_four_that_is_far_away_is_its_own_affair():
 def test_a_node_that_is_cut_short_or_refused_by_most_others_tells_its_user_with_the_session_at_hand():
     side = Side(partners=(B,), config=Config(filter="clip", filter_limit=0.1))
     effects = []
-    for number in range(BY_CHANCE + 1):
+    last = BY_CHANCE + int(LASTING_S) + 1
+    for number in range(last):
         session = begun(side, number)
         effects += side.exchanges.on_streamed(session, 100.0, 1.0, number)
         side.exchanges.on_commit(B, session, number)
     [notice] = [effect for effect in effects if isinstance(effect, Notice)]
     assert notice.kind == "apart"
-    assert notice.session == BY_CHANCE + 1
-    assert "6 of the last 6 exchanges" in notice.sentence
+    assert notice.session == last
+    assert "11 of the last 11 exchanges" in notice.sentence
     assert "{tensor}" in notice.sentence
 
 
 def test_a_node_whose_vectors_others_refuse_is_told_too():
     side = Side()
     effects = [
-        effect for number in range(BY_CHANCE + 1)
+        effect for number in range(BY_CHANCE + int(LASTING_S) + 1)
         for effect in side.exchanges.on_abort(B, begun(side, number), "balance", number)
     ]  # fmt: skip
     assert [effect.kind for effect in effects if isinstance(effect, Notice)] == ["apart"]

@@ -36,7 +36,7 @@ def run(Node, seed):
     optimizer = torch.optim.AdamW(model.parameters(), 1e-2)
     loader = DataLoader(TensorDataset(x.transpose(2, 3), y), 32, shuffle=True)
     with Node(model, optimizer) as node:
-        for _ in node.epochs(30, loader):
+        for _ in node.epochs(45, loader):
             for images, labels in node.loader(loader):
                 loss = F.cross_entropy(model(images), labels)
                 optimizer.zero_grad()
