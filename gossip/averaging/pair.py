@@ -75,7 +75,16 @@ class PairAverage:
         assert receiver is not None
         self.difference_sq, self.own_sq = receiver.difference_sq, receiver.own_sq
         self.is_complete, self.sketch = receiver.is_complete, receiver.sketch
+        self.count_smallest_differences()
         self.refuse_spoiled_statistics()
+
+    def count_smallest_differences(self) -> None:
+        """Let the squared difference be 0 for equal vectors alone, since members that settle end on equal ones.
+
+        The square of a difference below some 1e-23 is no float32 any more.
+        """
+        if self.difference_sq == 0.0 and self.difference is not None and self.difference.array[: self.weights].any():
+            self.difference_sq = math.ulp(0.0)
 
     def refuse_spoiled_statistics(self) -> None:
         """Let the exchange be refused if a statistic of the partner is not finite."""
@@ -120,6 +129,7 @@ class PairAverage:
             self.difference_sq, self.own_sq = other.difference_sq, squares(self.decoded_ours[:head])
         else:
             self.difference_sq, self.own_sq = subtract(theirs[:head], self.decoded_ours[:head], out[:head])
+        self.count_smallest_differences()
         self.refuse_spoiled_statistics()
         if self.sketcher is not None:
             self.sketch = self.sketcher.sketch(out[:head])

@@ -30,10 +30,11 @@ def press_twice():
 
 @pytest.fixture(autouse=True)
 def handler():
-    """Let ^C raise KeyboardInterrupt, also where the tests run in a shell's background, which ignores it."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    """Let ^C raise KeyboardInterrupt in a shell's background, which ignores it, and let SIGHUP end under ``nohup``."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler), signal.signal(signal.SIGHUP, signal.SIG_DFL)
     yield
-    signal.signal(signal.SIGINT, before)
+    signal.signal(signal.SIGINT, before[0])
+    signal.signal(signal.SIGHUP, before[1])
 
 
 @pytest.fixture
