@@ -36,7 +36,7 @@ class Throttle:
         self.listener = socket.create_server(("127.0.0.1", 0))
         self.listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, BUFFER_BYTES)
         self.address = f"127.0.0.1:{self.listener.getsockname()[1]}"
-        self.open = [self.listener]
+        self.open, self.is_closed = [self.listener], False
         self.start(self.accept)
 
     def start(self, what, *arguments):
@@ -47,12 +47,14 @@ class Throttle:
             while True:
                 near, _ = self.listener.accept()
                 far = socket.socket()
+                self.open += near, far
+                if self.is_closed:  # while this connection was accepted
+                    self.close()
                 far.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, BUFFER_BYTES)
                 far.connect((self.target.host, self.target.port))
                 for sock in (near, far):
                     sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, BUFFER_BYTES)
                     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-                    self.open.append(sock)
                 self.start(self.forward, near, far)
                 self.start(self.forward, far, near)
 
@@ -69,6 +71,7 @@ class Throttle:
                 sock.shutdown(socket.SHUT_RDWR)
 
     def close(self):
+        self.is_closed = True
         for sock in self.open:
             sock.close()
 

@@ -10,19 +10,25 @@ from tests.zoo.registry import programs
 NODES = 3
 QUICK = ("metric_learning", "one_cycle", "weighted_sampler")
 LARGEST_DIFFERENCE = 1e-6  # The largest relative difference of a tensor between two nodes after settle.
+# Most metrics are accuracies on 360 images, so that chance alone takes two of one seed 0.03 apart once in twenty pairs.
+# The mean of so many seeds counts where the first one's difference is too large.
+SEEDS = 3
 
 
 def check(name, **faults):
     """Play a program as one process with the batches of all nodes, and as a swarm, and compare them."""
-    program = programs()[name]
-    joint = play(program, workers=NODES) if program.gains else play(program, share=NODES)
-    swarm = play(program, NODES, **faults)
-    assert swarm.accusations == []
-    expected = {*program.notices, *(["member", *program.late_notices] if faults else [])}
-    assert set(swarm.notices) <= expected, swarm.notices
-    assert swarm.difference < LARGEST_DIFFERENCE, swarm.tensor
-    assert program.loss(swarm.mean, joint.mean) < program.spread, f"{swarm.metrics}, synchronously {joint.mean}"
-    return swarm
+    program, losses = programs()[name], []
+    for seed in range(SEEDS):
+        swarm = play(program, NODES, seed=seed, **faults)
+        assert swarm.accusations == []
+        expected = {*program.notices, *(["member", *program.late_notices] if faults else [])}
+        assert set(swarm.notices) <= expected, swarm.notices
+        assert swarm.difference < LARGEST_DIFFERENCE, swarm.tensor
+        joint = play(program, seed=seed, **({"workers": NODES} if program.gains else {"share": NODES}))
+        losses.append(program.loss(swarm.mean, joint.mean))
+        if sum(losses) / len(losses) < program.spread:
+            return swarm
+    raise AssertionError(f"behind synchronous training by {losses}, for the first {SEEDS} seeds")
 
 
 @pytest.mark.parametrize("name", QUICK)
