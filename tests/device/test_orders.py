@@ -10,7 +10,7 @@ from node.model.device.guard import StepGuard
 from node.model.device.halves import HalfPart
 from node.model.device.uploads import Uploads
 from tests.device import cuda, tensors
-from tests.device.orders import wrong_values
+from tests.device.orders import Side, wrong_values
 
 ORDERS = 3
 
@@ -66,3 +66,19 @@ def test_without_the_guard_values_are_wrong(monkeypatch, dtype):
 
     monkeypatch.setattr(StepGuard, "order_after_copies", join)
     assert any(wrong_values(seed, dtype) for seed in range(ORDERS))
+
+
+def test_a_checkpoint_is_written_after_the_copies_in_progress(monkeypatch):
+    """Loading waits for the device in between, so that no order of the simulated device shows this."""
+    state = Side("cpu", torch.float32).state
+    before = {name: tensor.clone() for name, tensor in state.tensors().items()}
+    weights_then = []
+
+    def note(_guard):
+        weights_then.append({name: tensor.clone() for name, tensor in state.tensors().items()})
+
+    monkeypatch.setattr(StepGuard, "order_after_copies", note)
+    state.load({name: tensor + 100 for name, tensor in before.items()})
+    [then] = weights_then
+    assert all(torch.equal(then[name], tensor) for name, tensor in before.items())
+    assert all(torch.equal(tensor, before[name] + 100) for name, tensor in state.tensors().items())

@@ -401,3 +401,19 @@ def test_two_nodes_over_one_sharded_model_end_the_first(world):
         second.step(samples=1)
         with pytest.raises(Exception, match="This Node is closed, and what is trained reaches no member"):
             first.step(samples=1)
+
+
+@pytest.mark.parametrize("options", [{}, {"fused": True}, {"capturable": True}, {"fused": True, "capturable": True}])
+def test_step_counts_go_where_the_optimizer_keeps_them(options, world, monkeypatch):
+    """Fused and capturable optimizers read them on the device, others on the host."""
+    pair = Pair(world)
+    saved = pair.many.state_dict()
+    for group in pair.optimizers[1].param_groups:
+        group.update(options)
+    commands, send = [], pair.ranks.send_command
+    monkeypatch.setattr(pair.ranks, "send_command", lambda *words: (commands.append(words), send(*words)))
+    pair.many.load([saved])
+    described = next(payload for kind, payload in commands if kind == "optimizers")
+    places = [state["step"] for _, states in described for state in states]
+    assert len(places) == len(list(pair.models[1].parameters()))
+    assert {place.on_device for place in places} == {bool(options)}

@@ -17,6 +17,7 @@ from gossip.config.internal import Internal
 from gossip.effects import MemberState
 from gossip.ids import MemberRecord, PeerId
 from gossip.selection.graphs import Graph
+from gossip.wire.messages import Busy
 from sim.engine.ideal import Registry
 from sim.engine.swarm import Swarm
 from sim.scenario.scenario import Compute, Distribution, MembershipSpec, Optimizer, Scenario, Task
@@ -248,3 +249,15 @@ def test_ideal_and_protocol_learn_alike():
         assert protocol["accuracy"]["mean"] > 0.7
         differences.append(ideal["accuracy"]["mean"] - protocol["accuracy"]["mean"])
     assert abs(statistics.mean(differences)) < 0.012
+
+
+def test_a_message_to_a_peer_that_is_gone_ends_its_senders_exchange():
+    """A killed peer answers nothing; its machine resets the connection."""
+    swarm = swarm_of(2)
+    killed, sender = swarm.hosts
+    ended = []
+    swarm.links.reset = lambda host, partner: ended.append((host, partner))
+    swarm.links.deliver = lambda *_: pytest.fail("a message to a peer that is gone")
+    killed.gone = True
+    swarm.links.on_message(killed, sender, Busy(1))
+    assert ended == [(killed, sender)]

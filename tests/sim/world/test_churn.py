@@ -116,6 +116,13 @@ def test_a_trace_that_cannot_be_is_refused_by_its_line(tmp_path, rows, words):
         traced(tmp_path, rows)
 
 
+def test_machines_of_a_trace_lose_their_power_as_often_as_the_scenario_says(tmp_path):
+    rows = "peer,from_s,until_s\n" + "".join(f"0,{10 * number},{10 * number + 9}\n" for number in range(200))
+    silent = traced(tmp_path, rows, silent=0.5)
+    assert 60 < sum(uptime.silent for uptime in silent.sessions("a", 0)) < 140
+    assert not any(uptime.silent for uptime in traced(tmp_path, rows).sessions("a", 0))
+
+
 def test_an_absent_trace_is_named(tmp_path):
     with pytest.raises(
         DataError, match=r"churn.trace: cannot read .*absent.csv .No such file.*name a CSV file of peer"
