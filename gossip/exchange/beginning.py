@@ -79,7 +79,8 @@ def answer_offer(
     if exchanges.partners.is_unproven(sender):
         must_wait = must_wait or exchanges.has_unproven() or exchanges.partners.wary_until > now
     is_loop_paused = now - exchanges.local.boundary_at > exchanges.config.boundary_patience_s
-    if is_full or is_loop_paused or must_wait or session in exchanges.table:
+    is_prevented = is_full or is_loop_paused or must_wait or session in exchanges.table
+    if is_prevented or exchanges.partners.is_crowding(sender, now):
         return [Send(sender, Busy(session))]
     if exchanges.partners.is_declined(sender, now):
         exchanges.misbehaviour.note(sender, "pestering", now)

@@ -304,7 +304,7 @@ def answer_reservation(exchanges: Exchanges[Any], sender: PeerId, offer: Offer, 
     earlier_stays = earlier is not None and (earlier.state is State.RESERVED or exchanges.me < sender)
     is_unreliable = sender in exchanges.unreliable_partners or partners.is_unproven(sender)
     is_prevented = is_repeated or earlier_stays or is_unreliable or exchanges.local.settling or exchanges.is_overlapping
-    if not is_streaming or is_prevented or session in exchanges.table:
+    if not is_streaming or is_prevented or session in exchanges.table or partners.is_crowding(sender, now):
         return [Send(sender, Busy(session))]
     if partners.is_declined(sender, now):
         exchanges.misbehaviour.note(sender, "pestering", now)

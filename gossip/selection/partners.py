@@ -20,6 +20,7 @@ from gossip.ids import Address, PeerId
 from gossip.membership.members import Members
 from gossip.recent import Recent
 from gossip.selection.back_off import BackOff
+from gossip.selection.requests import Requests
 from gossip.selection.rule import Selector
 from gossip.selection.topologies import Grid
 from gossip.wire.messages import MAX_GROUP
@@ -32,10 +33,6 @@ MAX_LAST_RESORTS = 4  # Partners in back-off that are tried if no other is left.
 # After this many failures with unproven partners, we are wary. A machine that dies causes a single failure.
 WARY_FAILURES = 2
 WARY_S = 5.0  # Ten times as long as a silent partner holds a slot.
-# The excess of a partner counts the mixes that it asked for minus those that we asked for. Each new mix with it first
-# decays the old count by REQUEST_DECAY. An honest partner stays within 2.3, and one that always asks tends to 10.
-REQUEST_DECAY = 0.9
-MAX_EXCESS = 6.0  # The mixes of a partner with a larger excess do not delay our own.
 MAX_MIXED = 64  # Partners of the last mixes remembered: more than a peer mixes with in half an interval.
 
 Drawn = TypeVar("Drawn")
@@ -46,7 +43,6 @@ class LastMix(NamedTuple):
 
     our_steps: int
     ended_at: float
-    excess: float  # See REQUEST_DECAY.
 
 
 class Partners:
@@ -67,6 +63,9 @@ class Partners:
         self.now = 0.0
         self.mixes = 0  # Our own mixes that have begun.
         self.last_mixes = Recent[PeerId, LastMix](MAX_MIXED)
+        self.requests = Requests(1.0 if config.partners == 1 and not config.pushes else 2.0 * config.partners)
+        self.own_intervals = 0.0  # Intervals that we have trained, and our steps and the time until which they count.
+        self.counted_steps, self.counted_until = 0, 0.0
         # Failures minus finished exchanges with unproven partners, from 0 to WARY_FAILURES + 1.
         self.unproven_failures = 0
         self.wary_until = -math.inf  # Until then unproven partners are neither asked nor accepted.
@@ -199,6 +198,24 @@ class Partners:
             return False
         return self.draw({sender}) is not None  # There is another partner.
 
+    def is_crowding(self, sender: PeerId, now: float) -> bool:
+        """Return True if this member asks more often than others, and they mix with us more often than we want.
+
+        Rules that choose among few members have partners that ask often.
+        """
+        if not SELECTIONS[self.config.selection].free or self.local.settling or self.all_at_once:
+            return False
+        others = len(self.alive())
+        return self.requests.is_too_much(sender, self.trained_intervals(now), others, self.present)
+
+    def trained_intervals(self, now: float) -> float:
+        """Return the number of intervals that we have trained, each as long as the schedule had it at the time."""
+        steps_per_mix, seconds_per_mix = self.local.steps_per_mix, self.config.mix_every_s
+        steps, seconds = self.local.steps - self.counted_steps, now - self.counted_until
+        self.counted_steps, self.counted_until = self.local.steps, now
+        self.own_intervals += max(0, steps) / steps_per_mix if steps_per_mix else seconds / (seconds_per_mix or 1.0)
+        return self.own_intervals
+
     def has_just_mixed(self, sender: PeerId, now: float) -> bool:
         last_mix = self.last_mixes.get(sender)
         # In a mix with all neighbours, each edge is mixed once anyway.
@@ -261,16 +278,19 @@ class Partners:
         """
         if self.all_at_once:
             return any(partner > self.me for partner in partners)
-        last_mixes = [self.last_mixes.get(partner) for partner in partners]
-        return any(last_mix is None or last_mix.excess < MAX_EXCESS for last_mix in last_mixes)
+        others = len(self.alive())
+        return any(not self.requests.are_many(partner, self.own_intervals, others) for partner in partners)
 
     def note_mix(self, partner: PeerId, now: float, own: bool) -> None:
         """Note a finished exchange; ``own`` means that we asked."""
-        earlier_mix = self.last_mixes.get(partner)
-        if earlier_mix is None:
+        self.note_request(None if own else partner, now)
+        if partner not in self.last_mixes:
             self.unproven_failures = max(self.unproven_failures - 1, 0)
-        excess = 0.0 if earlier_mix is None else REQUEST_DECAY * earlier_mix.excess
-        self.last_mixes[partner] = LastMix(self.local.steps, now, excess + (-1.0 if own else 1.0))
+        self.last_mixes[partner] = LastMix(self.local.steps, now)
+
+    def note_request(self, asker: PeerId | None, now: float) -> None:
+        """Note who asked for a finished mix; None if we did."""
+        self.requests.note_mix(asker, self.trained_intervals(now), len(self.alive()))
 
     def note_success(self, partner: PeerId) -> None:
         self.back_off.note_success(partner)

@@ -384,6 +384,7 @@ class Group(Forming):
         exchanges.done_count += 1
         exchanges.equal_since = None
         exchanges.partners.mixes += 1
+        exchanges.partners.note_request(None if self.is_initiator else self.inviter, now)
         exchanges.last_partner = (present or self.other_members)[0]
         exchanges.mixed_partners += present
         exchanges.has_own_mixed = exchanges.has_own_mixed or self.is_initiator

@@ -63,7 +63,7 @@ def answer_invitation(
     if reason is not None:
         return [Send(sender, Refuse(session, reason))]
     is_loop_paused = now - local.boundary_at > patience_s
-    is_busy = is_loop_paused or session in exchanges.table
+    is_busy = is_loop_paused or session in exchanges.table or exchanges.partners.is_crowding(sender, now)
     yielding = None if is_busy else yielding_groups(exchanges, sender, invite)
     if yielding is None or exchanges.partners.is_declined(sender, now, forgives=False):
         return [Send(sender, Busy(session))]

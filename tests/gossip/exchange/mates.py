@@ -37,6 +37,12 @@ class Mates:
         if not silent:
             self.shunned.append(partner)
 
+    def is_crowding(self, sender: PeerId, now: float) -> bool:
+        return False
+
+    def note_request(self, asker: PeerId | None, now: float) -> None:
+        pass
+
     def is_declined(self, sender: PeerId, now: float, forgives: bool = True) -> bool:
         return False
 

@@ -92,6 +92,12 @@ class Side:
     def note_failure(self, partner, now, silent=False):
         self.benched.append(partner)
 
+    def is_crowding(self, sender, now):
+        return False
+
+    def note_request(self, asker, now):
+        pass
+
     def is_declined(self, sender, now, forgives=True):
         return sender in self.declined
 

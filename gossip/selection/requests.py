@@ -1,0 +1,74 @@
+"""The requests of members, limited so that those that ask all the time do not become most of our partners.
+
+A node chooses half of its partners, and these are as honest as the members are. The other half chose it. Members that
+ask as often as they may would be nearly all of that half. With 30 such members of 100, each asking 16 times as often as
+honest ones, 77 % of all partners were among the 30. The filter (:mod:`gossip.filters.clip`) takes the nearest quarter
+of the partners for honest, so that they would set its radius.
+
+A node with more than ``CROWDED`` mixes an interval is *crowded*. It answers BUSY to a member with more requests than
+``MEDIAN_FACTOR`` times the median of the others, and ``SPARE`` more. Requests decay over ``MEMORY`` intervals for each
+member, in which a usual one asks four times. A node that is not crowded declines nobody for this: members that train
+faster ask more often, and do no harm.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+
+from gossip.ids import PeerId
+from gossip.recent import Recent
+
+__all__ = ["Requests"]
+
+MEMORY = 8.0  # Of our intervals for each member in which a request decays to 1/e. A usual member asks 4 times in it.
+MEDIAN_FACTOR, SPARE = 1.25, 1.0
+MANY = 12.0  # A member with more requests does not delay the mixes that this node asks for, in swarms of any size.
+MIN_MEMBERS = 8  # Fewest others with a limit. In a smaller swarm a single fast member may be much of all mixing.
+MAX_ASKERS = 1_024  # Members whose requests are remembered.
+MIX_MEMORY = 32.0  # Intervals in which a mix decays to 1/e.
+CROWDED = 1.1  # Mixes of an interval beyond which a node is crowded, as a multiple of the usual number.
+
+
+class Requests:
+    """The recent mixes of one node, and those among them that others asked for.
+
+    Times are in intervals that this node has trained, so that no member can speed them up.
+    """
+
+    def __init__(self, mixes_per_interval: float) -> None:
+        self.most_mixes = CROWDED * mixes_per_interval * MIX_MEMORY
+        self.mixes = mixes_per_interval * MIX_MEMORY  # Decayed number, that of a usual node from the beginning.
+        self.noted_at = 0.0
+        self.counts = Recent[PeerId, tuple[float, float]](MAX_ASKERS)  # Decayed number, and its time.
+
+    def note_mix(self, asker: PeerId | None, intervals: float, members: int) -> None:
+        """Note a finished mix, in a swarm of so many other members; ``asker`` is None if this node asked for it."""
+        self.mixes = self.recent_mixes(intervals) + 1.0
+        self.noted_at = intervals
+        if asker is not None:
+            self.counts[asker] = self.count_of(asker, intervals, members) + 1.0, intervals
+
+    def recent_mixes(self, intervals: float) -> float:
+        return self.mixes * math.exp((self.noted_at - intervals) / MIX_MEMORY)
+
+    def count_of(self, asker: PeerId, intervals: float, members: int) -> float:
+        count, counted_at = self.counts.get(asker, (0.0, intervals))
+        return count * math.exp((counted_at - intervals) / (MEMORY * max(members, 1)))
+
+    def are_many(self, asker: PeerId, intervals: float, members: int) -> bool:
+        """Return True if this member asked several times as often as members usually do."""
+        return self.count_of(asker, intervals, members) >= MANY
+
+    def is_too_much(
+        self, asker: PeerId, intervals: float, members: int, present: Callable[[Iterable[PeerId]], list[PeerId]]
+    ) -> bool:  # fmt: skip
+        """Return True if this node is crowded, and this member among those that ask too often."""
+        if members < MIN_MEMBERS or self.recent_mixes(intervals) <= self.most_mixes:
+            return False
+        counts = sorted(
+            [self.count_of(other, intervals, members) for other in present(self.counts) if other != asker], reverse=True
+        )
+        middle = (members - 1) // 2  # Of the other members' counts in this order; most of them may never have asked.
+        median = counts[middle] if middle < len(counts) else 0.0
+        return self.count_of(asker, intervals, members) >= MEDIAN_FACTOR * median + SPARE

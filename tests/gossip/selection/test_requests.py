@@ -1,0 +1,86 @@
+"""Members that ask all the time are answered as often as others, once they are in the way of these."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from gossip.selection.requests import MAX_ASKERS, MIN_MEMBERS, Requests
+
+OWN_SHARE = 0.5  # Of all mixes of a usual node.
+
+
+def play(members, liars, per_interval, intervals, seed=0, present=list, fast=(), fast_rate=4.0):
+    """The mixes of a node by partner, and its requests that were declined.
+
+    Honest members ask half a time in an interval, divided over all, and fast ones more often; each liar asks this node
+    ``per_interval`` times in an interval. The node asks half a time.
+    """
+    rng, requests = random.Random(seed), Requests(1.0)
+    mixes, declined, ticks = {member: 0 for member in range(members)}, {member: 0 for member in range(members)}, 20
+    for tick in range(intervals * ticks):
+        now = tick / ticks
+        if rng.random() < OWN_SHARE / ticks:
+            partner = rng.randrange(members)
+            mixes[partner] += 1
+            requests.note_mix(None, now, members)
+        for member in range(members):
+            rate = per_interval if member < liars else OWN_SHARE / members * (fast_rate if member in fast else 1.0)
+            if rng.random() < rate / ticks:
+                if requests.is_too_much(member, now, members, present):
+                    declined[member] += 1
+                else:
+                    mixes[member] += 1
+                    requests.note_mix(member, now, members)
+    return mixes, declined
+
+
+def share_of(mixes, liars):
+    return sum(mixes[member] for member in range(liars)) / sum(mixes.values())
+
+
+@pytest.mark.parametrize(("members", "liars"), [(99, 30), (11, 4), (40, 12)])
+def test_members_that_ask_all_the_time_become_few_of_the_partners(members, liars):
+    mixes, _ = play(members, liars, 1.0, 20 * members)
+    assert share_of(mixes, liars) < 1.5 * liars / members
+    unlimited = (OWN_SHARE * liars / members + liars) / (1.0 + liars)
+    assert unlimited > 2 * liars / members
+
+
+@pytest.mark.parametrize("members", [8, 30, 99])
+def test_honest_members_are_hardly_ever_declined(members):
+    mixes, declined = play(members, 0, 0.0, 20 * members)
+    assert sum(declined.values()) < 0.02 * sum(mixes.values())
+
+
+def test_honest_members_are_asked_on_among_liars():
+    mixes, declined = play(99, 30, 1.0, 2_000)
+    honest = range(30, 99)
+    assert sum(declined[member] for member in honest) < 0.25 * sum(mixes[member] for member in honest)
+
+
+def test_a_few_fast_members_ask_as_often_as_they_like():
+    mixes, declined = play(99, 0, 0.0, 2_000, fast=range(5))
+    assert sum(declined.values()) < 0.06 * sum(mixes.values())
+
+
+def test_in_a_small_swarm_nobody_is_declined():
+    _, declined = play(MIN_MEMBERS - 1, 2, 4.0, 200)
+    assert not any(declined.values())
+
+
+def test_members_that_are_gone_set_no_limit():
+    """Those that asked often before they died would let the others ask as often."""
+    requests = Requests(1.0)
+    for turn in range(200):
+        requests.note_mix(turn % 10, 0.0, 10)
+    assert not requests.is_too_much(0, 0.0, 10, list)
+    assert requests.is_too_much(0, 0.0, 10, lambda counts: [member for member in counts if member > 7])
+
+
+def test_the_table_is_bounded():
+    requests = Requests(1.0)
+    for turn in range(3 * MAX_ASKERS):
+        requests.note_mix(turn, 0.0, 10)
+    assert len(requests.counts) == MAX_ASKERS
