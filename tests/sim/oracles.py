@@ -60,6 +60,7 @@ def told_to_mix(
     swarm.introduce()
     for host in swarm.hosts:  # told to, they mix again and again within one of these intervals, which have no end
         host.peer.partners.has_just_mixed = lambda sender, now: False
+        host.peer.partners.is_crowding = lambda sender, now: False
         # Settling begins a mix at any time, here one of the configured kind.
         host.peer.exchanges.settlement_class = host.peer.exchanges.session_class
     return swarm
