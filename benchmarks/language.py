@@ -289,7 +289,7 @@ model that takes all windows. "Loss more" is the loss on windows apart from thos
 synchronous training with the same optimizer and the same seeds, in percent. "Fewer bytes" is beside an all-reduce of
 fp32 gradients, counted as two models a step and node, as a ring of many sends. A rate with a star is another row's,
 or has no worse one on either side among those that were tried. "Whole plays" assigns each play of Shakespeare to one
-node, as data that are not IID. [History](history/language.md) has rows of before, also with few bytes. Where all
+node, as data that are not IID. [History](history.md#language) has rows of before, also with few bytes. Where all
 weights are averaged after every step, in lockstep, what is left is no matter of interval or codec: each node's
 optimizer steps by the gradient of its own small batch. The spread says how much is chance.
 """
