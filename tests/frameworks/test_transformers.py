@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 
@@ -286,9 +287,11 @@ def test_the_schedule_ends_with_the_run_however_many_nodes_train_it(tmp_path, tr
         training.train()
     assert len(rates) <= 400 if nodes == 1 else len(rates) < 400
     assert rates[-1][1] <= 0.003 * 0.02, "at the end of its way"
-    for progress, rate in rates[:-1]:
-        if progress > 0.15:
-            assert rate == pytest.approx(0.003 * expected(kind, progress), abs=0.003 * 0.03)
+    # The rate follows the progress between the ends of two steps, which others' samples may raise by any amount.
+    for (earlier, _), (progress, rate) in itertools.pairwise(rates[:-1]):
+        if earlier > 0.15:
+            least, most = sorted([expected(kind, earlier), expected(kind, progress)])
+            assert least - 0.01 <= rate / 0.003 <= most + 0.01
 
 
 def expected(kind, progress):
