@@ -287,11 +287,12 @@ def test_the_schedule_ends_with_the_run_however_many_nodes_train_it(tmp_path, tr
         training.train()
     assert len(rates) <= 400 if nodes == 1 else len(rates) < 400
     assert rates[-1][1] <= 0.003 * 0.02, "at the end of its way"
-    # The rate follows the progress between the ends of two steps, which others' samples may raise by any amount.
+    # The rate follows the progress between the ends of two steps, which others' samples may raise by any amount. It may
+    # be some steps of 400 ahead, as it is for the step that begins.
     for (earlier, _), (progress, rate) in itertools.pairwise(rates[:-1]):
         if earlier > 0.15:
             least, most = sorted([expected(kind, earlier), expected(kind, progress)])
-            assert least - 0.01 <= rate / 0.003 <= most + 0.01
+            assert least - 0.02 <= rate / 0.003 <= most + 0.02
 
 
 def expected(kind, progress):
