@@ -33,6 +33,10 @@ MAX_LAST_RESORTS = 4  # Partners in back-off that are tried if no other is left.
 # After this many failures with unproven partners, we are wary. A machine that dies causes a single failure.
 WARY_FAILURES = 2
 WARY_S = 5.0  # Ten times as long as a silent partner holds a slot.
+# The excess of a partner counts the mixes that it asked for minus those that we asked for. Each new mix with it first
+# decays the old count by REQUEST_DECAY. An honest partner stays within 2.3, and one that always asks tends to 10.
+REQUEST_DECAY = 0.9
+MAX_EXCESS = 6.0  # The mixes of a partner with a larger excess do not delay our own.
 MAX_MIXED = 64  # Partners of the last mixes remembered: more than a peer mixes with in half an interval.
 
 Drawn = TypeVar("Drawn")
@@ -43,6 +47,7 @@ class LastMix(NamedTuple):
 
     our_steps: int
     ended_at: float
+    excess: float  # See REQUEST_DECAY.
 
 
 class Partners:
@@ -278,15 +283,17 @@ class Partners:
         """
         if self.all_at_once:
             return any(partner > self.me for partner in partners)
-        others = len(self.alive())
-        return any(not self.requests.are_many(partner, self.own_intervals, others) for partner in partners)
+        last_mixes = [self.last_mixes.get(partner) for partner in partners]
+        return any(last_mix is None or last_mix.excess < MAX_EXCESS for last_mix in last_mixes)
 
     def note_mix(self, partner: PeerId, now: float, own: bool) -> None:
         """Note a finished exchange; ``own`` means that we asked."""
         self.note_request(None if own else partner, now)
-        if partner not in self.last_mixes:
+        earlier_mix = self.last_mixes.get(partner)
+        if earlier_mix is None:
             self.unproven_failures = max(self.unproven_failures - 1, 0)
-        self.last_mixes[partner] = LastMix(self.local.steps, now)
+        excess = 0.0 if earlier_mix is None else REQUEST_DECAY * earlier_mix.excess
+        self.last_mixes[partner] = LastMix(self.local.steps, now, excess + (-1.0 if own else 1.0))
 
     def note_request(self, asker: PeerId | None, now: float) -> None:
         """Note who asked for a finished mix; None if we did."""

@@ -23,7 +23,6 @@ __all__ = ["Requests"]
 
 MEMORY = 8.0  # Of our intervals for each member in which a request decays to 1/e. A usual member asks 4 times in it.
 MEDIAN_FACTOR, SPARE = 1.25, 1.0
-MANY = 12.0  # A member with more requests does not delay the mixes that this node asks for, in swarms of any size.
 MIN_MEMBERS = 8  # Fewest others with a limit. In a smaller swarm a single fast member may be much of all mixing.
 MAX_ASKERS = 1_024  # Members whose requests are remembered.
 MIX_MEMORY = 32.0  # Intervals in which a mix decays to 1/e.
@@ -55,10 +54,6 @@ class Requests:
     def count_of(self, asker: PeerId, intervals: float, members: int) -> float:
         count, counted_at = self.counts.get(asker, (0.0, intervals))
         return count * math.exp((counted_at - intervals) / (MEMORY * max(members, 1)))
-
-    def are_many(self, asker: PeerId, intervals: float, members: int) -> bool:
-        """Return True if this member asked several times as often as members usually do."""
-        return self.count_of(asker, intervals, members) >= MANY
 
     def is_too_much(
         self, asker: PeerId, intervals: float, members: int, present: Callable[[Iterable[PeerId]], list[PeerId]]

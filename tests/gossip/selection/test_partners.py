@@ -426,16 +426,13 @@ def test_who_knows_nobody_asks_strangers_all_the_same():
 
 def test_one_that_asks_and_asks_delays_nothing():
     """Else a mix of ours in two would be with it alone."""
-    made, *members = crowd()
-    b, c = members[0], members[1]
-    for turn in range(40 * len(made.alive())):
-        made.local.steps += made.local.steps_per_mix
+    made, b, c, _ = crowd()
+    for turn in range(20):
         made.note_mix(b, float(turn), own=False)
-        if turn % (2 * len(made.alive())) == 0:  # as often as half of its mixes with as many members
-            made.note_mix(c, float(turn), own=False)
+        made.note_mix(c, float(turn), own=turn % 2 == 0)
     assert not made.counts_as_mix([b])
     assert made.counts_as_mix([c])
     assert made.counts_as_mix([b, c])
-    made.local.steps += 40 * len(made.alive()) * made.local.steps_per_mix
-    made.note_mix(c, 1e4, own=True)
-    assert made.counts_as_mix([b]), "once it has asked for nothing for long"
+    for turn in range(5):
+        made.note_mix(b, 20.0 + turn, own=True)
+    assert made.counts_as_mix([b]), "as soon as it is asked as well"
