@@ -46,9 +46,9 @@ def test_those_that_stay_keep_what_a_node_that_leaves_has_learned(train, until, 
     assert [learned_of(node, count - 1) for node in others] == [0.0] * (count - 1)
     last.stop()
     kept, rest = sum(learned_of(node, count - 1) for node in others), float(last.model["w"][count - 1]) - 100.0
-    # Each mix halves what the leaving node alone has. One that is slow goes on beside the next, and each of two takes a
-    # third. The others' correction moves it a little.
-    slowest = 0.5 * (2 / 3) ** (count - 2)
+    # Each mix halves what the leaving node alone has, or takes a third of it beside another exchange. The others'
+    # correction moves it a little.
+    slowest = (2 / 3) ** (count - 1)
     assert 1 - slowest - 0.03 < kept / (kept + rest) < 1 - 0.5 ** (count - 1) + 0.03
     assert not notices(last.node, "unshared")
 
