@@ -30,7 +30,7 @@ class Setbacks:
         # The time and the partner of each, and whether it was a setback.
         self.exchanges: deque[tuple[float, PeerId, bool]] = deque(maxlen=MAX_EXCHANGES)
         self.is_told = False  # The user has been told, and it has not become better since.
-        self.too_many_since: float | None = None  # The time since when there have been too many setbacks.
+        self.too_many_since: float | None = None  # None while there are few setbacks.
 
     def note(self, partner: PeerId, is_setback: bool, now: float) -> bool:
         """Note an exchange, and return True if the user is to be told now.
@@ -47,12 +47,9 @@ class Setbacks:
         far_partners = {partner for _, partner, is_setback in exchanges if is_setback}
         is_ours = 2 * len(far_partners) > len(partners)
         excess = self.count - MAX_SHARE * len(exchanges)
-        if not (is_ours and excess > BY_CHANCE):
-            self.too_many_since = None
-        elif self.too_many_since is None:
-            self.too_many_since = now
-        lasts = self.too_many_since is not None and now - self.too_many_since >= LASTING_S
-        must_tell = lasts and not self.is_told
+        too_many_since = now if self.too_many_since is None else self.too_many_since
+        self.too_many_since = too_many_since if is_ours and excess > BY_CHANCE else None
+        must_tell = self.too_many_since is not None and now - too_many_since >= LASTING_S and not self.is_told
         self.is_told = is_ours and excess > 0 and (self.is_told or must_tell)
         return must_tell
 
