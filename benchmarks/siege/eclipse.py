@@ -1,4 +1,4 @@
-"""Whom honest nodes meet while a part of the members does all to be met: eight honest nodes and four liars, for real.
+"""Count the partners that lie, of eight honest nodes beside four members that do all to be their partners.
 
     python benchmarks/siege/eclipse.py [--seconds 60]
 

@@ -48,7 +48,7 @@ class Throttle:
                 near, _ = self.listener.accept()
                 far = socket.socket()
                 self.open += near, far
-                if self.is_closed:  # while this connection was accepted
+                if self.is_closed:  # It was closed while accept() returned.
                     self.close()
                 far.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, BUFFER_BYTES)
                 far.connect((self.target.host, self.target.port))
