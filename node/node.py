@@ -155,7 +155,7 @@ class Node(DataCalls):
         GOSSIP_GRACE seconds (5), mostly in milliseconds. It does not after an error of the loop.
         If a checkpoint is on its way to a store, the call then waits for it.
         """
-        self._training.close(sys.exception())
+        self._training.leave(sys.exception())
 
     def __enter__(self) -> Self:
         return self.start()
@@ -163,7 +163,7 @@ class Node(DataCalls):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._training.close(error)
+        self._training.leave(error)
 
     # -- the loop ------------------------------------------------------------------------------------------------
     def step(self, loss: Any = None, samples: int | None = None, lr: float | None = None) -> None:

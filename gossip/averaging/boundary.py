@@ -442,11 +442,14 @@ class Boundary:
         """Mix a partner's moments into the optimizer's. Without memory on a device they stay as they are."""
         pending = None
         with suppress(MemoryError):
-            pending = self.model.mix_moments(moments)
+            pending = self.begin_mix_moments(moments)
         if self.record_copy(visit, pending):
             visit.busy_vectors.append(moments.vector)
         else:
             self.vectors.give(moments.vector)
+
+    def begin_mix_moments(self, moments: Moments) -> Pending | None:
+        return self.model.mix_moments(moments)
 
     def begin_add(self, update: Update) -> Pending | None:
         values, weight = update.vector.array, update.weight

@@ -105,8 +105,7 @@ class LiveModel:
                 self.state.layout.exchanged, self.state.layout.parameters, config.kappa, interval_steps
             )
             self.outer.correction.zeros = partial(correction_vector, self.state)
-        # The ranks of a group have copies of the state, which would part if one of them mixed.
-        self.state.mix_state = config.mix_state if is_single_rank else "off"
+        self.state.mix_state = config.mix_state
         self.outer_lock = threading.Lock()  # The training thread resets the outer step that the network's threads move.
         self.archive = Archive(self.state, self.optimizers)
         self.has_weights = False  # True once mixing has started from weights, the node's own or others'.

@@ -150,23 +150,29 @@ class TrainingSide:
             self.close()
             raise
 
-    def close(self, error: BaseException | None = None) -> None:
+    def leave(self, error: BaseException | None) -> None:
+        """Close the node, whose loop has ended, by ``error`` or in order."""
+        self.close(error)
+
+    def close(self, error: BaseException | None = None, is_handing_over: bool = True) -> None:
         """Mix a last time, announce LEFT and stop. Do nothing in a forked child, whose parent runs the node.
 
         Args:
-            error: The reason for which the loop has ended; the ranks of a group are told it.
+            error: The reason for which the loop has ended.
+            is_handing_over: False if other ranks would have to take part in last mixes.
         """
         if self.network.forked:
             return
         if error is None:
             self.settling.tell_of_changes()
         try:
-            self.hand_over(error)
+            if is_handing_over:
+                self.hand_over(error)
         finally:
             self.end()
 
     def hand_over(self, error: BaseException | None) -> None:
-        """Let members that stay take this loop's last steps, unless an error has ended it, or it has several ranks.
+        """Let members that stay take this loop's last steps, unless an error has ended it.
 
         SIGTERM and ^C end a loop in order.
         """
@@ -174,7 +180,7 @@ class TrainingSide:
         leaving = self.service.leaving
         is_up = leaving is not None and not (leaving.is_set() or self.network.ended.is_set())
         is_up = is_up and not self.service.is_restarting
-        if is_in_order and is_up and self.settings.grace_s and isinstance(self.ranks, NoRanks):
+        if is_in_order and is_up and self.settings.grace_s:
             with contextlib.suppress(GossipError):  # A fault has been told, and must not replace the program's error.
                 self.settling.hand_over(self.settings.grace_s)
 

@@ -225,10 +225,10 @@ class ModelState(State):
             return Copies()
         return self.moments.begin_read(self._begin_read, rows, start, stop)
 
-    def mix_moments(self, moments: Moments) -> Copies:
-        """Mix a partner's moments; on CUDA later steps see the result, and none waits."""
+    def mix_moments(self, moments: Moments) -> Copies | None:
+        """Mix a partner's moments, unless ours are others by now (None); on CUDA later steps see it, and none waits."""
         if moments.form != self.moments.current:
-            return Copies()
+            return None
         self._guard.order_after_copies()
         values, device = torch.from_numpy(moments.rows.reshape(-1)), self.device
         if device is None:

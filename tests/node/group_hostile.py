@@ -28,7 +28,7 @@ from gossip.errors import LocalError
 from gossip.ids import PeerId
 from node import Node
 from node.loop.ranks import plain
-from node.loop.ranks.boundary import UpdateTold
+from node.loop.ranks.boundary import MomentsTold, UpdateTold
 from node.loop.ranks.channel import REASON_KEY, GroupChannel
 from node.loop.ranks.mirror import Place
 from node.loop.ranks.ranks import FRAME_BYTES, Call, Ranks, StepSummary
@@ -201,6 +201,9 @@ BY_RANK_0 = {
     "a change of a terabyte": says("change", UpdateTold(1 << 38, False, None)),
     "a change of a negative size": says("change", UpdateTold(-1, True, None)),
     "a change of no weight": says("change", UpdateTold(ELEMENTS, False, float("nan"))),
+    "moments of a terabyte": says("moments", MomentsTold(("momentum_buffer",), 0, 1 << 38)),
+    "moments before the first": says("moments", MomentsTold(("momentum_buffer",), -4, 2)),
+    "moments of a thousand names": says("moments", MomentsTold(tuple(map(str, range(1000))), 0, 2)),
     "an operation on a whole model": says("operation", Operation("read", 0, ELEMENTS, 1)),
     "memory for a whole model": says("map", MemoryName(1, "/proc/self/fd/0", 8, "gossip-vector-0")),
     "positions outside": positions(0, 10**12),

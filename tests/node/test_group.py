@@ -10,6 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from gossip import Config
 from gossip.arithmetic.layout import Layout, Segment
 from gossip.averaging.visit import Update
 from gossip.ids import parse_address
@@ -24,6 +25,7 @@ from node.model.state import State
 from tests.harness.configs import tuned
 from tests.node.rank_loops import flat, looked, model_of, net, no_errors, pull, ranks, run, same, trained, trained_by
 from tests.node.rank_threads import MemoryGroup, RankThread, play
+from tests.node.test_last_mixes import RARELY, STEP, STEPS, counter, learned_of
 
 
 @pytest.fixture(autouse=True)
@@ -96,10 +98,10 @@ def test_a_model_that_brings_its_own_state_is_the_same_on_all_ranks(quick):
     assert pair[0].result == pair[1].result == [float(np.float32(0.1))] * 5
 
 
-def beside(config, loop, train, **options):
+def beside(config, loop, train, other_make=lambda p: torch.optim.SGD(p, lr=0.01), **options):
     """The ranks of one node beside another node of the same swarm, whose weights move them."""
     model = net(99)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    optimizer = other_make(model.parameters())
     other = train(model, optimizer, lambda: trained(model, optimizer, 10**6), config=config)
     _, pair = ranks(loop, config=config, seeds=[other.node.address], **options)
     no_errors(play(pair))
@@ -137,6 +139,39 @@ def test_all_ranks_hold_the_same_after_every_step_beside_another_node(train, way
     assert any(told.has_positions for told in changed) == (way == "some elements")
     assert {told.ratio is None for told in changed} == {way != "push-sum"}
     assert {**one.result[3], "samplers": []} == {**other.result[3], "samplers": []}
+
+
+def test_all_ranks_mix_the_moments_of_their_optimizers(train):
+    def make(parameters):
+        return torch.optim.Adam(parameters, lr=1e-4)
+
+    def loop(node, rank):
+        run(node, 100, pause_s=0.01)
+        treatments = {item.treatment for item in node.inventory() if item.dtype == "state"}
+        return [state for state in trained_by(node).optimizers.all[0].state.values()], treatments
+
+    config = tuned(mix_every_steps=2, join_timeout_s=3.0, bench_s=0.2)
+    pair = beside(config, loop, train, make=make, other_make=make)
+    (states, treatments), (other_states, other_treatments) = (rank.result for rank in pair)
+    assert pair[0].node._training.network.peer.moments.mixed_count > 3
+    for state, other in zip(states, other_states, strict=True):
+        assert all(torch.equal(state[name], other[name]) for name in ("step", "exp_avg", "exp_avg_sq"))
+    assert treatments == other_treatments == {"give", "mix"}
+
+
+def test_a_member_keeps_half_of_what_a_node_of_several_ranks_has_learned_since_its_last_mix(train):
+    def loop(node, rank):
+        for _ in range(STEPS):
+            models[rank]["w"][1] += STEP
+            node.step(samples=4)
+
+    other = train(*counter(0), config=Config(**RARELY))
+    models = [counter(1)[0] for _ in range(2)]
+    options = {"config": Config(**RARELY), "seeds": [other.node.address]}
+    channels = MemoryGroup(2).channels
+    no_errors(play([RankThread(one, model, None, loop, options) for one, model in zip(channels, models, strict=True)]))
+    assert learned_of(other, 1) == pytest.approx(STEPS * STEP / 2, rel=0.03)
+    assert torch.equal(*(model["w"] for model in models))
 
 
 @pytest.mark.parametrize(("seconds", "sums"), [(0.0, 64), (10.0, 5)], ids=["long steps", "short steps"])

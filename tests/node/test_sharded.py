@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import queue
 import time
+from dataclasses import replace
 from datetime import timedelta
 
 import numpy as np
@@ -13,6 +14,7 @@ import torch.distributed as dist
 from safetensors.torch import load_file
 from torch import nn
 
+from gossip.averaging.vectors import Moments, Vector
 from gossip.config import Config
 from gossip.errors import CheckpointError, LayoutError, LocalError
 from node import Node, QuasiGlobal
@@ -141,6 +143,45 @@ def test_every_operation_does_the_same_as_on_a_whole_model(world, way):
         assert pair.sharded.begin_read_piece(piece, 8).finite
         pair.sharded.write(given)
     assert not pair.sharded.sound()
+
+
+def test_moments_are_read_and_mixed_as_those_of_a_whole_model(world, way):
+    pair = Pair(world, steps=3)
+    for state, optimizer in zip((pair.whole, pair.sharded), pair.optimizers, strict=True):
+        assert state.moment_form() is None  # Nothing is mixed unless the node says so.
+        state.mix_state = "auto"
+        optimizer.state.pop(optimizer.param_groups[0]["params"][1])  # As of a layer that had no gradient yet.
+    form = pair.whole.moment_form()
+    assert form == pair.sharded.moment_form()
+    start, stop = 7, form.elements - 2
+    mixed = []
+    for state in (pair.whole, pair.sharded):
+        size = form.vector_elements(stop - start)
+        vector = Vector(state.buffer(size) if way == "mapped" else np.empty(size, np.float32))
+        vector.array[:] = 0.0
+        rows, _ = form.split(vector.array)
+        state.begin_read_moments(rows, form, start, stop)
+        mixed.append(rows[:, : stop - start].copy())
+        rows *= 0.5
+        state.mix_moments(Moments(vector, form, start, stop))
+        rows.fill(np.nan)
+        state.begin_read_moments(rows, replace(form, names=("exp_avg", "other")), start, stop)
+        assert np.isnan(rows).all()
+    assert np.allclose(mixed[0], mixed[1], atol=1e-7)
+    assert np.abs(mixed[0]).max() > 0.0
+    before, now = mixed[1], pair.vectors()[1][pair.sharded.layout.size :].reshape(2, -1)[:, start:stop]
+    assert np.allclose(now, 0.75 * before, atol=1e-7)
+    assert pair.same()
+
+
+def test_a_partners_moments_move_each_part_of_a_sharded_model_by_a_bounded_factor(world):
+    pair = Pair(world, steps=3)
+    pair.sharded.mix_state = "auto"
+    form = pair.sharded.moment_form()
+    before = pair.vectors()[1][pair.sharded.layout.size :]
+    vector = Vector(np.full(form.vector_elements(form.elements), 1e30, np.float32))
+    pair.sharded.mix_moments(Moments(vector, form, 0, form.elements))
+    assert np.abs(pair.vectors()[1][pair.sharded.layout.size :]).max() <= 1.5 * np.abs(before).max()
 
 
 def test_a_newcomer_takes_over_weights_and_the_optimizers_state(world):

@@ -11,16 +11,19 @@ from typing import Any, cast
 import numpy as np
 
 from gossip.arithmetic.layout import Layout
+from gossip.arithmetic.moments import MomentForm, Role
 from gossip.arithmetic.subsets import Subset
 from gossip.averaging.boundary import Boundary
-from gossip.averaging.vectors import Floats, Vector
+from gossip.averaging.model import Pending
+from gossip.averaging.vectors import Floats, Moments, Vector
 from gossip.averaging.visit import Adoption, Update, Visit
 from node.loop.ranks.plain import register
 from node.loop.ranks.ranks import Ranks
+from node.model.optimizer.optimizer_state import MAX_OPTIMIZER_KEYS
 from node.model.snapshot import ModelState
 from node.model.state import State
 
-__all__ = ["RanksBoundary", "ShardedBoundary", "UpdateTold"]
+__all__ = ["MomentsTold", "RanksBoundary", "ShardedBoundary", "UpdateTold"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +42,23 @@ class UpdateTold:
         return self.elements in sizes and 0.0 <= (self.ratio or 0.0) <= 1.0
 
 
-register(UpdateTold)
+@dataclass(frozen=True, slots=True)
+class MomentsTold:
+    """The announcement of a partner's moments to the other ranks. The vector of :class:`Moments` follows."""
+
+    names: tuple[str, ...]
+    start: int
+    stop: int
+
+    def form(self, elements: int) -> MomentForm | None:
+        """Return a form for mixing moments of this many elements; None if no correct rank 0 has sent this."""
+        if not (0 < len(self.names) <= MAX_OPTIMIZER_KEYS and 0 <= self.start < self.stop <= elements):
+            return None
+        roles: tuple[Role, ...] = tuple("plain" for _ in self.names)  # They matter on the way between members alone.
+        return MomentForm(self.names, roles, elements)
+
+
+register(MomentsTold, UpdateTold)
 
 
 class RanksBoundary(Boundary):
@@ -73,10 +92,12 @@ class RanksBoundary(Boundary):
             self.is_open = False
             with self.lock:
                 updates, self.arrived_updates = self.arrived_updates, []
+                moments, self.arrived_moments = self.arrived_moments, []
                 adoption, self.adoption = self.adoption, None
                 restoring, self.must_restore = self.must_restore, False
                 self.has_requests = bool(self.requests)
             self.deferred += [partial(Boundary.deliver_update, self, update) for update in updates]
+            self.deferred += [partial(Boundary.deliver_moments, self, each) for each in moments]
             if adoption is not None:
                 self.deferred.append(partial(Boundary.request_adoption, self, adoption))
             if restoring:
@@ -103,6 +124,9 @@ class RanksBoundary(Boundary):
 
     def deliver_update(self, update: Update) -> None:
         self.call_when_open(partial(Boundary.deliver_update, self, update))
+
+    def deliver_moments(self, moments: Moments) -> None:
+        self.call_when_open(partial(Boundary.deliver_moments, self, moments))
 
     def request_adoption(self, adoption: Adoption) -> None:
         self.call_when_open(partial(Boundary.request_adoption, self, adoption))
@@ -151,6 +175,14 @@ class RanksBoundary(Boundary):
         self.has_lost_update |= visit.lost_updates > lost_before
         return ratio
 
+    def begin_mix_moments(self, moments: Moments) -> Pending | None:
+        """Mix them here, and then on the other ranks. On none if this rank has no memory or other moments by now."""
+        pending = super().begin_mix_moments(moments)
+        if pending is not None:
+            self.ranks.send_command("moments", MomentsTold(moments.form.names, moments.start, moments.stop))
+            self.ranks.broadcast_array(moments.vector.array)
+        return pending
+
 
 class ShardedBoundary(RanksBoundary):
     """The step boundary of a sharded model. No rank holds all of it, so snapshots too wait until it is open."""
@@ -181,3 +213,6 @@ class ShardedBoundary(RanksBoundary):
     def apply_update(self, update: Update, visit: Visit, copies: dict[Subset, Vector] | None = None) -> float:
         """Apply the update as a node of one process does, because the sharded state brings it to all ranks."""
         return Boundary.apply_update(self, update, visit, copies)
+
+    def begin_mix_moments(self, moments: Moments) -> Pending | None:
+        return Boundary.begin_mix_moments(self, moments)

@@ -5,6 +5,7 @@ The *ranks* are the processes of torch.distributed that train one model and form
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import time
@@ -14,14 +15,15 @@ from typing import Any
 import numpy as np
 
 from gossip.averaging.model import Pending
-from gossip.errors import ConfigError, LayoutError, LocalError
+from gossip.averaging.vectors import Moments, Vector
+from gossip.errors import ConfigError, GossipError, LayoutError, LocalError
 from gossip.ids import PeerId
 from node import running
 from node.data.division import Sharers
 from node.data.sampler import Samplers
 from node.loop.held_run import check_state
 from node.loop.live import Trained
-from node.loop.ranks.boundary import UpdateTold
+from node.loop.ranks.boundary import MomentsTold, UpdateTold
 from node.loop.ranks.mirror import Mirror
 from node.loop.ranks.plain import checked, unreadable_error
 from node.loop.ranks.ranks import Call, Ranks
@@ -43,6 +45,10 @@ POLL_S = 1e-4  # Seconds between two checks whether a copy to the device has end
 
 Outcome = tuple[Any, LocalError | None, SwarmReport | None]
 """The payload of "done": the result of rank 0's call, its error, and a report unless rank 0 could not start."""
+
+Hello = tuple[str, list[str], bool, bool, str]
+"""The payload of "hello": the model's fingerprint, the kinds of its optimizers, is it in lockstep, is it sharded, and
+``Config.mix_state``."""
 
 
 class Follower:
@@ -82,6 +88,13 @@ class Follower:
             self.close(error)
             raise
 
+    def leave(self, error: BaseException | None) -> None:
+        """Take part while rank 0 lets others take the last steps, then close."""
+        if error is None and self.ranks.is_up:
+            with contextlib.suppress(GossipError):
+                self.join_call(Call.LEAVE)
+        self.close(error)
+
     def close(self, error: BaseException | None = None) -> None:
         running.leave(self)
         self.ranks.leave(error)
@@ -119,11 +132,13 @@ class Follower:
                 command = ranks.receive_command()
                 match command.kind:
                     case "hello":
-                        self.check_same_model(checked(command.payload, tuple[str, list[str], bool, bool]))
+                        self.check_same_model(checked(command.payload, Hello))
                     case _ if self.work is not None and perform_command(command, self.work, self.optimizers):
                         continue
                     case "change" if self.work is None:
                         self.apply_change(checked(command.payload, UpdateTold))
+                    case "moments" if isinstance(self.state, ModelState):
+                        self.mix_moments(self.state, checked(command.payload, MomentsTold))
                     case "mixed":
                         self.optimizers.on_mixed()
                     case "mirror" if self.work is None:
@@ -141,9 +156,9 @@ class Follower:
             raise error
         return checked(result, hint)
 
-    def check_same_model(self, hello: tuple[str, list[str], bool, bool]) -> None:
+    def check_same_model(self, hello: Hello) -> None:
         """Check that this rank trains the same model with the same kinds of optimizers as rank 0."""
-        fingerprint, kinds, self.is_lockstep, sharded = hello
+        fingerprint, kinds, self.is_lockstep, sharded, self.state.mix_state = hello
         own_kinds = [type(optimizer).__name__ for optimizer in self.optimizers.holders]
         if fingerprint != self.state.layout.fingerprint:
             raise LayoutError(
@@ -162,10 +177,26 @@ class Follower:
         if self.work is not None:
             self.work.begin()
 
-    def apply_change(self, change: UpdateTold) -> None:
-        """Receive an exchange's change, and apply it by the same arithmetic as rank 0."""
+    def wait_for_copy(self) -> None:
+        """Wait until the values of the last change may be overwritten."""
         while self.pending_copy is not None and not self.pending_copy.done():
             time.sleep(POLL_S)  # The end of a copy can only be polled.
+
+    def mix_moments(self, state: ModelState, told: MomentsTold) -> None:
+        """Receive a partner's moments, and mix them by the same arithmetic as rank 0."""
+        self.wait_for_copy()
+        form = told.form(state.trained_elements)
+        if form is None:
+            raise unreadable_error(f"moments {told.start} to {told.stop}")
+        vector = Vector(np.empty(form.vector_elements(told.stop - told.start), np.float32))
+        self.ranks.broadcast_array(vector.array)
+        state.moments.use(form)
+        self.received = vector.array
+        self.pending_copy = state.mix_moments(Moments(vector, form, told.start, told.stop))
+
+    def apply_change(self, change: UpdateTold) -> None:
+        """Receive an exchange's change, and apply it by the same arithmetic as rank 0."""
+        self.wait_for_copy()
         if not change.fits(self.state.layout):
             raise unreadable_error(f"a change of {change.elements} elements")
         if change.portions:

@@ -5,6 +5,7 @@ The *ranks* are the processes of torch.distributed that train one model and form
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import time
@@ -12,7 +13,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, TypeVar
 
-from gossip.errors import LocalError
+from gossip.errors import GossipError, LocalError
 from gossip.ids import PeerId
 from node.loop.held_run import check_state
 from node.loop.live import LiveModel, Trained
@@ -90,7 +91,9 @@ class Leader:
         """Check that all ranks train the same model, and start the node while they stand at one boundary."""
         kinds = [type(optimizer).__name__ for optimizer in self.live.optimizers.holders]
         sharded, fingerprint = self.sharded, self.live.state.layout.fingerprint
-        self.ranks.send_command("hello", (fingerprint, kinds, self.is_lockstep, sharded is not None))
+        self.ranks.send_command(
+            "hello", (fingerprint, kinds, self.is_lockstep, sharded is not None, self.live.state.mix_state)
+        )
         if sharded is None:
             self.side.start()
         else:
@@ -100,11 +103,18 @@ class Leader:
                 self.side.start()
         self.has_replaced_weights = True  # The ranks' models may differ before the start.
 
+    def leave(self, error: BaseException | None) -> None:
+        """Let members that stay take the last steps, if all ranks have come to their ends in order; then close."""
+        if error is None and self.ranks.is_up and not self.network.forked:
+            with contextlib.suppress(GossipError):  # Another rank may have left before, or failed.
+                self.run_together(Call.LEAVE, partial(self.side.hand_over, error))
+        self.close(error)
+
     def close(self, error: BaseException | None = None) -> None:
         try:
             self.ranks.leave(error)
         finally:
-            self.side.close()
+            self.side.close(is_handing_over=False)
 
     @property
     def is_lockstep(self) -> bool:

@@ -36,7 +36,7 @@ LENGTH_BYTES = 8  # The length of a command, little-endian, at the beginning of 
 class Call(IntEnum):
     """The call of the node that a rank is in. All ranks meet in it, so they must make the same call."""
 
-    START, STEP, SETTLE, FINISH, LOAD, MERGE, REDUCE, SAVE = range(1, 9)
+    START, STEP, SETTLE, FINISH, LOAD, MERGE, REDUCE, SAVE, LEAVE = range(1, 10)
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,6 +235,11 @@ class Ranks:
             yield
         except RuntimeError as error:
             raise self.on_channel_error(error) from error
+
+    @property
+    def is_up(self) -> bool:
+        """Return True if the channel is open and no rank has failed."""
+        return self.is_open and not self.failure
 
     def check_alive(self) -> None:
         """Raise LocalError if a rank has failed."""

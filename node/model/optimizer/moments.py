@@ -15,8 +15,9 @@ from gossip.arithmetic.moments import MomentForm, Role
 from gossip.averaging.vectors import REACH, Floats, Moments
 from node.model.device.copies import Copies, combined
 from node.model.optimizer.optimizer_state import OF_GRADIENTS, OptimizerState, state_tensor
+from node.model.sharded.shards import local_part
 
-__all__ = ["LiveMoments"]
+__all__ = ["LiveMoments", "mix_values"]
 
 # By their names in torch's optimizers, and in others that take them over.
 SECOND = frozenset({"acc_delta", "exp_avg_sq", "exp_inf", "max_exp_avg_sq", "moment2", "square_avg", "sum"})
@@ -42,10 +43,14 @@ class LiveMoments:
         names = tuple(key for key in self.state.keys if not self.state.is_follower(key))
         roles = self.roles(names, mix_state)
         elements = self.state.trained_elements
-        self.current = MomentForm(tuple(roles), tuple(roles.values()), elements) if roles else None
-        self._trained = self.state.holders_of_trained() if roles else []
-        self._starts = [0, *accumulate(parameter.numel() for parameter, _ in self._trained)][: len(self._trained)]
+        self.use(MomentForm(tuple(roles), tuple(roles.values()), elements) if roles else None)
         return self.current
+
+    def use(self, form: MomentForm | None) -> None:
+        """Use this form from now on, with the parameters as they are trained now."""
+        self.current = form
+        self._trained = [] if form is None else self.state.holders_of_trained()
+        self._starts = [0, *accumulate(parameter.numel() for parameter, _ in self._trained)][: len(self._trained)]
 
     def roles(self, names: Iterable[str], mix_state: str) -> dict[str, Role]:
         """Return the roles of those of these names whose moments are mixed, in the same order."""
@@ -68,7 +73,7 @@ class LiveMoments:
     def is_second(self, name: str) -> bool:
         """Return True if no value under this name is below 0, and some are above; decided once."""
         if name not in self._seconds:
-            tensors = [state[name] for _, states in self.state.rows() for state in states if name in state]
+            tensors = [local_part(state[name]) for _, states in self.state.rows() for state in states if name in state]
             self._seconds[name] = all(bool((tensor >= 0).all()) for tensor in tensors) and any(
                 bool((tensor > 0).any()) for tensor in tensors
             )
@@ -126,8 +131,12 @@ def mix_tensor(own: Sequence[Tensor | None], theirs: Tensor, where: slice) -> No
         if tensor is None:
             continue
         flat = tensor.reshape(-1)  # A view of contiguous memory.
-        limit = (REACH * flat[where].abs().amax()).float()
-        target = torch.minimum(torch.maximum(target, -limit), limit)
-        flat[where].add_(target.to(flat.dtype)).mul_(0.5)
+        mix_values(flat[where], target)
         if not tensor.is_contiguous():
             tensor.copy_(flat.view(tensor.shape))
+
+
+def mix_values(own: Tensor, theirs: Tensor) -> None:
+    """Mix into elements of a moment, in place; ``theirs`` are float32 of the same shape."""
+    limit = (REACH * own.abs().amax()).float()
+    own.add_(torch.minimum(torch.maximum(theirs, -limit), limit).to(own.dtype)).mul_(0.5)

@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -14,11 +15,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from gossip.arithmetic.moments import MomentForm
 from gossip.arithmetic.movement import Movement
 from gossip.averaging.model import Pending
+from gossip.averaging.vectors import Moments
 from gossip.errors import LayoutError
 from node.model.inventory.items import Inventory
 from node.model.inventory.words import read_words, write_words
+from node.model.optimizer.moments import LiveMoments
 from node.model.sharded.memory import SharedVectors
 from node.model.sharded.operation import PORTION_BYTES, Operation
 from node.model.sharded.work import ShardWork
@@ -56,6 +60,7 @@ class ShardedState(State):
 
     def __init__(self, work: ShardWork) -> None:
         self.work, self.layout = work, work.layout
+        self._moments = LiveMoments(work.state)
         self._staging = np.empty(0, np.float32)
         self._thread: threading.Thread | None = None  # The training thread.
         # The positions that gossip.arithmetic.movement samples and the weights there, while the network thread may read
@@ -194,7 +199,8 @@ class ShardedState(State):
             self._on_array(Operation("read", self.layout.exchanged), self._frozen)
 
     def inventory(self) -> Inventory:
-        return Inventory([*self.work.tensors.items, *self.work.state.items()])
+        mixed = partial(self._moments.mixed_names, mix_state=self.mix_state)
+        return Inventory([*self.work.tensors.items, *self.work.state.items(mixed)])
 
     def add(self, shift: Floats) -> None:
         self._on_array(Operation("add"), shift)
@@ -260,6 +266,29 @@ class ShardedState(State):
     @property
     def trained_elements(self) -> int:
         return sum(parameter.numel() for parameter in self.work.state.trained())
+
+    def moment_form(self) -> MomentForm | None:
+        return self._moments.form(self.mix_state)
+
+    def begin_read_moments(self, rows: Floats, form: MomentForm, start: int, stop: int) -> FinishedRead:
+        """Read elements [start, stop) of each moment into its row; NaN if the moments are others by now."""
+        if form != self._moments.current:
+            rows.fill(np.nan)
+            return FinishedRead(False)
+        return FinishedRead(self._on_moments("read", form, rows[:, : stop - start], start))
+
+    def mix_moments(self, moments: Moments) -> None:
+        """Mix a partner's moments on all ranks, each in its own part, unless ours are others by now."""
+        if moments.form == self._moments.current:
+            self._on_moments("mix", moments.form, moments.rows[:, : moments.stop - moments.start], moments.start)
+
+    def _on_moments(self, kind: str, form: MomentForm, rows: Floats, start: int) -> bool:
+        """Do an operation with the elements from ``start`` on of each moment. Return True if all ranks succeed."""
+        first = self.layout.size + start
+        return all([
+            self._on_array(Operation(kind, first + number * form.elements, keys=form.names), row)
+            for number, row in enumerate(rows)
+        ])  # fmt: skip
 
     def optimizer_scalars(self) -> dict[str, float]:
         return self.work.state.scalars()

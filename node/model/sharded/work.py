@@ -22,6 +22,7 @@ from gossip.errors import LayoutError
 from node.model.device.uploads import Uploads
 from node.model.flat import TensorPositions, add_at
 from node.model.inventory.items import Choices
+from node.model.optimizer.moments import mix_values
 from node.model.optimizer.optimizer_state import OptimizerState
 from node.model.optimizers import Optimizers
 from node.model.sharded.memory import NO_BYTES, MappedVectors, MemoryName, SharedVectors
@@ -227,6 +228,11 @@ class ShardWork:
         for _, part, values in portion.views():
             change_tensor(part, values, lambda live, other: live.add_(other - live.to(other.dtype), alpha=ratio))
 
+    def _mix(self, portion: Portion) -> None:
+        for shard, part, values in portion.views():
+            if part.dim() == 0 or any(shard.tensor.stride()):  # Otherwise the optimizer has no such state yet.
+                change_tensor(part, values, mix_values)
+
     def _read_at(self, portion: Portion) -> bool:
         """Read this rank's part. Return True if all of it is finite."""
         finite = True
@@ -317,6 +323,6 @@ def change_tensor(tensor: Tensor, values: Tensor, change: Callable[[Tensor, Tens
 
 WORK: dict[str, Callable[[ShardWork, Portion], bool | None]] = {
     "read": ShardWork._read, "write": ShardWork._write, "add": ShardWork._add, "merge": ShardWork._merge,
-    "read_at": ShardWork._read_at, "add_at": ShardWork._add_at, "create": ShardWork._create,
+    "mix": ShardWork._mix, "read_at": ShardWork._read_at, "add_at": ShardWork._add_at, "create": ShardWork._create,
     "clear": ShardWork._clear, "sound": ShardWork._sound, "plain": ShardWork._plain,
 }  # fmt: skip
