@@ -297,7 +297,14 @@ class Partners:
 
     def note_request(self, asker: PeerId | None, now: float) -> None:
         """Note who asked for a finished mix; None if we did."""
-        self.requests.note_mix(asker, self.trained_intervals(now), len(self.alive()))
+        intervals = self.trained_intervals(now)
+        self.requests.note_mix(asker, intervals, len(self.alive()))
+        self.requests.paces.note_steps(self.local.steps, intervals, self.steps_of_others)
+
+    def steps_of_others(self) -> dict[PeerId, int]:
+        """Return the step counts that the members of our run state."""
+        records = map(self.members.record, self.present(self.alive()))
+        return {record.id: record.steps for record in records if record is not None}
 
     def note_success(self, partner: PeerId) -> None:
         self.back_off.note_success(partner)

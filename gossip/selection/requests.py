@@ -5,15 +5,17 @@ ask as often as they may would be nearly all of that half. With 30 such members 
 honest ones, 77 % of all partners were among the 30. The filter (:mod:`gossip.filters.clip`) takes the nearest quarter
 of the partners for honest, so that they would set its radius.
 
-A node with more than ``CROWDED`` mixes an interval is *crowded*. It answers BUSY to a member with more requests than
-``MEDIAN_FACTOR`` times the median of the others, and ``SPARE`` more. Requests decay over ``MEMORY`` intervals for each
-member, in which a usual one asks four times. A node that is not crowded declines nobody for this: members that train
-faster ask more often, and do no harm.
+A node with more than ``CROWDED`` times the usual mixes of an interval is *crowded*. It answers BUSY to a member with
+more requests than ``MEDIAN_FACTOR`` times the median of the others, and ``SPARE`` more. Requests decay over ``MEMORY``
+intervals for each member, in which a usual one asks four times. A node that is not crowded declines nobody for this:
+members that train faster ask more often, and do no harm. A slow node has more mixes in each of its intervals, by as
+much as most members train faster (:class:`Paces`).
 """
 
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Callable, Iterable
 
 from gossip.ids import PeerId
@@ -25,8 +27,10 @@ MEMORY = 8.0  # Of our intervals for each member in which a request decays to 1/
 MEDIAN_FACTOR, SPARE = 1.25, 1.0
 MIN_MEMBERS = 8  # Fewest others with a limit. In a smaller swarm a single fast member may be much of all mixing.
 MAX_ASKERS = 1_024  # Members whose requests are remembered.
-MIX_MEMORY = 32.0  # Intervals in which a mix decays to 1/e.
+MIX_MEMORY = 128.0  # Intervals in which a mix decays to 1/e.
 CROWDED = 1.1  # Mixes of an interval beyond which a node is crowded, as a multiple of the usual number.
+PACE_INTERVALS, PACE_SHARE = 4.0, 0.25  # Paces are compared over so much of our training, and this share of all.
+PACE_MIXES = 1.5  # Growth of the usual mixes of an interval with the pace of the median member: some are faster still.
 
 
 class Requests:
@@ -40,6 +44,7 @@ class Requests:
         self.mixes = mixes_per_interval * MIX_MEMORY  # Decayed number, that of a usual node from the beginning.
         self.noted_at = 0.0
         self.counts = Recent[PeerId, tuple[float, float]](MAX_ASKERS)  # Decayed number, and its time.
+        self.paces = Paces()
 
     def note_mix(self, asker: PeerId | None, intervals: float, members: int) -> None:
         """Note a finished mix, in a swarm of so many other members; ``asker`` is None if this node asked for it."""
@@ -59,7 +64,7 @@ class Requests:
         self, asker: PeerId, intervals: float, members: int, present: Callable[[Iterable[PeerId]], list[PeerId]]
     ) -> bool:  # fmt: skip
         """Return True if this node is crowded, and this member among those that ask too often."""
-        if members < MIN_MEMBERS or self.recent_mixes(intervals) <= self.most_mixes:
+        if members < MIN_MEMBERS or self.recent_mixes(intervals) <= self.most_mixes * self.paces.more_mixes:
             return False
         counts = sorted(
             [self.count_of(other, intervals, members) for other in present(self.counts) if other != asker], reverse=True
@@ -67,3 +72,28 @@ class Requests:
         middle = (members - 1) // 2  # Of the other members' counts in this order; most of them may never have asked.
         median = counts[middle] if middle < len(counts) else 0.0
         return self.count_of(asker, intervals, members) >= MEDIAN_FACTOR * median + SPARE
+
+
+class Paces:
+    """How fast the other members train, by the step counts that they state; at least half of them are honest."""
+
+    def __init__(self) -> None:
+        self.median = 1.0  # Steps of the median member for each of ours.
+        self.compared_at = 0.0  # In intervals, as the following counts.
+        self.own_steps = 0
+        self.steps: dict[PeerId, int] = {}
+
+    @property
+    def more_mixes(self) -> float:
+        """Return the usual mixes of an interval, as a multiple of those of a node that is as fast as the median."""
+        return 1.0 + PACE_MIXES * max(self.median - 1.0, 0.0)
+
+    def note_steps(self, own_steps: int, intervals: float, steps_of_others: Callable[[], dict[PeerId, int]]) -> None:
+        """Compare the steps since the last comparison, if ``PACE_INTERVALS`` have passed."""
+        if self.steps and intervals - self.compared_at < max(PACE_INTERVALS, PACE_SHARE * intervals):
+            return
+        steps, own = steps_of_others(), own_steps - self.own_steps
+        taken = [steps[member] - self.steps[member] for member in steps if member in self.steps]
+        if taken and own > 0:
+            self.median = statistics.median_low(taken) / own
+        self.own_steps, self.compared_at, self.steps = own_steps, intervals, steps

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from gossip.selection.requests import MAX_ASKERS, MIN_MEMBERS, Requests
+from gossip.selection.requests import MAX_ASKERS, MIN_MEMBERS, Paces, Requests
 
 OWN_SHARE = 0.5  # Of all mixes of a usual node.
 
@@ -77,6 +77,36 @@ def test_members_that_are_gone_set_no_limit():
         requests.note_mix(turn % 10, 0.0, 10)
     assert not requests.is_too_much(0, 0.0, 10, list)
     assert requests.is_too_much(0, 0.0, 10, lambda counts: [member for member in counts if member > 7])
+
+
+@pytest.mark.parametrize(("pace", "is_declined"), [(1, True), (4, False)])
+def test_a_node_that_is_slower_than_most_declines_nobody_who_asks_as_often_as_they_do(pace, is_declined):
+    """Each of 20 members takes ``pace`` steps for each of ours, and the first two as many as they like to state."""
+    requests, own_steps = Requests(1.0), 0
+    for interval in range(64):
+        own_steps += 8
+        stated = {member: 8 * pace * interval * (1_000 if member < 2 else 1) for member in range(20)}
+        requests.paces.note_steps(own_steps, float(interval), stated.copy)
+        for turn in range(4):
+            requests.note_mix((4 * interval + turn) % 3, float(interval), 20)
+    assert requests.paces.median == pytest.approx(pace, rel=0.1)
+    assert requests.is_too_much(0, 63.0, 20, list) is is_declined
+
+
+def test_paces_are_compared_over_a_quarter_of_the_training_at_least():
+    paces, looks = Paces(), []
+    for interval in range(101):
+        paces.note_steps(interval, float(interval), lambda at=interval: looks.append(at) or {1: 2 * at})
+    assert looks[:3] == [0, 4, 8]
+    assert looks[-2:] == [72, 96]
+    assert paces.median == pytest.approx(2.0)
+
+
+def test_members_without_steps_of_late_or_earlier_ones_change_no_pace():
+    paces = Paces()
+    for own_steps, steps in ((0, {}), (8, {}), (16, {1: 100}), (24, {2: 900}), (24, {2: 950})):
+        paces.note_steps(own_steps, float(own_steps), lambda steps=steps: dict(steps))
+    assert paces.median == 1.0
 
 
 def test_the_table_is_bounded():
