@@ -11,6 +11,8 @@ from gossip.config.methods import METHODS
 
 PICTURE = "methods.png"
 INTERVAL = Path(__file__).resolve().parent.parent / "docs" / "results" / "interval.md"
+IN_FULL = """Three columns of the table above. [methods.json](methods.json) has the same figures of all columns, and the
+share of mixes of which a filter took nothing or a part (`cut_off`, each side counting)."""
 LOWEST = 24.0  # range of the picture in points below the best
 # The (dataset, condition) whose figures the page shows in full. Those of the others are in methods.json.
 DETAILED = [("digits", "dirichlet"), ("digits", "loss"), ("fashion-mnist", "dirichlet")]
@@ -35,7 +37,6 @@ TERMS = """
   goodbye, and most come back and take the weights of the others. It ends when as many steps were taken as elsewhere.
 - **uneven paces** (digits): six of the 32 peers take four times as long for a step. All take as many steps together as
   elsewhere.
-- **cut off**: the share of mixes of which a filter took nothing or a part, each side counting.
 - **mean node, worst**: accuracy on 1,000 (digits: 360) held-out samples, over nodes, each **just after its last
   mix**, which is when a model would be kept. **at once**: the mean over nodes at the instant of the end, up to an
   interval of local steps later. **average model**: of the mean of all models. **apart**: the consensus distance at
@@ -79,7 +80,6 @@ def detail(means, names, dataset, condition):
     """Return the table of all figures of one dataset and condition but the mean node's, which the overview has."""
     heads = [
         "method", "worst", "at once", "average model", "apart", "MB a node", "s", "mixes", "failed, %",
-        "cut off, %",
     ]  # fmt: skip
     lines = []
     for name in names:
@@ -88,7 +88,7 @@ def detail(means, names, dataset, condition):
             lines.append([
                 name, share(mean, "mixed_worst"), share(mean, "now"), share(mean, "average"),
                 number(mean, "distance", 2), number(mean, "mb", 2), number(mean, "virtual_s"), number(mean, "mixes"),
-                share(mean, "failed", 0), share(mean, "cut_off"),
+                share(mean, "failed", 0),
             ])  # fmt: skip
     return table(heads, lines)
 
@@ -326,7 +326,7 @@ def write_page(path, means, names, rates, world):
     ]  # fmt: skip
     parts += [
         "## In full\n",
-        "Three columns of the table above. [methods.json](methods.json) has the same figures of all columns.\n",
+        filled(IN_FULL) + "\n",
     ]
     for dataset, condition in DETAILED:
         if (dataset, condition) in columns:
