@@ -323,6 +323,8 @@ The default of an untouched `Config()` is played in the first table alone. It is
 are missed: a loss within 1 % of synchronous training at 400 times fewer bytes (7.4 % at 378 times), and within 0.3 % at
 16 times (1.4 % with an outer step of 0.2/0.9, 1.7 % by default, both with Muon). The mean of all weights after every
 step is 0.2 % behind with Muon, so the interval is the cost. Models of 10 million parameters were not played.
+Codecs and parts that were removed have their figures in
+[decision 44](../decisions/0044-what-did-not-earn-its-place.md).
 
 ```
 make bench-bytes

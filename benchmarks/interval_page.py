@@ -76,20 +76,25 @@ def difference(runs, reference):
     return statistics.mean(values), error
 
 
+def coarser(figures):
+    """Return why no node takes int4, with the world in which it is furthest behind int8."""
+    worst_points, worst_world = min(
+        (difference(runs, figures[world, EIGHTHS])[0], world)
+        for (world, name), runs in figures.items()
+        if name == FOURTHS
+    )
+    return (
+        f"No node takes a codec coarser than int8 by itself: {FOURTHS} is up to {-worst_points:.1f} points behind "
+        f"{EIGHTHS} elsewhere ({worst_world})."
+    )
+
+
 def cause(figures, world, default, best):
     """Return why the default is behind the best pair of a world, with the figures that show it."""
     ours, reference, sentences = figures[world, default], figures[world, EIGHTHS], []
     if best == FOURTHS:
         points, _ = difference(figures[world, best], reference)
-        worst_points, worst_world = min(
-            (difference(runs, figures[other, EIGHTHS])[0], other)
-            for (other, name), runs in figures.items()
-            if name == best
-        )
-        sentences.append(
-            f"{best} is {points:.1f} points ahead of {EIGHTHS}. No node takes a codec coarser than int8 by itself: "
-            f"elsewhere it is up to {-worst_points:.1f} points behind ({worst_world})."
-        )
+        sentences.append(f"{best} is {points:.1f} points ahead of {EIGHTHS}.")
     points, _ = difference(ours, reference)
     steps = statistics.median(run["interval"] for run in ours.values())
     compared = (
@@ -149,7 +154,10 @@ def write_page(path, figures, settings, default, budget, costly):
     dates = days[0] if len(days) == 1 else f"{days[0]} to {days[-1]}"
     reached = f"\nThe aim is reached in {len(whole) - len(missed)} of {len(whole)} worlds."
     if missed:
-        reached += " It is missed in these:\n\n" + "".join(
+        if any(best == FOURTHS for *_, best in missed):
+            reached += " " + coarser(equal)
+        reached = "\n" + textwrap.fill(reached + " It is missed in these:", 120, break_on_hyphens=False).strip()
+        reached += "\n\n" + "".join(
             bullet(f"**{world}**: {points:+.1f} points{more}. {cause(equal, world, default, best)}")
             for world, points, more, best in missed
         )

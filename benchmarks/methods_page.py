@@ -11,7 +11,11 @@ from gossip.config.methods import METHODS
 
 PICTURE = "methods.png"
 INTERVAL = Path(__file__).resolve().parent.parent / "docs" / "results" / "interval.md"
+IN_FULL = """Three columns of the table above. [methods.json](methods.json) has the same figures of all columns, and the
+share of mixes of which a filter took nothing or a part (`cut_off`, each side counting)."""
 LOWEST = 24.0  # range of the picture in points below the best
+# The (dataset, condition) whose figures the page shows in full. Those of the others are in methods.json.
+DETAILED = [("digits", "dirichlet"), ("digits", "loss"), ("fashion-mnist", "dirichlet")]
 
 TITLE = "# Every published method on the same work\n"
 WORK = """Written by `make bench-methods`. {played} {peers} Every run takes the same number of local steps ({steps}),
@@ -33,10 +37,10 @@ TERMS = """
   goodbye, and most come back and take the weights of the others. It ends when as many steps were taken as elsewhere.
 - **uneven paces** (digits): six of the 32 peers take four times as long for a step. All take as many steps together as
   elsewhere.
-- **cut off**: the share of mixes of which a filter took nothing or a part, each side counting.
-- **mean, worst**: accuracy on 1,000 (digits: 360) held-out samples, over nodes, each **just after its last mix**, which
-  is when a model would be kept. **at once**: the mean over nodes at the instant of the end, up to an interval of local
-  steps later. **average model**: of the mean of all models. **apart**: the consensus distance at that instant.
+- **mean node, worst**: accuracy on 1,000 (digits: 360) held-out samples, over nodes, each **just after its last
+  mix**, which is when a model would be kept. **at once**: the mean over nodes at the instant of the end, up to an
+  interval of local steps later. **average model**: of the mean of all models. **apart**: the consensus distance at
+  that instant.
 - **s**: virtual seconds until all steps were taken; more than {step_s:g} a step is waiting for others.
 """
 
@@ -73,18 +77,18 @@ def overview(means, names, columns, conditions):
 
 
 def detail(means, names, dataset, condition):
+    """Return the table of all figures of one dataset and condition but the mean node's, which the overview has."""
     heads = [
-        "method", "mean", "worst", "at once", "average model", "apart", "MB a node", "s", "mixes", "failed, %",
-        "cut off, %",
+        "method", "worst", "at once", "average model", "apart", "MB a node", "s", "mixes", "failed, %",
     ]  # fmt: skip
     lines = []
     for name in names:
         mean = means.get((dataset, condition, name))
         if mean is not None:
             lines.append([
-                name, share(mean, "mixed"), share(mean, "mixed_worst"), share(mean, "now"), share(mean, "average"),
+                name, share(mean, "mixed_worst"), share(mean, "now"), share(mean, "average"),
                 number(mean, "distance", 2), number(mean, "mb", 2), number(mean, "virtual_s"), number(mean, "mixes"),
-                share(mean, "failed", 0), share(mean, "cut_off"),
+                share(mean, "failed", 0),
             ])  # fmt: skip
     return table(heads, lines)
 
@@ -248,7 +252,10 @@ def of_many_nodes():
 def differences(names, rates):
     lines = []
     for name in names:
-        method = METHODS.get(name.removesuffix(", H 8"))
+        if name.endswith(", H 8"):
+            lines.append([name, "the same", *map(str, rates[name]), "the same"])
+            continue
+        method = METHODS.get(name)
         differs = "ours" if method is None else method.differs
         lines.append([name, "-" if method is None else method.paper, *map(str, rates[name]), differs])
     return table(["method", "paper", "rate, IID", "rate, Dirichlet", "in what this is not the paper"], lines)
@@ -317,8 +324,13 @@ def write_page(path, means, names, rates, world):
         overview(means, names, columns, conditions), reading(means, columns),
         f"![accuracy against MB]({PICTURE})\n", aimed(means),
     ]  # fmt: skip
-    for dataset, condition in columns:
-        parts += [f"## {dataset}, {conditions[condition]}\n", detail(means, names, dataset, condition)]
+    parts += [
+        "## In full\n",
+        filled(IN_FULL) + "\n",
+    ]
+    for dataset, condition in DETAILED:
+        if (dataset, condition) in columns:
+            parts += [f"### {dataset}, {conditions[condition]}\n", detail(means, names, dataset, condition)]
     parts += [
         "## Rates and differences\n",
         "Each rate is the best of three on digits, one seed; on Fashion-MNIST a twentieth: its inputs are larger.\n",

@@ -1,8 +1,8 @@
 """Reliability scenarios with real processes: nodes die, stop, are partitioned, join and leave.
 
 ``make reliability`` (or ``python benchmarks/reliability.py [NAME...] [--json]``) runs them on this machine, over
-loopback or network namespaces, in two to three minutes, and prints the table of docs/results/chaos.md. Each scenario is
-a function that returns figures; its docstring's first line is printed. tests/reliability checks the promised values.
+loopback or network namespaces, in two to three minutes, and prints the figures of docs/results/chaos.md. Each scenario
+is a function that returns figures; its docstring's first line is printed. tests/reliability checks the promised values.
 """
 
 from __future__ import annotations
