@@ -21,6 +21,7 @@ from node.adapters.transformers import TransformersGossip  # gossip 1: one impor
 
 parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
 parser.add_argument("--samples", type=int, default=30_000, help="stop when the whole swarm has trained on so many")
+parser.add_argument("--batch-size", type=int, default=16)
 parser.add_argument("--folder", type=Path, help="keep checkpoints here, and go on from the last one")
 parser.add_argument("--step-delay", type=float, default=0.0, help="seconds to sleep after each step, to watch a swarm")
 parser.add_argument("--alone", action="store_true", help="the same loop without a swarm, to compare")
@@ -65,9 +66,10 @@ folder = args.folder or Path(tempfile.mkdtemp(prefix="transformers-text-"))
 trainer = Trainer(
     model,
     TrainingArguments(
-        str(folder), max_steps=args.samples // 16 if args.alone else args.samples, per_device_train_batch_size=16,
-        learning_rate=2e-3, lr_scheduler_type="constant", logging_steps=50, save_steps=50, save_total_limit=2,
-        ignore_data_skip=True, use_cpu=True, report_to="none", disable_tqdm=True, dataloader_pin_memory=False,
+        str(folder), max_steps=args.samples // args.batch_size if args.alone else args.samples,
+        per_device_train_batch_size=args.batch_size, learning_rate=2e-3, lr_scheduler_type="constant",
+        logging_steps=50, save_steps=50, save_total_limit=2, ignore_data_skip=True, use_cpu=True,
+        report_to="none", disable_tqdm=True, dataloader_pin_memory=False,
     ),
     train_dataset=Windows(train), eval_dataset=Windows(test), callbacks=[Delay()],
 )  # fmt: skip

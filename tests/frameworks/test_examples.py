@@ -48,7 +48,9 @@ def test_two_learn_as_well_as_one_process_and_one_that_was_killed_goes_on(script
         again = start(tmp_path / "second", *slowly, seed=address)
         assert again.address
     results = [first.result(), again.result()]
-    alone = start(tmp_path / "alone", "--samples", str(total), "--alone").result()
+    # A process alone takes twice as many steps on as many samples, from which a text still gains: 0.41 beside 0.38.
+    joint_batch = ("--batch-size", "32") if script == TEXT else ()
+    alone = start(tmp_path / "alone", "--samples", str(total), "--alone", *joint_batch).result()
     with capsys.disabled():
         two = ", ".join(f"{one['accuracy']:.3f}" for one in results)
         print(f"\n{script} {backend}: accuracy of a swarm of two {two}; of one process {alone['accuracy']:.3f}")
