@@ -77,6 +77,7 @@ bench-wan: $(READY) ## measure nodes on emulated wide links beside DDP, and HIVE
 	$(PY) benchmarks/wan.py $(if $(HIVEMIND),--hivemind $(HIVEMIND)) --json build/wan.json
 
 bench-bytes: $(READY) ## compare accuracy with bytes for every codec and with synchronous training; goes on where it was interrupted, hours
+	$(PY) benchmarks/language.py
 	$(PY) benchmarks/bytes.py
 
 bench-sim: $(READY) ## measure the simulator; beside gossipy with GOSSIPY=/path/to/its/python

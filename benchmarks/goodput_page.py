@@ -1,18 +1,17 @@
-"""The tables of docs/results/goodput.md: each is replaced at its mark, and the prose around it stays."""
+"""The tables of docs/results/goodput.md."""
 
 from __future__ import annotations
 
 import statistics
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import goodput_model as model
+from pages import RESULTS
 
-__all__ = ["PAGE", "accuracy_rows", "goodput_rows", "model_rows", "put", "storm_rows", "world_rows"]
+__all__ = ["PAGE", "accuracy_rows", "goodput_rows", "model_rows", "storm_rows", "world_rows"]
 
-PAGE = Path(__file__).resolve().parents[1] / "docs" / "results" / "goodput.md"
-END = "<!-- end -->"
+PAGE = RESULTS / "goodput.md"
 PLAYED, WARNED = "100 Gbit/s", "with a notice"  # These worlds are compared with the published figures.
 KINDS = {"rigid": "data parallel", "elastic": "elastic data parallel"}
 ROUNDS = (24, 500)  # steps between barriers: Decoupled DiLoCo's interval, and DiLoCo's
@@ -20,31 +19,6 @@ Figures = Mapping[str, float]
 Runs = Mapping[
     tuple[int, str, str], Sequence[Figures]
 ]  # The keys are learners, world and partition; each seed is a run.
-
-
-def put(page: Path, name: str, rows: Sequence[Sequence[str]]) -> None:
-    """Write a table between ``<!-- table: name -->`` and the next ``<!-- end -->``.
-
-    Args:
-        page: The file, which must have the mark.
-        name: The table's.
-        rows: The head first; all of one length.
-
-    Raises:
-        ValueError: The page has no such mark, or a row is of another length.
-    """
-    text = page.read_text(encoding="utf-8")
-    mark = f"<!-- table: {name} -->\n"
-    before, has_mark, rest = text.partition(mark)
-    _, has_end, after = rest.partition(END)
-    if not has_mark or not has_end:
-        raise ValueError(f"{page} has no table {name!r}: it needs the lines {mark.strip()} and {END}.")
-    head, *body = rows
-    if any(len(row) != len(head) for row in body):
-        raise ValueError(f"A row of the table {name!r} has not {len(head)} cells, as its head has.")
-    lines = [head, ["---"] * len(head), *body]
-    table = "".join("| " + " | ".join(row) + " |\n" for row in lines)
-    page.write_text(f"{before}{mark}\n{table}\n{END}{after}", encoding="utf-8")
 
 
 def model_rows(pauses: model.Pauses) -> list[list[str]]:

@@ -35,6 +35,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 import digits_node
 import goodput_page as page
 from chaos import NODES, Chaos, Place, waits
+from pages import put
 from swarm_lab import Cut, Patient, namespaces_missing
 
 
@@ -233,7 +234,7 @@ def main() -> None:
         print(json.dumps(found, indent=2))
         return
     rows = page.storm_rows(found)
-    page.put(page.PAGE, "storm", rows)
+    put(page.PAGE, "storm", rows)
     for row in rows:
         print(" | ".join(row))
 

@@ -41,6 +41,11 @@ def page():
 
 
 @pytest.fixture(scope="module")
+def pages():
+    return load("pages")
+
+
+@pytest.fixture(scope="module")
 def goodput():
     return load("goodput")
 
@@ -104,23 +109,23 @@ def test_a_barrier_never_beats_learners_that_do_not_wait(model):
 TEXT = "# Title\n\n<!-- table: one -->\n<!-- end -->\n\nProse.\n\n<!-- table: two -->\nold\n<!-- end -->\nLast.\n"
 
 
-def test_a_table_is_replaced_and_the_prose_stays(page, tmp_path):
+def test_a_table_is_replaced_and_the_prose_stays(pages, tmp_path):
     path = tmp_path / "page.md"
     path.write_text(TEXT)
     for _ in range(2):  # the second time over the first
-        page.put(path, "two", [["a", "b"], ["1", "2"]])
+        pages.put(path, "two", [["a", "b"], ["1", "2"]])
     text = path.read_text()
     assert text.startswith("# Title\n\n<!-- table: one -->\n<!-- end -->\n\nProse.\n")
     assert text.endswith("<!-- table: two -->\n\n| a | b |\n| --- | --- |\n| 1 | 2 |\n\n<!-- end -->\nLast.\n")
 
 
-def test_a_table_without_a_place_is_refused_and_nothing_is_written(page, tmp_path):
+def test_a_table_without_a_place_is_refused_and_nothing_is_written(pages, tmp_path):
     path = tmp_path / "page.md"
     path.write_text(TEXT)
     with pytest.raises(ValueError, match="has no table 'three'"):
-        page.put(path, "three", [["a"]])
+        pages.put(path, "three", [["a"]])
     with pytest.raises(ValueError, match="has not 2 cells"):
-        page.put(path, "two", [["a", "b"], ["1"]])
+        pages.put(path, "two", [["a", "b"], ["1"]])
     assert path.read_text() == TEXT
 
 
@@ -157,12 +162,15 @@ def test_learners_lose_the_time_they_are_away_and_the_steps_that_die_with_them(g
     assert failing["virtual_s"] > calm["virtual_s"]
 
 
-def test_a_run_that_was_played_with_other_settings_is_not_known(goodput, model):
+def test_a_finished_run_is_known_by_all_of_its_settings(pages, goodput, model, monkeypatch, tmp_path):
+    monkeypatch.setattr(pages, "ROOT", tmp_path)
     job, pauses = (4, "100 Gbit/s", "iid", 1), model.Pauses(22.5, 78.0)
-    cache = {job: {"world": goodput.world_of(job, pauses), "figures": {"trained": 0.5}}}
-    assert goodput.known(job, pauses, cache) == {"trained": 0.5}
-    assert goodput.known(job, model.Pauses(23.0, 78.0), cache) is None
-    assert goodput.known((4, "100 Gbit/s", "iid", 2), pauses, cache) is None
+    pages.Runs("goodput").add(goodput.scenario(job, pauses), {"trained": 0.5})
+    again = pages.Runs("goodput")
+    assert again.get(goodput.scenario(job, pauses)) == {"trained": 0.5}
+    assert again.get(goodput.scenario(job, model.Pauses(23.0, 78.0))) is None
+    assert again.get(goodput.scenario((4, "100 Gbit/s", "iid", 2), pauses)) is None
+    assert pages.Runs("goodput", fresh=True).get(goodput.scenario(job, pauses)) is None
 
 
 # -- the storm -------------------------------------------------------------------------------------------------------
