@@ -31,8 +31,6 @@ sys.path.insert(0, str(Path(__file__).parent))
 import numpy as np
 from swarm_lab import Lab, Patient
 
-from node.identity.keys import new_secret
-
 FAULT_S = 90.0
 STOPPED_S, GONE_S = 15.0, 10.0
 LEAVES_S = 60.0  # limit for leaving, which takes a second, and for unloading torch, which takes one of CPU time
@@ -224,10 +222,7 @@ def main() -> None:
     began = time.monotonic()
     options: dict[str, Any] = {"step_ms": arguments.step_ms, "row_s": arguments.row_s, "census": True, "for": 1e6}
     with Lab("digits_node.py", **options) as lab:
-        secret = lab.folder / "secret"
-        secret.write_text(new_secret())
-        secret.chmod(0o600)
-        lab.defaults["secret"] = str(secret)
+        lab.encrypt()
         soak = Soak(lab, arguments)
         soak.start()
         with contextlib.suppress(KeyboardInterrupt):  # ^C ends the run early, with the rows so far
