@@ -11,15 +11,12 @@ the peak during training and during joining, minus the memory with model, gradie
 
 import argparse
 import json
-import os
 import resource
-import select
 import statistics
-import subprocess
 import sys
 import time
 
-os.environ |= {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+from children import Child, say, visit_until_told
 
 
 def trainer(megabytes, seed, optimizer, seconds):
@@ -33,9 +30,7 @@ def trainer(megabytes, seed, optimizer, seconds):
     with Node(*model, seeds=[seed] if seed else (), config=Config(mix_every_steps=1)) as member:
         vector.fill(1.0 if seed else 0.0)  # joining has overwritten it with the first node's weights
         print(member.address, flush=True)
-        while not select.select([sys.stdin], [], [], 0.01)[0]:
-            member._training.visit()
-        sys.stdin.readline()
+        visit_until_told(member)
         joining = peak_bytes() - before
         reset_peak()
         times, begin = [], time.perf_counter()
@@ -46,12 +41,12 @@ def trainer(megabytes, seed, optimizer, seconds):
             times.append((time.perf_counter() - started, time.thread_time() - cpu))
         mixes = member.metrics().exchanges_done
         times.sort()
-        print(json.dumps({
+        say({
             "longest_s": times[-1][0], "longest_cpu_s": max(cpu for _, cpu in times),
             "median_s": statistics.median(wall for wall, _ in times), "steps": len(times), "mixes": mixes,
             "copy_s": copy_s, "vectors": (peak_bytes() - before) / vector.nbytes, "seconds": seconds,
             "joining_vectors": joining / vector.nbytes if seed else None,
-        }), flush=True)  # fmt: skip
+        })  # fmt: skip
         sys.stdin.readline()
 
 
@@ -82,7 +77,7 @@ def newcomer(megabytes, seed, optimizer):
     sys.stdin.readline()
     begin = time.perf_counter()
     with Node(*model, seeds=[seed], config=Config(mix_every_steps=1)):
-        print(json.dumps(time.perf_counter() - begin), flush=True)
+        say(time.perf_counter() - begin)
         sys.stdin.readline()
 
 
@@ -113,35 +108,22 @@ def peak_bytes():
         return next(int(line.split()[1]) * 1024 for line in file if line.startswith("VmHWM"))
 
 
-def send_line(process):
-    process.stdin.write("\n")
-    process.stdin.flush()
-
-
 def pair(megabytes, seconds, optimizer):
+    options = "--megabytes", megabytes, "--seconds", seconds, "--optimizer", optimizer
     processes, seed = [], []
-
-    def start(role):
-        options = "--megabytes", str(megabytes), "--seconds", str(seconds), "--optimizer", optimizer
-        command = [sys.executable, __file__, role, *options, *seed]
-        return subprocess.Popen(command, stdin=-1, stdout=-1, text=True)
-
     for _ in range(2):
-        processes.append(start("trainer"))
-        seed = ["--seed", processes[-1].stdout.readline().strip()]
-    joining = start("newcomer")
-    joining.stdout.readline()
+        processes.append(Child(__file__, "trainer", *options, *seed))
+        seed = ["--seed", processes[-1].line()]
+    joining = Child(__file__, "newcomer", *options, *seed)
+    joining.line()
     for process in processes:
-        send_line(process)
+        process.tell()
     time.sleep(seconds / 3)
-    send_line(joining)
-    joined_s = json.loads(joining.stdout.readline())
-    send_line(joining)
-    joining.wait(30)
-    rows = [json.loads(process.stdout.readline()) | {"joined_s": joined_s} for process in processes]
+    joined_s = joining.answer("")
+    joining.finish()
+    rows = [process.answer() | {"joined_s": joined_s} for process in processes]
     for process in processes:
-        process.stdin.close()
-        process.wait(30)
+        process.finish()
     return rows
 
 

@@ -18,7 +18,6 @@ import argparse
 import json
 import math
 import os
-import select
 import statistics
 import subprocess
 import sys
@@ -26,26 +25,25 @@ import tempfile
 import time
 from pathlib import Path
 
+from children import Child, say, visit_until_told
+
 HERE = Path(__file__).resolve().parent
 KINDS = "gpt-1m", "mlp-10m", "cnn-100k", "mlp-5k"
 os.environ |= {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 
 
 # -- one process of a pair ---------------------------------------------------------------------------------------
-def averager(megabytes, seed, secret, seconds, codec, threads, sealed, outer):
+def averager(megabytes, seed, secret, seconds, codec, sealed, outer):
     """Exchange as often as possible for some seconds, and print the durations."""
     import numpy as np
 
     import node.loop.training
-    import node.network.transfers.streams
     import node.transport.sealed
     from gossip.codecs import get_codec
     from node import Config, Node
 
     node.transport.sealed.IN_PLACE &= sealed
     node.loop.settling.SETTLED = 0.0  # go on exchanging after the two models agree
-    if not threads:
-        node.network.transfers.streams.LARGE_BYTES = math.inf
     vector = np.zeros(int(megabytes * 1e6) // 4, np.float32)
     with Node(
         {"x": vector}, seeds=[seed] if seed else (), secret=secret,
@@ -54,18 +52,14 @@ def averager(megabytes, seed, secret, seconds, codec, threads, sealed, outer):
         durations_s = timed(member._training.network.runtime.streams)
         vector.fill(1.0 if seed else 0.0)  # joining has overwritten it with the first node's weights
         print(member.address, flush=True)
-        while not select.select([sys.stdin], [], [], 0.01)[0]:
-            member._training.visit()
-        sys.stdin.readline()
+        visit_until_told(member)
         begin, cpu = time.perf_counter(), time.process_time()
         member.settle(seconds)
         elapsed, cpu = time.perf_counter() - begin, time.process_time() - cpu
         done = member.metrics().exchanges_done
         allowed_error = 0.05 if outer else 1e-3 + get_codec(codec).relative_error
         is_mean = bool(abs(float(vector[0]) - 0.5) < allowed_error)
-        print(
-            json.dumps([durations_s, elapsed / max(1, done), is_mean, cpu / max(1, done), float(vector[0])]), flush=True
-        )
+        say([durations_s, elapsed / max(1, done), is_mean, cpu / max(1, done), float(vector[0])])
         sys.stdin.readline()
 
 
@@ -141,16 +135,14 @@ def trainer(kind, seconds, with_node, seed):
         return loss
 
     if not with_node:
-        print(json.dumps([train(lambda loss: None), 0, 0.0]), flush=True)
+        say([train(lambda loss: None), 0, 0.0])
         return
     with Node(model, optimizer, seeds=[seed] if seed else (), config=Config(mix_every_steps=8)) as member:
         print(member.address, flush=True)
-        while not select.select([sys.stdin], [], [], 0.005)[0]:
-            member._training.visit()
-        sys.stdin.readline()
+        visit_until_told(member)
         rate = train(lambda loss: member.step(loss=loss, samples=64))
         metrics = member.metrics()
-        print(json.dumps([rate, metrics.exchanges_done, metrics.step_overhead_seconds]), flush=True)
+        say([rate, metrics.exchanges_done, metrics.step_overhead_seconds])
         sys.stdin.readline()
 
 
@@ -158,50 +150,32 @@ def trainer(kind, seconds, with_node, seed):
 class Pair:
     """Two (or ``count``) processes of this file; if they are nodes, each has the previous one as its seed."""
 
-    def __init__(self, arguments, nodes=True, kernel="", count=2):
+    def __init__(self, *arguments, nodes=True, count=2):
         """Start the processes."""
         self.processes, seed = [], []
-        environment = os.environ | {"GOSSIP_KERNEL": kernel}
         for _ in range(count):
-            command = [sys.executable, __file__, *map(str, arguments), *seed]
-            self.processes.append(subprocess.Popen(command, stdin=-1, stdout=-1, text=True, env=environment))
+            self.processes.append(Child(__file__, *arguments, *seed))
             if nodes:
-                seed = ["--seed", self.processes[-1].stdout.readline().strip()]  # printed once it has joined
+                seed = ["--seed", self.processes[-1].line()]  # printed once it has joined
 
-    def send_line(self):
+    def tell(self):
         """Let the processes go on: each waits for a line in turn."""
         for process in self.processes:
-            process.stdin.write("\n")
-            process.stdin.flush()
+            process.tell()
 
-    def read_results(self):
-        return [json.loads(process.stdout.readline()) for process in self.processes]
-
-    def wait_ready(self):
+    def results(self):
+        """Return what all have found, once they have ended."""
+        rows = [process.answer() for process in self.processes]
         for process in self.processes:
-            assert process.stdout.readline().strip() == "ready"
-
-    def end(self):
-        for process in self.processes:
-            process.stdin.close()
-            process.wait(30)
+            process.finish()
+        return rows
 
 
-def our_exchange(
-    megabytes, secret=None, codec="fp32", seconds=4.0, threads=True, sealed=True, kernel="", outer=False
-):  # fmt: skip
-    pair = Pair(
-        ["averager", "--megabytes", megabytes, "--seconds", seconds, "--codec", codec]
-        + (["--secret", secret] if secret else [])
-        + ([] if threads else ["--loop"])
-        + ([] if sealed else ["--tls"])
-        + (["--outer"] if outer else []),
-        kernel=kernel,
-    )
-    pair.send_line()
-    rows = pair.read_results()
-    pair.send_line()
-    pair.end()
+def our_exchange(megabytes, secret=None, codec="fp32", seconds=4.0, sealed=True, outer=False):
+    flags = ["--secret", secret] * bool(secret) + ["--tls"] * (not sealed) + ["--outer"] * outer
+    pair = Pair("averager", "--megabytes", megabytes, "--seconds", seconds, "--codec", codec, *flags)
+    pair.tell()
+    rows = pair.results()
     durations = [value for row in rows for value in row[0]]
     assert all(row[2] for row in rows), "the two did not end with the mean"
     return {
@@ -212,11 +186,9 @@ def our_exchange(
 
 def four_averaging(megabytes, seconds=6.0):
     """Return the GB a second that four processes average together."""
-    pair = Pair(["averager", "--megabytes", megabytes, "--seconds", seconds], count=4)
-    pair.send_line()
-    rows = pair.read_results()
-    pair.send_line()
-    pair.end()
+    pair = Pair("averager", "--megabytes", megabytes, "--seconds", seconds, count=4)
+    pair.tell()
+    rows = pair.results()
     values = [row[4] for row in rows]  # the start is 0, 1, 1, 1; filters take less of the outlier
     assert max(values) - min(values) < 0.05, f"the four did not come together: {values}"
     return sum(megabytes / 1e3 / row[1] for row in rows)
@@ -248,21 +220,18 @@ def slowdown(kind, seconds=6.0, pairs=3):
     alone, together, mixes, overhead = [], [], [], []
     for _ in range(pairs):
         for with_node in (False, True):
-            flags = ["trainer", "--kind", kind, "--seconds", seconds] + (["--node"] if with_node else [])
-            pair = Pair(flags, nodes=with_node)
+            pair = Pair("trainer", "--kind", kind, "--seconds", seconds, *["--node"] * with_node, nodes=with_node)
             if with_node:
-                pair.send_line()
-            pair.wait_ready()
-            pair.send_line()
-            rows = pair.read_results()
+                pair.tell()
+            for process in pair.processes:
+                assert process.line() == "ready"
+            pair.tell()
+            rows = pair.results()
+            rate = statistics.mean(row[0] for row in rows)
+            (together if with_node else alone).append(rate)
             if with_node:
-                pair.send_line()
-                together.append(statistics.mean(row[0] for row in rows))
-                mixes.append(sum(row[1] for row in rows) / 2 / (seconds * together[-1] / 8))
+                mixes.append(sum(row[1] for row in rows) / 2 / (seconds * rate / 8))
                 overhead.append(rows[0][2])
-            else:
-                alone.append(statistics.mean(row[0] for row in rows))
-            pair.end()
     ratios = [1 - with_mixes / without for without, with_mixes in zip(alone, together, strict=True)]
     return {
         "step_ms": 1e3 / statistics.median(alone), "slowed_percent": 100 * statistics.median(ratios),
@@ -286,14 +255,11 @@ def main():
     parser.add_argument("--seconds", type=float, default=4.0, help=argparse.SUPPRESS)
     parser.add_argument("--kind", help=argparse.SUPPRESS)
     parser.add_argument("--node", action="store_true", help=argparse.SUPPRESS)
-    parser.add_argument("--loop", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--tls", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--outer", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.role == "averager":
-        averager(
-            args.megabytes, args.seed, args.secret, args.seconds, args.codec, not args.loop, not args.tls, args.outer
-        )
+        averager(args.megabytes, args.seed, args.secret, args.seconds, args.codec, not args.tls, args.outer)
         return
     if args.role == "trainer":
         trainer(args.kind, args.seconds, args.node, args.seed)
@@ -318,11 +284,8 @@ def main():
             "raw sockets": lambda: script(sys.executable, "raw_duplex.py", args.megabytes),
             "gossip": lambda: our_exchange(args.megabytes),
             "outer step": lambda: our_exchange(args.megabytes, outer=True),
-            "without threads": lambda: our_exchange(args.megabytes, threads=False),
             "gossip, bf16": lambda: our_exchange(args.megabytes, codec="bf16"),
             "gossip, int8": lambda: our_exchange(args.megabytes, codec="int8"),
-            "bf16, in numpy": lambda: our_exchange(args.megabytes, codec="bf16", kernel="numpy"),
-            "int8, in numpy": lambda: our_exchange(args.megabytes, codec="int8", kernel="numpy"),
             "gossip, sealed": lambda: our_exchange(args.megabytes, secret=str(secret)),
             "gossip, TLS": lambda: our_exchange(args.megabytes, secret=str(secret), sealed=False),
         }

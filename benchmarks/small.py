@@ -1,13 +1,9 @@
-"""The cost of a small exchange and of an idle node: calls of Python functions, and CPU time.
+"""The cost of a small exchange: calls of Python functions, and CPU time.
 
     python benchmarks/small.py                       two nodes in one process: 100,000 elements, a mix at every step
-    python benchmarks/small.py --idle 2 8 50         idle nodes, each in a process of its own
-    python benchmarks/small.py --among 100 500       one node in a process of its own, the others a cheap crowd
 
 Calls are those of Python functions in the network thread and inside ``step()``, for one side of an exchange. A second
-run without counting measures the CPU time. An idle node has joined, and its loop does not step. Its figures are percent
-of a core, messages sent and received by kind, and new links a second. Links from the time of joining are closed after a
-minute without use; ``--settle-s 90`` waits for that.
+run without counting measures the CPU time.
 """
 
 from __future__ import annotations
@@ -18,8 +14,6 @@ import sys
 import threading
 import time
 from typing import TYPE_CHECKING, NamedTuple
-
-import idle
 
 if TYPE_CHECKING:
     from node import Node
@@ -117,20 +111,8 @@ def small(count: bool, seconds: float, elements: int = ELEMENTS) -> dict[str, fl
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--idle", type=int, nargs="+", default=[], help="how many idle nodes")
-    parser.add_argument("--among", type=int, nargs="+", default=[], help="how many, one of them by itself")
-    parser.add_argument(
-        "--settle-s", type=float, default=5.0, help="from when all know all to the first look at the CPU"
-    )
     parser.add_argument("--seconds", type=float, default=10.0)
-    parser.add_argument("--rounds", type=int, default=1, help="of so many seconds each, one after the other")
     args = parser.parse_args()
-    if args.idle or args.among:
-        times = args.seconds, args.settle_s, args.rounds
-        figures = {str(count): idle.alone(count, *times) for count in args.idle}
-        figures |= {f"among {count}": idle.among(count, *times) for count in args.among}
-        print(json.dumps(figures))
-        return
     counted, timed = small(True, args.seconds), small(False, args.seconds)
     print(json.dumps({
         "exchanges_a_side": timed["exchanges"],
