@@ -19,7 +19,7 @@ import time
 from children import Child, say, visit_until_told
 
 
-def trainer(megabytes, seed, optimizer, seconds):
+def trainer(seeds, megabytes, optimizer, seconds):
     """Train for some seconds, and print the times of the steps."""
     from node import Config, Node
 
@@ -27,8 +27,8 @@ def trainer(megabytes, seed, optimizer, seconds):
     copy_s = one_copy(vector)
     reset_peak()
     before = resident_bytes()
-    with Node(*model, seeds=[seed] if seed else (), config=Config(mix_every_steps=1)) as member:
-        vector.fill(1.0 if seed else 0.0)  # joining has overwritten it with the first node's weights
+    with Node(*model, seeds=seeds, config=Config(mix_every_steps=1)) as member:
+        vector.fill(1.0 if seeds else 0.0)  # joining has overwritten it with the first node's weights
         print(member.address, flush=True)
         visit_until_told(member)
         joining = peak_bytes() - before
@@ -45,7 +45,7 @@ def trainer(megabytes, seed, optimizer, seconds):
             "longest_s": times[-1][0], "longest_cpu_s": max(cpu for _, cpu in times),
             "median_s": statistics.median(wall for wall, _ in times), "steps": len(times), "mixes": mixes,
             "copy_s": copy_s, "vectors": (peak_bytes() - before) / vector.nbytes, "seconds": seconds,
-            "joining_vectors": joining / vector.nbytes if seed else None,
+            "joining_vectors": joining / vector.nbytes if seeds else None,
         })  # fmt: skip
         sys.stdin.readline()
 
@@ -68,7 +68,7 @@ def training(megabytes, optimizer):
     return (module, adamw), module.x.detach().numpy(), adamw.step
 
 
-def newcomer(megabytes, seed, optimizer):
+def newcomer(seeds, megabytes, optimizer):
     """Join, and print how long that took."""
     from node import Config, Node
 
@@ -76,7 +76,7 @@ def newcomer(megabytes, seed, optimizer):
     print("ready", flush=True)
     sys.stdin.readline()
     begin = time.perf_counter()
-    with Node(*model, seeds=[seed], config=Config(mix_every_steps=1)):
+    with Node(*model, seeds=seeds, config=Config(mix_every_steps=1)):
         say(time.perf_counter() - begin)
         sys.stdin.readline()
 
@@ -109,12 +109,12 @@ def peak_bytes():
 
 
 def pair(megabytes, seconds, optimizer):
-    options = "--megabytes", megabytes, "--seconds", seconds, "--optimizer", optimizer
-    processes, seed = [], []
+    processes, seeds = [], []
     for _ in range(2):
-        processes.append(Child(__file__, "trainer", *options, *seed))
-        seed = ["--seed", processes[-1].line()]
-    joining = Child(__file__, "newcomer", *options, *seed)
+        job = json.dumps(["trainer", seeds, megabytes, optimizer, seconds])
+        processes.append(Child(__file__, "--role", job))
+        seeds = [processes[-1].line()]
+    joining = Child(__file__, "--role", json.dumps(["newcomer", seeds, megabytes, optimizer]))
     joining.line()
     for process in processes:
         process.tell()
@@ -129,17 +129,16 @@ def pair(megabytes, seconds, optimizer):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("role", nargs="?", choices=["trainer", "newcomer"], help=argparse.SUPPRESS)
     parser.add_argument("--megabytes", type=float, default=400.0)
     parser.add_argument("--optimizer", nargs="+", choices=["sgd", "adamw"], default=["sgd", "adamw"])
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=12.0)
     parser.add_argument("--json", action="store_true")
-    parser.add_argument("--seed", help=argparse.SUPPRESS)
+    parser.add_argument("--role", type=json.loads, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.role:
-        role = {"trainer": trainer, "newcomer": newcomer}[args.role]
-        role(args.megabytes, args.seed, args.optimizer[0], *[args.seconds] * (args.role == "trainer"))
+        name, *arguments = args.role
+        {"trainer": trainer, "newcomer": newcomer}[name](*arguments)
         return
     found = {name: [pair(args.megabytes, args.seconds, name) for _ in range(args.rounds)] for name in args.optimizer}
     if args.json:

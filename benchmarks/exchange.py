@@ -33,7 +33,7 @@ os.environ |= {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 
 
 # -- one process of a pair ---------------------------------------------------------------------------------------
-def averager(megabytes, seed, secret, seconds, codec, sealed, outer):
+def averager(seeds, megabytes, seconds, secret=None, codec="fp32", sealed=True, outer=False):
     """Exchange as often as possible for some seconds, and print the durations."""
     import numpy as np
 
@@ -46,11 +46,11 @@ def averager(megabytes, seed, secret, seconds, codec, sealed, outer):
     node.loop.settling.SETTLED = 0.0  # go on exchanging after the two models agree
     vector = np.zeros(int(megabytes * 1e6) // 4, np.float32)
     with Node(
-        {"x": vector}, seeds=[seed] if seed else (), secret=secret,
+        {"x": vector}, seeds=seeds, secret=secret,
         config=Config(codec=codec) if outer else Config(codec=codec, outer_momentum=0.0),
     ) as member:  # fmt: skip
         durations_s = timed(member._training.network.runtime.streams)
-        vector.fill(1.0 if seed else 0.0)  # joining has overwritten it with the first node's weights
+        vector.fill(1.0 if seeds else 0.0)  # joining has overwritten it with the first node's weights
         print(member.address, flush=True)
         visit_until_told(member)
         begin, cpu = time.perf_counter(), time.process_time()
@@ -83,7 +83,7 @@ def timed(streams):
     return durations_s
 
 
-def trainer(kind, seconds, with_node, seed):
+def trainer(seeds, kind, seconds, with_node):
     """Train for some seconds, and print the steps per second."""
     import torch
     from torch import nn
@@ -137,7 +137,7 @@ def trainer(kind, seconds, with_node, seed):
     if not with_node:
         say([train(lambda loss: None), 0, 0.0])
         return
-    with Node(model, optimizer, seeds=[seed] if seed else (), config=Config(mix_every_steps=8)) as member:
+    with Node(model, optimizer, seeds=seeds, config=Config(mix_every_steps=8)) as member:
         print(member.address, flush=True)
         visit_until_told(member)
         rate = train(lambda loss: member.step(loss=loss, samples=64))
@@ -150,13 +150,13 @@ def trainer(kind, seconds, with_node, seed):
 class Pair:
     """Two (or ``count``) processes of this file; if they are nodes, each has the previous one as its seed."""
 
-    def __init__(self, *arguments, nodes=True, count=2):
-        """Start the processes."""
-        self.processes, seed = [], []
+    def __init__(self, role, nodes=True, count=2, **arguments):
+        """Start the processes, each with a role of this file and its arguments."""
+        self.processes, seeds = [], []
         for _ in range(count):
-            self.processes.append(Child(__file__, *arguments, *seed))
+            self.processes.append(Child(__file__, "--role", json.dumps([role, {"seeds": seeds, **arguments}])))
             if nodes:
-                seed = ["--seed", self.processes[-1].line()]  # printed once it has joined
+                seeds = [self.processes[-1].line()]  # printed once it has joined
 
     def tell(self):
         """Let the processes go on: each waits for a line in turn."""
@@ -171,9 +171,8 @@ class Pair:
         return rows
 
 
-def our_exchange(megabytes, secret=None, codec="fp32", seconds=4.0, sealed=True, outer=False):
-    flags = ["--secret", secret] * bool(secret) + ["--tls"] * (not sealed) + ["--outer"] * outer
-    pair = Pair("averager", "--megabytes", megabytes, "--seconds", seconds, "--codec", codec, *flags)
+def our_exchange(megabytes, seconds=4.0, **settings):
+    pair = Pair("averager", megabytes=megabytes, seconds=seconds, **settings)
     pair.tell()
     rows = pair.results()
     durations = [value for row in rows for value in row[0]]
@@ -186,7 +185,7 @@ def our_exchange(megabytes, secret=None, codec="fp32", seconds=4.0, sealed=True,
 
 def four_averaging(megabytes, seconds=6.0):
     """Return the GB a second that four processes average together."""
-    pair = Pair("averager", "--megabytes", megabytes, "--seconds", seconds, count=4)
+    pair = Pair("averager", megabytes=megabytes, seconds=seconds, count=4)
     pair.tell()
     rows = pair.results()
     values = [row[4] for row in rows]  # the start is 0, 1, 1, 1; filters take less of the outlier
@@ -220,7 +219,7 @@ def slowdown(kind, seconds=6.0, pairs=3):
     alone, together, mixes, overhead = [], [], [], []
     for _ in range(pairs):
         for with_node in (False, True):
-            pair = Pair("trainer", "--kind", kind, "--seconds", seconds, *["--node"] * with_node, nodes=with_node)
+            pair = Pair("trainer", with_node, kind=kind, seconds=seconds, with_node=with_node)
             if with_node:
                 pair.tell()
             for process in pair.processes:
@@ -241,7 +240,6 @@ def slowdown(kind, seconds=6.0, pairs=3):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("role", nargs="?", choices=["averager", "trainer"], help=argparse.SUPPRESS)
     parser.add_argument("--megabytes", type=float, default=40.0)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--hivemind", metavar="PYTHON", help="Python of an environment with hivemind")
@@ -249,20 +247,11 @@ def main():
     parser.add_argument("--training", nargs="+", choices=KINDS, help="how these are slowed, and nothing else")
     parser.add_argument("--alone", action="store_true", help="the exchange, and nothing else")
     parser.add_argument("--four", action="store_true", help="four processes beside gloo, and nothing else")
-    parser.add_argument("--seed", help=argparse.SUPPRESS)
-    parser.add_argument("--secret", help=argparse.SUPPRESS)
-    parser.add_argument("--codec", default="fp32", help=argparse.SUPPRESS)
-    parser.add_argument("--seconds", type=float, default=4.0, help=argparse.SUPPRESS)
-    parser.add_argument("--kind", help=argparse.SUPPRESS)
-    parser.add_argument("--node", action="store_true", help=argparse.SUPPRESS)
-    parser.add_argument("--tls", action="store_true", help=argparse.SUPPRESS)
-    parser.add_argument("--outer", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--role", type=json.loads, help=argparse.SUPPRESS)
     args = parser.parse_args()
-    if args.role == "averager":
-        averager(args.megabytes, args.seed, args.secret, args.seconds, args.codec, not args.tls, args.outer)
-        return
-    if args.role == "trainer":
-        trainer(args.kind, args.seconds, args.node, args.seed)
+    if args.role:
+        name, arguments = args.role
+        {"averager": averager, "trainer": trainer}[name](**arguments)
         return
     if args.training:
         slowed = {kind: slowdown(kind, pairs=args.rounds) for kind in args.training}
