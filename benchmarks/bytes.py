@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import statistics
-import time
 from typing import Any
 
 from pages import RESULTS, Runs, put
@@ -82,6 +81,7 @@ GPT_FAMILIES: dict[str, list[dict[str, Any]]] = {
     "fragments (Streaming DiLoCo)": [FREE | {"part": "fragments 4", "codec": "int8", "mix_every_steps": 6}, BEST],
 }
 BASE = {"mix_every_steps": 8, "codec": "fp32"}
+FIGURES = ("accuracy", "loss", "mb", "average_loss", "average_accuracy")
 
 
 def seeds_of(job: str, settings: dict[str, Any], given: int | None) -> int:
@@ -91,24 +91,25 @@ def seeds_of(job: str, settings: dict[str, Any], given: int | None) -> int:
     return 2 if settings in (BASE, BEST, WITHIN) else 1
 
 
-def play(job: str, settings: dict[str, Any], seed: int, runs: Runs) -> dict[str, Any]:
-    """Return the figures of one run; simulate it if it is not finished."""
-    table = {"name": job, "seed": seed, "gossip": PLAIN | settings} | COMMON | JOBS[job]
-    table["report"] = {"every_s": table["duration_s"]}  # one evaluation only, because evaluations would dominate
-    figures = runs.get(table)
-    if figures is None:
-        began = time.perf_counter()
-        scenario = Scenario.from_mapping(table)
-        result = simulate(scenario, progress=False)
-        summary, last = result.summary, result.history[-1]
-        figures = {
-            "accuracy": summary["accuracy"]["mean"], "loss": summary["loss"],
-            "mb": summary["bytes_sent"] / scenario.peers / 1e6,
-            "average_loss": last["loss_average_model"], "average_accuracy": last["accuracy_average_model"],
-        }  # fmt: skip
-        runs.add(table, figures)
-        print(f"{job} {settings} seed {seed}: {figures} in {time.perf_counter() - began:.0f} s", flush=True)
-    return figures
+def scenario(job: str, settings: dict[str, Any], seed: int) -> dict[str, Any]:
+    """Return the scenario of a run as nested mappings."""
+    ends = {"every_s": JOBS[job]["duration_s"]}  # one evaluation only, because evaluations would dominate
+    return {"name": job, "seed": seed, "gossip": PLAIN | settings, "report": ends} | COMMON | JOBS[job]
+
+
+def play(table: dict[str, Any]) -> dict[str, float]:
+    """Simulate one run, and return its figures."""
+    result = simulate(Scenario.from_mapping(table), progress=False)
+    summary, last = result.summary, result.history[-1]
+    return {
+        "accuracy": summary["accuracy"]["mean"], "loss": summary["loss"],
+        "mb": summary["bytes_sent"] / table["peers"] / 1e6,
+        "average_loss": last["loss_average_model"], "average_accuracy": last["accuracy_average_model"],
+    }  # fmt: skip
+
+
+def families(job: str) -> dict[str, list[dict[str, Any]]]:
+    return GPT_FAMILIES if job == "gpt" else FAMILIES
 
 
 def rows(job: str, runs: Runs, given: int | None) -> list[list[str]]:
@@ -118,12 +119,14 @@ def rows(job: str, runs: Runs, given: int | None) -> list[list[str]]:
     head = ["configuration", "every steps", "loss" if loss else "accuracy, %", "seeds", "spread"]
     head += ["loss more, %" if loss else "points lost", "of the average model", "MB a node", "times fewer bytes"]
     found = [head]
-    for name, family in (GPT_FAMILIES if loss else FAMILIES).items():
+    for name, family in families(job).items():
         for settings in family:
             seeds = range(1, seeds_of(job, settings, given) + 1)
-            played, base = ([play(job, each, seed, runs) for seed in seeds] for each in (settings, BASE))
-            means = {figure: statistics.fmean(run[figure] for run in played) for figure in played[0]}
-            usual = {figure: statistics.fmean(run[figure] for run in base) for figure in base[0]}
+            played, base = ([runs.get(scenario(job, each, seed)) for seed in seeds] for each in (settings, BASE))
+            if None in played or None in base:
+                continue
+            means = {figure: statistics.fmean(run[figure] for run in played) for figure in FIGURES}
+            usual = {figure: statistics.fmean(run[figure] for run in base) for figure in FIGURES}
             values = [size * run[key] for run in played]
             lost = 100 * (means["loss"] / usual["loss"] - 1 if loss else usual["accuracy"] - means["accuracy"])
             part = [settings["part"], settings["codec"]] if "part" in settings and loss else [settings.get("part", "")]
@@ -145,6 +148,9 @@ def main() -> None:
     given = parser.parse_args()
     runs = Runs("bytes", given.fresh)
     for job in given.job or JOBS:
+        every = [settings for family in families(job).values() for settings in family]
+        seeds = [(settings, seed + 1) for settings in every for seed in range(seeds_of(job, settings, given.seeds))]
+        runs.play([scenario(job, settings, seed) for settings, seed in seeds], play, lambda table: table)
         put(PAGE, job, rows(job, runs, given.seeds))
 
 

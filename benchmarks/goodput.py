@@ -12,9 +12,9 @@ runs/goodput.jsonl.
 from __future__ import annotations
 
 import argparse
-import sys
 import time
 from collections.abc import Iterator
+from functools import partial
 from typing import Any, NamedTuple
 
 import goodput_model as model
@@ -143,7 +143,7 @@ def play(job: Job, pauses: model.Pauses) -> dict[str, float]:
     simulation = Simulation(Scenario.from_mapping(scenario(job, pauses)))
     losses, swarm = Losses(simulation), simulation.swarm
     training, learners, idle = swarm.training, job[0], 0
-    with one_thread():
+    with one_thread(), np.errstate(all="ignore"):  # a diverging model is a result
         while training.steps < STEPS * learners and swarm.now < LONGEST * STEPS * STEP_S:
             before = training.steps
             swarm.events.run_until(swarm.now + 2 * STEP_S)
@@ -173,18 +173,6 @@ def jobs(learners: tuple[int, ...], seeds: int) -> Iterator[Job]:
                     yield count, world, partition, seed
 
 
-def play_all(wanted: list[Job], pauses: model.Pauses, finished: Runs) -> None:
-    """Simulate the runs that are not finished, one after the other."""
-    left = [job for job in wanted if finished.get(scenario(job, pauses)) is None]
-    with np.errstate(all="ignore"):  # a diverging model is a result
-        for number, job in enumerate(left, 1):
-            figures = play(job, pauses)
-            finished.add(scenario(job, pauses), figures)
-            summary = f"{100 * figures['trained']:.1f} % of steps, {100 * figures['accuracy']:.1f} %"
-            sentence = f"{number}/{len(left)} {job}: {summary}, {figures['cpu_s']:.0f} s of CPU"
-            print(sentence, file=sys.stderr, flush=True)
-
-
 def write(pauses: model.Pauses, runs: page.Runs) -> None:
     """Write the tables of the simulator into the page."""
     failing = [world for world in WORLDS if WORLDS[world].pause is not None]
@@ -206,7 +194,8 @@ def main() -> None:
     rms = float(np.sqrt(np.mean(np.square(missed))))
     print(f"{pauses}: {len(missed)} published figures within {max(missed):.1f} points, {rms:.1f} rms")
     if not arguments.page:
-        play_all(list(jobs(tuple(arguments.learners or LEARNERS), arguments.seeds)), pauses, finished)
+        wanted = jobs(tuple(arguments.learners or LEARNERS), arguments.seeds)
+        finished.play(wanted, partial(play, pauses=pauses), partial(scenario, pauses=pauses))
     runs: dict[tuple[int, str, str], list[dict[str, float]]] = {}
     for job in jobs(LEARNERS, arguments.seeds):
         figures = finished.get(scenario(job, pauses))

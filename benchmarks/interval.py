@@ -11,10 +11,8 @@ tables from what is there.
 
 import argparse
 import dataclasses
-import datetime
 import math
 import statistics
-import sys
 
 import torch
 from pages import RESULTS, Runs, put
@@ -85,15 +83,17 @@ def scenario(world, setting, seed):
     }  # fmt: skip
 
 
-def play(table):
+def play(cell):
     """Simulate a run, and return its figures at the end."""
+    torch.set_num_threads(1)
+    table = scenario(*cell)
     result = simulate(Scenario.from_mapping(table), progress=False)
     looks = result.history[-4:]
     return {
         "mean": statistics.mean(look["accuracy_mean"] for look in looks),
         "worst": statistics.mean(look["accuracy_min"] for look in looks),
         "mb": looks[-1]["bytes_sent"] / table["peers"] / 1e6, "mixes": looks[-1]["mixes"],
-        "interval": result.summary["interval_steps"], "date": datetime.date.today().isoformat(),
+        "interval": result.summary["interval_steps"],
     }  # fmt: skip
 
 
@@ -108,17 +108,6 @@ def cells(seeds, settings):
                 yield from ((world, setting, seed) for world in WORLDS)
     if COSTLY in settings:
         yield from ((world, COSTLY, 1) for world in WORLDS)
-
-
-def play_grid(runs, seeds, settings):
-    """Simulate the runs that are not finished, and keep each as it ends."""
-    left = [cell for cell in cells(seeds, settings) if runs.get(scenario(*cell)) is None]
-    print(f"{len(left)} runs to play", file=sys.stderr, flush=True)
-    for world, setting, seed in left:
-        table = scenario(world, setting, seed)
-        figures = play(table)
-        runs.add(table, figures)
-        print(f"{world.name}, {setting}, {seed}: {100 * figures['mean']:.1f} %", file=sys.stderr, flush=True)
 
 
 # -- the tables --------------------------------------------------------------------------------------------------------
@@ -180,10 +169,9 @@ def main():
     parser.add_argument("--setting", action="append", choices=SETTINGS, help="only this setting; may be repeated")
     parser.add_argument("--page", action="store_true", help="play nothing: write the tables from what was played")
     args = parser.parse_args()
-    torch.set_num_threads(1)
     runs = Runs("interval")
     if not args.page:
-        play_grid(runs, args.seeds, args.setting or list(SETTINGS))
+        runs.play(cells(args.seeds, args.setting or list(SETTINGS)), play, lambda cell: scenario(*cell))
     figures = {}
     for world, setting, seed in cells(args.seeds, SETTINGS):
         found = runs.get(scenario(world, setting, seed))

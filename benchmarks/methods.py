@@ -12,15 +12,11 @@ part can be played anew. --tune simulates digits at three rates a method and pri
 
 import argparse
 import dataclasses
-import datetime
 import json
 import math
-import multiprocessing
 import signal
 import statistics
-import sys
 import time
-from concurrent.futures import ProcessPoolExecutor, as_completed
 
 import methods_page
 import numpy as np
@@ -35,7 +31,6 @@ from sim.scenario.scenario import Scenario
 from sim.simulation import Simulation
 
 MEANS = methods_page.PAGE.with_suffix(".json")
-PROCESSES = 2  # each run takes one core
 
 STEP_S = 0.1  # duration of a step, +-5 %
 JOBS = {"digits": {"peers": 32, "steps": 960}, "fashion-mnist": {"peers": 16, "steps": 480}}
@@ -149,7 +144,7 @@ def rate_of(row, condition, runs, tuned=False):
     if row.name in RATES and not tuned:
         return RATES[row.name][place]
     choices = TUNED_OVER["quasi-global" if row.quasi_global else "sgd"]
-    figures = {rate: known(("digits", TUNED[place], row, 1, rate), runs) for rate in choices}
+    figures = {rate: runs.get(settings_of(("digits", TUNED[place], row, 1, rate))) for rate in choices}
     tried = {rate: found["mixed"] for rate, found in figures.items() if found}
     return max(tried, key=tried.get) if len(tried) == len(choices) else choices[1]
 
@@ -248,37 +243,13 @@ def after_mixes(learners):
 def settings_of(job):
     """Return all that a finished run must share with this one: its world, and the Config with all defaults."""
     table = scenario(job)
-    del table["gossip"], table["name"]
-    config = Scenario.from_mapping(scenario(job)).config
-    numbers = {} if config.measures_momentum else dict(zip(("outer_momentum", "outer_rate"), config.outer, strict=True))
-    return [table, JOBS[job[0]], LONGEST, dataclasses.asdict(config) | numbers]
-
-
-def known(job, runs):
-    """Return the figures of a finished run, or None."""
+    world = [{key: value for key, value in table.items() if key not in ("gossip", "name")}, JOBS[job[0]], LONGEST]
     try:
-        return runs.get(settings_of(job))
-    except ConfigError:
-        return None
-
-
-def play_all(jobs, runs):
-    """Simulate the runs that are not finished, two at a time, and keep each as it ends."""
-    left = [job for job in jobs if known(job, runs) is None]
-    print(f"{len(jobs)} runs, {len(left)} to play", file=sys.stderr, flush=True)
-    with ProcessPoolExecutor(PROCESSES, multiprocessing.get_context("spawn")) as pool:
-        futures = {pool.submit(play, job): job for job in left}
-        for number, future in enumerate(as_completed(futures), 1):
-            job = futures[future]
-            name = f"{number}/{len(left)} {(*job[:2], job[2].name, *job[3:])}"
-            try:
-                figures = future.result()
-            except Exception as error:  # one failing method must not end the whole benchmark
-                print(f"{name}: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
-                continue
-            runs.add(settings_of(job), figures | {"played": datetime.date.today().isoformat()})
-            shown = f"{100 * figures['mixed']:.1f} %, {figures['cpu_s']:.0f} s of CPU"
-            print(f"{name}: {shown}", file=sys.stderr, flush=True)
+        config = Scenario.from_mapping(table).config
+    except ConfigError as refused:
+        return [*world, str(refused)]
+    numbers = {} if config.measures_momentum else dict(zip(("outer_momentum", "outer_rate"), config.outer, strict=True))
+    return [*world, dataclasses.asdict(config) | numbers]
 
 
 # -- means over the seeds ----------------------------------------------------------------------------------------------
@@ -328,7 +299,7 @@ def main():
              for dataset, job in JOBS.items()}  # fmt: skip
     untuned = [row for row in found["digits"] if args.tune or row.name not in RATES]
     if untuned and not args.page:
-        play_all(tuning(untuned), runs)
+        runs.play(tuning(untuned), play, settings_of)
     if args.tune:
         for row in found["digits"]:
             best = tuple(rate_of(row, condition, runs, tuned=True) for condition in TUNED)
@@ -343,10 +314,10 @@ def main():
         for row in found[dataset]
     ]
     if not args.page:
-        play_all(jobs, runs)
+        runs.play(jobs, play, settings_of)
     means, cells = read_means(), {}
     for job in jobs:
-        figures = known(job, runs)
+        figures = runs.get(settings_of(job))
         if figures:
             cells.setdefault((job[0], job[1], job[2].name), []).append(figures)
     for key, figures in cells.items():

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import datetime
 import json
-from collections.abc import Iterable, Mapping, Sequence
+import multiprocessing
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 __all__ = ["RESULTS", "ROOT", "Runs", "put", "table"]
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "docs" / "results"
 END = "<!-- end -->"
+PROCESSES = 2  # each run takes one core
+Job = TypeVar("Job")
 
 
 def table(rows: Iterable[Sequence[str]]) -> str:
@@ -66,3 +72,25 @@ class Runs:
         self.path.parent.mkdir(exist_ok=True)
         with self.path.open("a", encoding="utf-8") as file:
             file.write(json.dumps({"settings": key, "figures": figures}) + "\n")
+
+    def play(
+        self, jobs: Iterable[Job], work: Callable[[Job], Mapping[str, Any]], settings_of: Callable[[Job], Any]
+    ) -> None:
+        """Play the jobs that are not finished, two at a time, and keep the figures of each as it ends.
+
+        ``played`` is the day. A job that fails is reported, and does not end the others.
+        """
+        left = [job for job in jobs if self.get(settings_of(job)) is None]
+        print(f"{len(left)} runs to play", file=sys.stderr, flush=True)
+        with ProcessPoolExecutor(PROCESSES, multiprocessing.get_context("spawn")) as pool:
+            futures = {pool.submit(work, job): job for job in left}
+            for number, future in enumerate(as_completed(futures), 1):
+                job = futures[future]
+                try:
+                    figures = {**future.result(), "played": datetime.date.today().isoformat()}
+                except Exception as error:
+                    print(f"{job}: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
+                    continue
+                self.add(settings_of(job), figures)
+                said = {name: round(value, 4) if isinstance(value, float) else value for name, value in figures.items()}
+                print(f"{number}/{len(left)} {job}: {said}", file=sys.stderr, flush=True)
