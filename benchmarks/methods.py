@@ -1,13 +1,13 @@
 """A comparison of all published methods on the same work: writes the tables of docs/results/methods.md.
 
     python benchmarks/methods.py [--dataset digits] [--condition iid]... [--method sgp]... [--seeds 3] [--fresh]
-                                 [--tune] [--page]
+                                 [--page]
 
 Each method takes the same number of local steps with the same optimizer at its learning rate in RATES. The optimizer is
 SGD without momentum, or with quasi-global momentum if that is the method. Each method mixes as often as its
 configuration says, which its bytes show. Finished runs are kept in runs/methods.jsonl. Means over the seeds are kept in
 docs/results/methods.json, each with the day on which it was played, and the tables are written from that file: so a
-part can be played anew. --tune simulates digits at three rates a method and prints RATES.
+part can be played anew.
 """
 
 import argparse
@@ -63,8 +63,6 @@ LONGEST = 8  # a run ends early after this multiple of its steps' duration, beca
 SLICE_S = 0.2
 
 QUASI_GLOBAL = 0.9
-TUNED = ("iid", "dirichlet")  # conditions with tuned rates; the others use one of these
-TUNED_OVER = {"sgd": (0.1, 0.3, 1.0), "quasi-global": (0.03, 0.1, 0.3)}
 # Rates for (IID, Dirichlet 0.1), tuned on digits with seed 1: the best of three by the accuracy just after a mix.
 RATES = {
     "d-psgd": (1.0, 1.0),
@@ -138,15 +136,8 @@ def alike(one, other):
     return same and one.quasi_global == other.quasi_global
 
 
-def rate_of(row, condition, runs, tuned=False):
-    """Return the rate on digits: from RATES unless ``tuned``, else the best of the simulated ones, else the middle."""
-    place = TUNED.index("iid" if condition.startswith("iid") else "dirichlet")
-    if row.name in RATES and not tuned:
-        return RATES[row.name][place]
-    choices = TUNED_OVER["quasi-global" if row.quasi_global else "sgd"]
-    figures = {rate: runs.get(settings_of(("digits", TUNED[place], row, 1, rate))) for rate in choices}
-    tried = {rate: found["mixed"] for rate, found in figures.items() if found}
-    return max(tried, key=tried.get) if len(tried) == len(choices) else choices[1]
+def rate_of(row, condition):
+    return RATES[row.name][0 if condition.startswith("iid") else 1]
 
 
 def scenario(job):
@@ -275,15 +266,6 @@ def write_means(means):
     MEANS.write_text("[\n" + ",\n".join(lines) + "\n]\n", encoding="utf-8")
 
 
-def tuning(found):
-    return [
-        ("digits", condition, row, 1, rate)
-        for row in reversed(found)  # ours first, which are the fastest
-        for condition in TUNED
-        for rate in TUNED_OVER["quasi-global" if row.quasi_global else "sgd"]
-    ]
-
-
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--dataset", action="append", choices=list(JOBS), help="one data set; may be repeated")
@@ -291,22 +273,13 @@ def main():
     parser.add_argument("--method", action="append", help="one row by its name; may be repeated")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--fresh", action="store_true", help="play again what was played before")
-    parser.add_argument("--tune", action="store_true", help="find the rates of all methods, and print them")
     parser.add_argument("--page", action="store_true", help="play nothing: write the tables from what was played")
     args = parser.parse_args()
     runs = Runs("methods", args.fresh)
     found = {dataset: [row for row in rows(job["peers"]) if not args.method or row.name in args.method]
              for dataset, job in JOBS.items()}  # fmt: skip
-    untuned = [row for row in found["digits"] if args.tune or row.name not in RATES]
-    if untuned and not args.page:
-        runs.play(tuning(untuned), play, settings_of)
-    if args.tune:
-        for row in found["digits"]:
-            best = tuple(rate_of(row, condition, runs, tuned=True) for condition in TUNED)
-            print(f'    "{row.name}": {best},')
-        return
     jobs = [
-        (dataset, condition, row, seed, rate_of(row, condition, runs))
+        (dataset, condition, row, seed, rate_of(row, condition))
         for seed in range(1, args.seeds + 1)  # the first seed of all rows comes first
         for dataset in args.dataset or JOBS
         for condition in args.condition or CONDITIONS
@@ -326,13 +299,12 @@ def main():
             means[key] = cell
     write_means(means)
     every = rows(JOBS["digits"]["peers"])
-    rates = {row.name: tuple(rate_of(row, condition, runs) for condition in TUNED) for row in every}
     columns = {
         (dataset, condition): f"{dataset}, {name}"
         for dataset in JOBS for condition, name in CONDITIONS.items()
         if dataset == "digits" or condition not in DIGITS_ALONE
     }  # fmt: skip
-    methods_page.write(means, [row.name for row in every], rates, columns, list(JOBS))
+    methods_page.write(means, [row.name for row in every], RATES, columns, list(JOBS))
 
 
 if __name__ == "__main__":

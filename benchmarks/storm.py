@@ -34,6 +34,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 import digits_node
 import goodput_page as page
+import numpy as np
 from chaos import NODES, Chaos, Place, waits
 from pages import put
 from swarm_lab import Cut, Patient, namespaces_missing, taken
@@ -145,14 +146,7 @@ class Curve(NamedTuple):
 
     def at(self, samples: float) -> float:
         """Return the accuracy after ``samples`` samples, interpolated between two measurements."""
-        for number, measured in enumerate(self.samples):
-            if measured >= samples:
-                if number == 0 or measured == self.samples[number - 1]:
-                    return self.accuracies[number]
-                before = self.samples[number - 1]
-                part = (samples - before) / (measured - before)
-                return (1 - part) * self.accuracies[number - 1] + part * self.accuracies[number]
-        return math.nan
+        return float(np.interp(samples, self.samples, self.accuracies, right=math.nan))
 
 
 def learned(lives: Sequence[Patient], every_s: float = 0.5) -> Curve:
