@@ -2,7 +2,6 @@
 
     python benchmarks/attackers.py [--dataset digits] [--partition IID] [--filter clip]... [--attack dissensus]...
                                    [--share 0.1]... [--seeds 3] [--seconds 80] [--astray [--rate 0.3]]
-                                   [--out FILE]
 
 The filter "clip" is the default with all its other settings: nodes choose interval and codec. They choose int8 and come
 to mix every 2 steps in this network, which has no latency and 100 Mbit/s. All columns train for the same time.
@@ -17,7 +16,6 @@ import argparse
 import statistics
 import time
 from itertools import groupby
-from pathlib import Path
 
 import methods
 import numpy as np
@@ -163,16 +161,11 @@ def main():
     parser.add_argument("--seconds", type=float, default=80.0, help="of virtual time; a step takes 0.1")
     parser.add_argument("--astray", action="store_true", help="nobody attacks, at a rate that throws nodes off")
     parser.add_argument("--rate", type=float, default=1.0, help="the learning rate of --astray")
-    parser.add_argument("--out", type=Path, help="append the tables to this file")
     args = parser.parse_args()
-    began, lines = time.process_time(), []
+    began = time.process_time()
     for line in (astray if args.astray else tables)(args):
         print(line, flush=True)
-        lines.append(line)
     print(f"\n{time.process_time() - began:.0f} s of one core")
-    if args.out is not None:
-        with args.out.open("a", encoding="utf-8") as file:
-            file.write("\n".join(lines) + "\n")
 
 
 if __name__ == "__main__":

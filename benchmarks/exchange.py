@@ -1,6 +1,6 @@
 """The speed of a pairwise exchange and its cost for training, compared with other libraries in one run.
 
-    python benchmarks/exchange.py [--megabytes 40] [--rounds 5] [--hivemind PYTHON] [--json FILE]
+    python benchmarks/exchange.py [--megabytes 40] [--rounds 5] [--json FILE]
     python benchmarks/exchange.py --training cnn-100k mlp-5k [--rounds 5]     only what training of these models loses
     python benchmarks/exchange.py --alone [--megabytes 40] [--rounds 5]       only the exchange
     python benchmarks/exchange.py --four [--megabytes 40] [--rounds 5]        only four processes against gloo
@@ -9,9 +9,8 @@ An exchange is timed from the agreed start of the streams to both Commits: 2 x 4
 loopback. Every chunk is checksummed, checked for finiteness and subtracted. The programs run alternately, several
 times; medians and their ratios are printed. "A mix" is the time from the end of one mix to the end of the next, if one
 is always wanted. "Of it" is the share of its stream. The rest is the snapshot, the addition, the outer step if any, and
-messages. ``--hivemind`` names the Python of an environment with hivemind 1.1.12. ``--json`` also writes every run to a
-file. Four processes are compared by the bytes of parameters that all of them together average in a second. Gossip
-averages in changing pairs, gloo's all_reduce all four at once.
+messages. ``--json`` also writes every run to a file. Four processes are compared by the bytes of parameters that all of
+them together average in a second. Gossip averages in changing pairs, gloo's all_reduce all four at once.
 """
 
 import argparse
@@ -189,11 +188,14 @@ def four_averaging(megabytes, seconds=6.0):
 def four_and_gloo(megabytes, rounds):
     """Measure gloo and gossip alternately, and return the GB a second of each run."""
     jobs = {
-        "gloo all_reduce": lambda: (
-            4 * megabytes / 1e3 / script(sys.executable, "gloo_reduce.py", 4, megabytes)["median_s"]
-        ),
+        "gloo all_reduce": lambda: 4 * megabytes / 1e3 / script("gloo_reduce.py", 4, megabytes)["median_s"],
         "gossip": lambda: four_averaging(megabytes),
     }
+    return alternately(jobs, rounds)
+
+
+def alternately(jobs, rounds):
+    """Run the jobs one after the other, several times, and return the results of each."""
     rows = {name: [] for name in jobs}
     for _ in range(rounds):
         for name, job in jobs.items():
@@ -201,8 +203,8 @@ def four_and_gloo(megabytes, rounds):
     return rows
 
 
-def script(python, name, *arguments):
-    command = [python, str(HERE / "peers" / name), *map(str, arguments)]
+def script(name, *arguments):
+    command = [sys.executable, str(HERE / "peers" / name), *map(str, arguments)]
     done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=300)
     return json.loads(done.stdout.strip().splitlines()[-1])
 
@@ -235,7 +237,6 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--megabytes", type=float, default=40.0)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--hivemind", metavar="PYTHON", help="Python of an environment with hivemind")
     parser.add_argument("--json", type=Path, metavar="FILE", help="every run, beside the tables")
     parser.add_argument("--training", nargs="+", choices=KINDS, help="how these are slowed, and nothing else")
     parser.add_argument("--alone", action="store_true", help="the exchange, and nothing else")
@@ -263,7 +264,7 @@ def main():
         secret.write_text(new_secret())
         secret.chmod(0o600)
         jobs = {
-            "raw sockets": lambda: script(sys.executable, "raw_duplex.py", args.megabytes),
+            "raw sockets": lambda: script("raw_duplex.py", args.megabytes),
             "gossip": lambda: our_exchange(args.megabytes),
             "outer step": lambda: our_exchange(args.megabytes, outer=True),
             "gossip, bf16": lambda: our_exchange(args.megabytes, codec="bf16"),
@@ -271,14 +272,7 @@ def main():
             "gossip, sealed": lambda: our_exchange(args.megabytes, secret=str(secret)),
             "gossip, TLS": lambda: our_exchange(args.megabytes, secret=str(secret), sealed=False),
         }
-        if args.hivemind:
-            jobs["hivemind"] = lambda: script(args.hivemind, "hivemind_round.py", args.megabytes)
-        rows = {name: [] for name in jobs}
-        for number in range(args.rounds):
-            for name, job in jobs.items():
-                if name == "hivemind" and number >= 3:
-                    continue  # a round of hivemind takes 25 s
-                rows[name].append(job())
+        rows = alternately(jobs, args.rounds)
     medians = {name: statistics.median(row["median_s"] for row in runs) for name, runs in rows.items()}
     found = {"exchange": rows, "median_s": medians}
     if not args.alone:
@@ -297,8 +291,6 @@ def main():
             f"{1e3 * cycle:11.1f}{value / cycle:7.2f}"
         )
     print(f"\nSealed, an exchange runs at {medians['gossip'] / medians['gossip, sealed']:.2f} of plain ones' rate.")
-    if "hivemind" in medians:
-        print(f"\nAn exchange is {medians['hivemind'] / medians['gossip']:.1f} times as fast as a hivemind round.")
     if not args.alone:
         show_four(found["four_gb_s"])
         show(found["training"])

@@ -60,6 +60,7 @@ def besiege(attack: Attack, target: Target) -> None:
     async def main() -> None:
         async with trio.open_nursery() as nursery:
             await attack.run(Foe(target, nursery))
+            await trio.sleep_forever()
 
     trio.run(main)
 

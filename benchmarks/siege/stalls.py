@@ -38,14 +38,12 @@ async def offer_stall(foe: Foe) -> None:
 async def accept_stall(foe: Foe) -> None:
     member = await foe.member(mixes=True)
     member.handlers[Chunk] = nothing
-    await trio.sleep_forever()
 
 
 @attack("answers no offer")
 async def answer_stall(foe: Foe) -> None:
     member = await foe.member()
     member.handlers[Offer] = nothing
-    await trio.sleep_forever()
 
 
 @attack("streams everything, and never says commit; nor does it answer how it ended")
@@ -137,7 +135,6 @@ async def third_party(foe: Foe) -> None:
         await line.send(Busy(offer.session))
 
     member.handlers[Offer] = offered
-    await trio.sleep_forever()
 
 
 @attack("refuses every offer for one reason after another", named="")
@@ -149,7 +146,6 @@ async def refuser(foe: Foe) -> None:
         await line.send(Refuse(offer.session, next(codes)))
 
     member.handlers[Offer] = offered
-    await trio.sleep_forever()
 
 
 @attack("an exchange of a part first, then all under Moniqua", partners=1, named="", codec="moniqua4")
