@@ -17,16 +17,17 @@ import argparse
 import json
 import math
 import os
+import socket
 import statistics
-import subprocess
 import sys
 import tempfile
+import threading
 import time
 from pathlib import Path
 
 from children import Child, say, visit_until_told
 
-HERE = Path(__file__).resolve().parent
+ROUNDS, WARM_ROUNDS, PIECE_BYTES = 15, 2, 1 << 20  # of raw sockets and of gloo
 KINDS = "mlp-10m", "cnn-100k", "mlp-5k"
 os.environ |= {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 
@@ -138,6 +139,65 @@ def trainer(seeds, kind, seconds, with_node):
         sys.stdin.readline()
 
 
+def raw(seeds, megabytes, rounds):
+    """Move as many bytes both ways at once over blocking sockets, and print the seconds of each round.
+
+    There is no framing, no checksum and no averaging: a program that does more cannot be faster on the same machine.
+    """
+    if seeds:
+        host, port = seeds[0].split(":")
+        sock = socket.create_connection((host, int(port)))
+        print("connected", flush=True)
+    else:
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            print(f"127.0.0.1:{server.getsockname()[1]}", flush=True)
+            sock, _ = server.accept()
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    size = int(megabytes * 1e6)
+    ours, theirs = memoryview(bytearray(b"\1") * size), memoryview(bytearray(b"\2") * size)  # touched: no page faults
+
+    def send():
+        for start in range(0, size, PIECE_BYTES):
+            sock.sendall(ours[start : start + PIECE_BYTES])
+
+    seconds = []
+    for _ in range(rounds + WARM_ROUNDS):
+        sock.sendall(b".")  # both begin together
+        sock.recv(1)
+        begin, filled = time.perf_counter(), 0
+        sender = threading.Thread(target=send)
+        sender.start()
+        while filled < size:
+            count = sock.recv_into(theirs[filled : filled + PIECE_BYTES])
+            assert count, "the other side closed"
+            filled += count
+        sender.join()
+        seconds.append(time.perf_counter() - begin)
+    say(seconds[WARM_ROUNDS:])
+
+
+def gloo(seeds, rank, count, port, megabytes, rounds):
+    """Average with gloo's all_reduce, and print the seconds of each round."""
+    import torch
+    from torch import distributed
+
+    torch.set_num_threads(1)
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    distributed.init_process_group("gloo", f"tcp://127.0.0.1:{port}", rank=rank, world_size=count)
+    vector = torch.ones(int(megabytes * 1e6) // 4)
+    seconds = []
+    for _ in range(rounds + WARM_ROUNDS):
+        vector.fill_(1.0)
+        distributed.barrier()
+        begin = time.perf_counter()
+        distributed.all_reduce(vector)
+        seconds.append(time.perf_counter() - begin)
+        assert float(vector[-1]) == count
+    say(seconds[WARM_ROUNDS:])
+    distributed.barrier()
+    distributed.destroy_process_group()
+
+
 # -- control of the processes ------------------------------------------------------------------------------------
 class Pair:
     """Two (or ``count``) processes of this file; if they are nodes, each has the previous one as its seed."""
@@ -145,8 +205,9 @@ class Pair:
     def __init__(self, role, nodes=True, count=2, **arguments):
         """Start the processes, each with a role of this file and its arguments."""
         self.processes, seeds = [], []
-        for _ in range(count):
-            self.processes.append(Child(__file__, "--role", json.dumps([role, {"seeds": seeds, **arguments}])))
+        for rank in range(count):
+            given = {"seeds": seeds, **arguments} | ({"rank": rank, "count": count} if role == "gloo" else {})
+            self.processes.append(Child(__file__, "--role", json.dumps([role, given])))
             if nodes:
                 seeds = [self.processes[-1].line()]  # printed once it has joined
 
@@ -188,7 +249,7 @@ def four_averaging(megabytes, seconds=6.0):
 def four_and_gloo(megabytes, rounds):
     """Measure gloo and gossip alternately, and return the GB a second of each run."""
     jobs = {
-        "gloo all_reduce": lambda: 4 * megabytes / 1e3 / script("gloo_reduce.py", 4, megabytes)["median_s"],
+        "gloo all_reduce": lambda: 4 * megabytes / 1e3 / all_reduce(megabytes)["median_s"],
         "gossip": lambda: four_averaging(megabytes),
     }
     return alternately(jobs, rounds)
@@ -203,10 +264,16 @@ def alternately(jobs, rounds):
     return rows
 
 
-def script(name, *arguments):
-    command = [sys.executable, str(HERE / "peers" / name), *map(str, arguments)]
-    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=300)
-    return json.loads(done.stdout.strip().splitlines()[-1])
+def raw_exchange(megabytes):
+    seconds, _ = Pair("raw", megabytes=megabytes, rounds=ROUNDS).results()
+    return {"median_s": statistics.median(seconds), "best_s": min(seconds)}
+
+
+def all_reduce(megabytes):
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    seconds, *_ = Pair("gloo", False, 4, port=port, megabytes=megabytes, rounds=ROUNDS).results()
+    return {"median_s": statistics.median(seconds), "best_s": min(seconds)}
 
 
 def slowdown(kind, seconds=6.0, pairs=3):
@@ -245,7 +312,7 @@ def main():
     args = parser.parse_args()
     if args.role:
         name, arguments = args.role
-        {"averager": averager, "trainer": trainer}[name](**arguments)
+        {"averager": averager, "trainer": trainer, "raw": raw, "gloo": gloo}[name](**arguments)
         return
     if args.training:
         slowed = {kind: slowdown(kind, pairs=args.rounds) for kind in args.training}
@@ -264,7 +331,7 @@ def main():
         secret.write_text(new_secret())
         secret.chmod(0o600)
         jobs = {
-            "raw sockets": lambda: script("raw_duplex.py", args.megabytes),
+            "raw sockets": lambda: raw_exchange(args.megabytes),
             "gossip": lambda: our_exchange(args.megabytes),
             "outer step": lambda: our_exchange(args.megabytes, outer=True),
             "gossip, bf16": lambda: our_exchange(args.megabytes, codec="bf16"),

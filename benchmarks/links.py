@@ -1,9 +1,8 @@
 """The duration of raw TCP streams on emulated links, by latency, rate, loss, congestion control and size.
 
-Each condition measures the round trip of a datagram, and then streams of fixed sizes over fresh connections. Seconds
-are from the connection to the arrival of the last byte; ``share`` is the stream's share of the link's rate. In a run
-marked "disturbed" more than one packet in twenty came over 5 ms late: it measured this machine and not the link. Needs
-root, gcc and /dev/net/tun.
+Each condition measures streams of fixed sizes over fresh connections. Seconds are from the connection to the arrival of
+the last byte; ``share`` is the stream's share of the link's rate. In a run marked "disturbed" more than one packet in
+twenty came over 5 ms late: it measured this machine and not the link. Needs root, gcc and /dev/net/tun.
 
     sudo .venv/bin/python benchmarks/links.py --repeats 3 --csv links.csv
     sudo .venv/bin/python benchmarks/links.py --exchanges 24 --csv benchmarks/tcp_exchanges.csv
@@ -43,30 +42,6 @@ MESSAGE_BYTES, MESSAGE_EVERY_S = 60, 0.7
 NOT_SENT_BYTES = 131_072  # the node's TCP_NOTSENT_LOWAT
 LONGEST_S = 120.0  # limit of a stream; cubic with 1 % loss needs a minute for 10 MB over 50 ms
 PORTS = itertools.count(5_000)
-PINGS = 20
-
-
-def round_trips_ms(links: EmulatedLinks) -> list[float]:
-    with links.inside(0):
-        near = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
-    with links.inside(1):
-        far = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
-    with near, far:
-        for node, end in enumerate((near, far)):
-            end.bind((links.address(node), 4_999))
-            end.settimeout(1.0)
-        times = []
-        for _ in range(PINGS):
-            begun = time.monotonic()
-            try:
-                near.sendto(b"x", (links.address(1), 4_999))
-                far.recv(1)
-                far.sendto(b"x", (links.address(0), 4_999))
-                near.recv(1)
-            except TimeoutError:
-                continue  # the emulated link has lost it
-            times.append(1e3 * (time.monotonic() - begun))
-    return times
 
 
 def stream_s(links: EmulatedLinks, size: int) -> float:
@@ -97,11 +72,7 @@ def measure(latency_ms: float, mbit_s: float, loss: float, sizes: list[int], rep
         links.rate(-1, mbit_s, mbit_s)
         links.latency(-1, -1, latency_ms / 1e3)
         links.loss(-1, -1, loss)
-        pings = round_trips_ms(links)
-        print(
-            f"{latency_ms:g} ms, {mbit_s:g} Mbit/s, {loss:.1%} lost: round trip {min(pings):.1f} to "
-            f"{max(pings):.1f} ms, median {statistics.median(pings):.1f}", flush=True,
-        )  # fmt: skip
+        print(f"{latency_ms:g} ms, {mbit_s:g} Mbit/s, {loss:.1%} lost", flush=True)
         for congestion in [name for name in ("cubic", "bbr") if name in available]:
             for node in range(2):
                 links.congestion(node, congestion)
