@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import select
+import socket
 import subprocess
 import sys
 from typing import TYPE_CHECKING, Any
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from node import Node
 
-__all__ = ["Child", "say", "visit_until_told"]
+__all__ = ["Child", "free_port", "say", "visit_until_told"]
 
 
 class Child(subprocess.Popen[str]):
@@ -52,6 +53,12 @@ class Child(subprocess.Popen[str]):
         assert self.stdin is not None
         self.stdin.close()
         self.wait(30)
+
+
+def free_port() -> int:
+    """Return a port of loopback that nobody listens at."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return int(server.getsockname()[1])
 
 
 # -- in a child ----------------------------------------------------------------------------------------------------
