@@ -14,7 +14,6 @@ from __future__ import annotations
 import argparse
 import time
 from collections.abc import Iterator
-from functools import partial
 from typing import Any, NamedTuple
 
 import goodput_model as model
@@ -65,7 +64,7 @@ BOTH_PARTITIONS = {
 Job = tuple[int, str, str, int]  # learners, world, partition, seed
 
 
-def scenario(job: Job, pauses: model.Pauses) -> dict[str, Any]:
+def scenario(job: Job) -> dict[str, Any]:
     """Return the scenario of a run as nested mappings."""
     learners, name, partition, seed = job
     world = WORLDS[name]
@@ -84,7 +83,7 @@ def scenario(job: Job, pauses: model.Pauses) -> dict[str, Any]:
     if world.pause is not None:
         table["churn"] = {
             "up": {"kind": "exponential", "mean_s": model.failure_s(model.CHIPS / learners)},
-            "down": {"kind": "constant", "value_s": getattr(pauses, world.pause)},
+            "down": {"kind": "constant", "value_s": getattr(model.PAUSES, world.pause)},
             "farewell": float(world.notice),
         }
     return table
@@ -132,7 +131,7 @@ class Losses:
         self.shared[host.row] = 0.0 if begins else steps
 
 
-def play(job: Job, pauses: model.Pauses) -> dict[str, float]:
+def play(job: Job) -> dict[str, float]:
     """Simulate one run until its learners have taken their steps together, and return its figures.
 
     Returns:
@@ -140,7 +139,7 @@ def play(job: Job, pauses: model.Pauses) -> dict[str, float]:
         ``average`` of the learners that train then; ``mixes`` of each learner, ``virtual_s``, ``cpu_s``.
     """
     began_s = time.process_time()
-    simulation = Simulation(Scenario.from_mapping(scenario(job, pauses)))
+    simulation = Simulation(Scenario.from_mapping(scenario(job)))
     losses, swarm = Losses(simulation), simulation.swarm
     training, learners, idle = swarm.training, job[0], 0
     with one_thread(), np.errstate(all="ignore"):  # a diverging model is a result
@@ -173,11 +172,10 @@ def jobs(learners: tuple[int, ...], seeds: int) -> Iterator[Job]:
                     yield count, world, partition, seed
 
 
-def write(pauses: model.Pauses, runs: page.Runs) -> None:
+def write(runs: page.Runs) -> None:
     """Write the tables of the simulator into the page."""
     failing = [world for world in WORLDS if WORLDS[world].pause is not None]
-    put(page.PAGE, "model", page.model_rows(pauses))
-    put(page.PAGE, "goodput", page.goodput_rows(pauses, LEARNERS, runs))
+    put(page.PAGE, "goodput", page.goodput_rows(LEARNERS, runs))
     put(page.PAGE, "worlds", page.world_rows(LEARNERS, failing, runs))
     put(page.PAGE, "accuracy", page.accuracy_rows(LEARNERS, BOTH_PARTITIONS, NAMES, runs))
 
@@ -189,19 +187,16 @@ def main() -> None:
     parser.add_argument("--fresh", action="store_true", help="play again what was played before")
     parser.add_argument("--page", action="store_true", help="play nothing: write the tables from what was played")
     arguments = parser.parse_args()
-    pauses, finished = model.fitted(), Runs("goodput", arguments.fresh)
-    missed = [abs(miss) for miss in model.misses(pauses)]
-    rms = float(np.sqrt(np.mean(np.square(missed))))
-    print(f"{pauses}: {len(missed)} published figures within {max(missed):.1f} points, {rms:.1f} rms")
+    finished = Runs("goodput", arguments.fresh)
     if not arguments.page:
         wanted = jobs(tuple(arguments.learners or LEARNERS), arguments.seeds)
-        finished.play(wanted, partial(play, pauses=pauses), partial(scenario, pauses=pauses))
+        finished.play(wanted, play, scenario)
     runs: dict[tuple[int, str, str], list[dict[str, float]]] = {}
     for job in jobs(LEARNERS, arguments.seeds):
-        figures = finished.get(scenario(job, pauses))
+        figures = finished.get(scenario(job))
         if figures is not None:
             runs.setdefault(job[:3], []).append(figures)
-    write(pauses, runs)
+    write(runs)
 
 
 if __name__ == "__main__":

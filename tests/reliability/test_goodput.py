@@ -56,24 +56,6 @@ def storm():
 
 
 # -- the model -------------------------------------------------------------------------------------------------------
-def test_two_pauses_explain_thirty_published_figures(model):
-    misses = list(model.misses(model.fitted()))
-    assert len(misses) == 30
-    assert max(map(abs, misses)) < 4.5
-    assert math.sqrt(sum(miss**2 for miss in misses) / 30) < 2.2
-    assert model.published(8) == 88
-    assert model.published(64) is None
-
-
-def test_the_fit_finds_the_pauses_that_made_the_figures(model, monkeypatch):
-    true = model.Pauses(31.5, 112.0)
-    figures = {
-        kind: tuple(100 * model.predicted(kind, chips, true) for chips in model.SCALES) for kind in model.PUBLISHED
-    }
-    monkeypatch.setattr(model, "PUBLISHED", figures)
-    assert model.fitted() == true
-
-
 def test_availability_is_that_of_a_renewal_process(model):
     rng, up_s, pause_s = random.Random(1), model.failure_s(150_000), 22.5
     up = [rng.expovariate(1 / up_s) for _ in range(20_000)]
@@ -131,15 +113,15 @@ def test_a_table_without_a_place_is_refused_and_nothing_is_written(pages, tmp_pa
 
 def test_the_page_has_a_place_for_every_table(page):
     text = page.PAGE.read_text(encoding="utf-8")
-    for name in ("model", "goodput", "worlds", "accuracy", "storm"):
+    for name in ("goodput", "worlds", "accuracy", "storm"):
         assert f"<!-- table: {name} -->\n" in text
 
 
-def test_what_was_not_played_is_a_dash_and_what_was_has_its_spread(page, model):
+def test_what_was_not_played_is_a_dash_and_what_was_has_its_spread(page):
     figures = {"trained": 0.5, "kept": 0.4, "idle": 0.1, "accuracy": 0.9, "worst": 0.8, "average": 0.95}
     runs = {(8, "100 Gbit/s", "iid"): [figures, figures | {"trained": 0.6}], (16, "100 Gbit/s", "iid"): [figures]}
     runs[16, "with a notice", "iid"] = [figures | {"kept": 0.5}]
-    one, two, eight, sixteen = page.goodput_rows(model.Pauses(22.5, 78.0), (2, 8, 16), runs)[1:]
+    one, two, eight, sixteen = page.goodput_rows((2, 8, 16), runs)[1:]
     assert one[3] == "58"
     assert two[-3:] == ["-", "-", "-"]
     assert eight[3] == "88"
@@ -152,25 +134,23 @@ def test_what_was_not_played_is_a_dash_and_what_was_has_its_spread(page, model):
 
 
 # -- the simulator ---------------------------------------------------------------------------------------------------
-def test_learners_lose_the_time_they_are_away_and_the_steps_that_die_with_them(goodput, model, monkeypatch):
+def test_learners_lose_the_time_they_are_away_and_the_steps_that_die_die_with_them(goodput, monkeypatch):
     monkeypatch.setattr(goodput, "STEPS", 80)
-    pauses = model.Pauses(22.5, 78.0)
-    calm = goodput.play((4, "no failures", "iid", 3), pauses)
-    failing = goodput.play((4, "100 Gbit/s", "iid", 3), pauses)
+    calm = goodput.play((4, "no failures", "iid", 3))
+    failing = goodput.play((4, "100 Gbit/s", "iid", 3))
     assert calm["kept"] == calm["trained"] == pytest.approx(1.0, abs=0.02)
     assert 0.0 < failing["kept"] < failing["trained"] < 0.95
     assert failing["virtual_s"] > calm["virtual_s"]
 
 
-def test_a_finished_run_is_known_by_all_of_its_settings(pages, goodput, model, monkeypatch, tmp_path):
+def test_a_finished_run_is_known_by_all_of_its_settings(pages, goodput, monkeypatch, tmp_path):
     monkeypatch.setattr(pages, "ROOT", tmp_path)
-    job, pauses = (4, "100 Gbit/s", "iid", 1), model.Pauses(22.5, 78.0)
-    pages.Runs("goodput").add(goodput.scenario(job, pauses), {"trained": 0.5})
+    played, other = (goodput.scenario((4, "100 Gbit/s", "iid", seed)) for seed in (1, 2))
+    pages.Runs("goodput").add(played, {"trained": 0.5})
     again = pages.Runs("goodput")
-    assert again.get(goodput.scenario(job, pauses)) == {"trained": 0.5}
-    assert again.get(goodput.scenario(job, model.Pauses(23.0, 78.0))) is None
-    assert again.get(goodput.scenario((4, "100 Gbit/s", "iid", 2), pauses)) is None
-    assert pages.Runs("goodput", fresh=True).get(goodput.scenario(job, pauses)) is None
+    assert again.get(played) == {"trained": 0.5}
+    assert again.get(other) is None
+    assert pages.Runs("goodput", fresh=True).get(played) is None
 
 
 # -- the storm -------------------------------------------------------------------------------------------------------
