@@ -76,7 +76,7 @@ bench-micro: $(READY) ## measure the parts of an exchange beside benchmarks/micr
 bench-wan: $(READY) ## measure nodes on emulated wide links beside DDP, and HIVEMIND=/path/to/its/python; 80 minutes, as root
 	$(PY) benchmarks/wan.py $(if $(HIVEMIND),--hivemind $(HIVEMIND)) --json build/wan.json
 
-bench-bytes: $(READY) ## compare accuracy with bytes for every codec and with synchronous training; goes on where it was interrupted, hours
+bench-bytes: $(READY) ## compare a small GPT with synchronous training, and accuracy with bytes for every codec; goes on where it was interrupted, hours
 	$(PY) benchmarks/language.py
 	$(PY) benchmarks/bytes.py
 
