@@ -16,7 +16,7 @@ import statistics
 import sys
 import time
 
-from children import Child, say, visit_until_told
+from children import Child, finish, say, visit_until_told
 
 
 def trainer(seeds, megabytes, optimizer, seconds):
@@ -120,10 +120,9 @@ def pair(megabytes, seconds, optimizer):
         process.tell()
     time.sleep(seconds / 3)
     joined_s = joining.answer("")
-    joining.finish()
+    finish([joining])
     rows = [process.answer() | {"joined_s": joined_s} for process in processes]
-    for process in processes:
-        process.finish()
+    finish(processes)
     return rows
 
 

@@ -8,12 +8,13 @@ import select
 import socket
 import subprocess
 import sys
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from node import Node
 
-__all__ = ["Child", "free_port", "say", "visit_until_told"]
+__all__ = ["Child", "finish", "free_port", "say", "visit_until_told"]
 
 
 class Child(subprocess.Popen[str]):
@@ -48,11 +49,14 @@ class Child(subprocess.Popen[str]):
             self.tell(question)
         return json.loads(self.line())
 
-    def finish(self) -> None:
-        """Close its input, and wait for its end."""
-        assert self.stdin is not None
-        self.stdin.close()
-        self.wait(30)
+
+def finish(children: Sequence[Child]) -> None:
+    """Close the inputs of all, and wait for their ends."""
+    for child in children:
+        assert child.stdin is not None
+        child.stdin.close()
+    for child in children:
+        child.wait(30)
 
 
 def free_port() -> int:

@@ -25,7 +25,7 @@ import threading
 import time
 from pathlib import Path
 
-from children import Child, free_port, say, visit_until_told
+from children import Child, finish, free_port, say, visit_until_told
 
 ROUNDS, WARM_ROUNDS, PIECE_BYTES = 15, 2, 1 << 20  # of raw sockets and of gloo
 KINDS = "mlp-10m", "cnn-100k", "mlp-5k"
@@ -219,8 +219,7 @@ class Pair:
     def results(self):
         """Return what all have found, once they have ended."""
         rows = [process.answer() for process in self.processes]
-        for process in self.processes:
-            process.finish()
+        finish(self.processes)
         return rows
 
 
