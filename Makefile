@@ -22,7 +22,7 @@ OWN := not netns and not frameworks and not engines and not built
 FASHION_MNIST := $(or $(GOSSIP_FASHION_MNIST),/usr/share/datasets/fashion-mnist)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow test-frameworks test-engines test-netns explore explore-mutants collect lint types bench bench-codecs bench-micro bench-wan bench-bytes bench-sim bench-methods bench-interval bench-goodput bench-storm bench-lanes bench-links bench-wide bench-attackers bench-replay accelerator convergence reliability siege chaos soak reference docs notebooks test-notebooks dist data clean
+.PHONY: help demo test test-slow test-frameworks test-engines test-netns explore explore-mutants collect lint types bench bench-codecs bench-micro bench-wan bench-bytes bench-sim bench-methods bench-interval bench-goodput bench-storm bench-lanes bench-links bench-attackers bench-replay accelerator convergence reliability siege chaos soak reference docs notebooks test-notebooks dist data clean
 
 help: ## say what can be made
 	@sed -n 's/^\([a-z-]*\):.*## /\1:/p' Makefile | awk -F: '{ printf "make %-16s %s\n", $$1, $$2 }'
@@ -76,7 +76,8 @@ bench-micro: $(READY) ## measure the parts of an exchange beside benchmarks/micr
 bench-wan: $(READY) ## measure nodes on emulated wide links beside DDP, and HIVEMIND=/path/to/its/python; 80 minutes, as root
 	$(PY) benchmarks/wan.py $(if $(HIVEMIND),--hivemind $(HIVEMIND)) --json build/wan.json
 
-bench-bytes: $(READY) ## compare accuracy with bytes for every codec and with synchronous training; goes on where it was interrupted, hours
+bench-bytes: $(READY) ## compare a small GPT with synchronous training, and accuracy with bytes for every codec; goes on where it was interrupted, hours
+	$(PY) benchmarks/language.py
 	$(PY) benchmarks/bytes.py
 
 bench-sim: $(READY) ## measure the simulator; beside gossipy with GOSSIPY=/path/to/its/python
@@ -103,9 +104,6 @@ bench-attackers: $(READY) ## what attackers do to honest nodes, and how often no
 	$(PY) benchmarks/attackers.py --filter clip --filter "clip, every 8 steps" $(ATTACKS)
 	$(PY) benchmarks/attackers.py --filter clip --dataset fashion-mnist $(ATTACKS)
 	$(PY) benchmarks/attackers.py --astray --filter clip --seeds 6
-
-bench-wide: $(READY) ## what becomes of a link's time where a mix is wanted at every step, simulated: half a minute
-	$(PY) benchmarks/wide.py
 
 bench-lanes: $(READY) ## one and several connections of a link that loses packets, half an hour; needs root, gcc and /dev/net/tun
 	for more in gossip.connections=1 gossip.connections=8 network.congestion=bbr; do \

@@ -17,11 +17,10 @@ cores there is one seed instead of three.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
-import select
 import statistics
-import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -32,7 +31,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from benchmarks import children
 from benchmarks.accelerator_device import accelerator, progress, say
+from benchmarks.children import Child, visit_until_told
 from gossip.config import Config
 from node import Node
 from sim.learning.corpora import digits, shakespeare
@@ -130,9 +131,7 @@ def work(job: Job) -> None:
     address = [] if job.rank == 0 else [sys.stdin.readline().strip()]
     with Node(trainer.model, trainer.optimizer, seeds=address, config=Config(mix_every_steps=8)) as node:
         print(node.address, flush=True)
-        while not select.select([sys.stdin], [], [], 0.02)[0]:  # All begin together, for a fair comparison.
-            node._training.visit()  # Others join here.
-        sys.stdin.readline()
+        visit_until_told(node)  # All begin together, for a fair comparison.
         torch.manual_seed(1000 * job.seed + job.rank)
         longest_s, steps, began = 0.0, 0, time.perf_counter()
         while node.swarm_samples < job.samples:
@@ -147,7 +146,7 @@ def work(job: Job) -> None:
         node.settle(2.0, wait_s=10.0)
         row = {"device": job.device, "pause_s": job.pause_s, "steps": steps, "exchanges": exchanges}
         row |= {"alone_steps_s": alone, "together_steps_s": together, "longest_step_s": longest_s}
-        print(json.dumps(row | {"score": trainer.score()}), flush=True)
+        children.say(row | {"score": trainer.score()})
 
 
 def steps_a_second(trainer: Trainer, job: Job) -> float:
@@ -166,34 +165,23 @@ def steps_a_second(trainer: Trainer, job: Job) -> float:
 def play(task: str, nodes: list[tuple[str, float]], simulated: bool, seed: int) -> list[dict[str, Any]]:
     """Run the processes of one swarm, and return their rows."""
     samples, alone_s, limit_s = (400, 0.1, 10 * RUN_S) if simulated else (SAMPLES[task], 2.0, RUN_S)
-    processes: list[subprocess.Popen[str]] = []
-    try:
+    with contextlib.ExitStack() as stack:
+        processes = []
         for rank, (device, pause_s) in enumerate(nodes):
-            job = Job(task, device, pause_s, samples, alone_s, seed, rank, simulated)
-            command = [sys.executable, "-m", "benchmarks.accelerator_equal", "--job", json.dumps(asdict(job))]
-            environment = os.environ | {"OMP_NUM_THREADS": "1"}
-            processes.append(subprocess.Popen(command, stdin=-1, stdout=-1, text=True, env=environment))
-        address = processes[0].stdout.readline()
+            job = asdict(Job(task, device, pause_s, samples, alone_s, seed, rank, simulated))
+            child = Child("-m", "benchmarks.accelerator_equal", "--job", json.dumps(job))
+            processes.append(stack.enter_context(child))
+        address = processes[0].line()
         for process in processes[1:]:
-            tell(process, address)
+            process.tell(address)
         for process in processes[1:]:
-            process.stdout.readline()  # Its own address: it has joined.
+            process.line()  # Its own address: it has joined.
         for process in processes:
-            tell(process, "begin\n")
+            process.tell()
         outputs = [process.communicate(timeout=limit_s)[0] for process in processes]
-    finally:
-        for process in processes:
-            process.kill()
-            process.wait()
     if any(process.returncode for process in processes):
         raise RuntimeError(f"a node of {task} has ended with {[process.returncode for process in processes]}")
     return [json.loads(output.strip().splitlines()[-1]) for output in outputs]
-
-
-def tell(process: subprocess.Popen[str], line: str) -> None:
-    assert process.stdin is not None
-    process.stdin.write(line)
-    process.stdin.flush()
 
 
 def figures(runs: list[list[dict[str, Any]]]) -> dict[str, Any]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import select
-import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -17,6 +16,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from benchmarks.accelerator_device import Shape, elements, progress, say, seconds, trainee, waits
+from benchmarks.children import Child
 from gossip.config import Config
 from node import Node
 
@@ -43,8 +43,8 @@ def measure(shapes: dict[str, Shape], rows: list[Row], simulated: Any) -> None:
     """
     measured_s = MEASURED_S if simulated is None else math.inf
     for name, shape in shapes.items():
-        command = [sys.executable, "-m", "benchmarks.accelerator", "nodes", "--partner", name]
-        with Partner([*command, "--simulated"] if simulated else command) as other:
+        command = ["-m", "benchmarks.accelerator", "nodes", "--partner", name, *["--simulated"] * bool(simulated)]
+        with Partner(*command) as other:
             loop = Loop(*trainee(shape))
             other.answers("ready")
             for row in rows:
@@ -72,7 +72,8 @@ class Loop:
         with Node(self.model, self.optimizer, config=Config(mix_every_steps=row.every, **row.settings)) as node:
             torch.cuda.reset_peak_memory_stats()
             self.longest_s = 0.0
-            other.tell(seed=node.address, settings={"mix_every_steps": row.every, **row.settings}, pace_s=before_s)
+            settings = {"mix_every_steps": row.every, **row.settings}
+            other.tell(json.dumps({"seed": node.address, "settings": settings, "pace_s": before_s}))
             self.until(node, other.has_answered)
             other.answers("joined")
             self.mix(node)  # The first one locks memory that later ones use again.
@@ -137,30 +138,16 @@ def timed(step: Callable[[], object], most: int, every: int, limit_s: float) -> 
     return steps, took_s
 
 
-class Partner(subprocess.Popen[str]):
+class Partner(Child):
     """The other node, in a process that takes steps at our pace and computes nothing. Its block's end kills it."""
-
-    def __init__(self, command: list[str]) -> None:
-        super().__init__(command, stdin=-1, stdout=-1, text=True)
-
-    def __exit__(self, *error: Any) -> None:
-        self.kill()
-        super().__exit__(*error)
-
-    def tell(self, **values: Any) -> None:
-        assert self.stdin is not None
-        self.stdin.write(json.dumps(values) + "\n")
-        self.stdin.flush()
 
     def has_answered(self) -> bool:
         return bool(select.select([self.stdout], [], [], 0.0)[0])
 
     def answers(self, word: str) -> None:
         """Wait for its next line, which must be this word."""
-        assert self.stdout is not None
-        line = self.stdout.readline().strip()
-        if line != word:
-            raise RuntimeError(f"the partner has ended before it said {word!r}")
+        if (line := self.line()) != word:
+            raise RuntimeError(f"the partner has said {line!r} in place of {word!r}")
 
 
 def partner(shape: Shape) -> None:

@@ -3,8 +3,8 @@
     python -m benchmarks.accelerator_run [--simulated] [--only PART ...] [--json FILE]
 
 The parts run one after the other. A part that fails or takes too long is reported, and the next one runs. On a GPU the
-figures go to docs/results/accelerator.json, and as tables to docs/results/accelerator.md. Without one, or with
-``--simulated``, everything runs to its end on a simulated device with tiny sizes, and writes neither.
+figures go to docs/results/accelerator.json. Without one, or with ``--simulated``, everything runs to its end on a
+simulated device with tiny sizes, and writes nothing there.
 docs/development.md#on-a-gpu says what a bare machine needs.
 
 The exit code is 0 if every part ran and, on a GPU, every aim was met; 1 if a part failed; 2 if an aim was missed.
@@ -28,7 +28,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.accelerator_page import Aim, aims, page, shown
+from benchmarks.accelerator_aims import Aim, aims, shown
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "docs" / "results"
@@ -147,8 +147,7 @@ def main() -> int:
         print(f"\n{SIMULATED}")
     elif not arguments.only:
         (RESULTS / "accelerator.json").write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
-        (RESULTS / "accelerator.md").write_text(page(result), encoding="utf-8")
-        print("\nWritten: docs/results/accelerator.json and accelerator.md, to be named in docs/results/README.md.")
+        print("\nWritten: docs/results/accelerator.json, to be named in docs/results/README.md.")
     if arguments.json:
         arguments.json.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
     return code(outcomes, judged, simulated)

@@ -1,8 +1,7 @@
 """The harm that attackers do to honest peers with each filter: of forty peers 10 or 20 % send false vectors.
 
     python benchmarks/attackers.py [--dataset digits] [--partition IID] [--filter clip]... [--attack dissensus]...
-                                   [--share 0.1]... [--seeds 3] [--seconds 80] [--costs | --astray [--rate 0.3]]
-                                   [--out FILE]
+                                   [--share 0.1]... [--seeds 3] [--seconds 80] [--astray [--rate 0.3]]
 
 The filter "clip" is the default with all its other settings: nodes choose interval and codec. They choose int8 and come
 to mix every 2 steps in this network, which has no latency and 100 Mbit/s. All columns train for the same time.
@@ -17,12 +16,10 @@ import argparse
 import statistics
 import time
 from itertools import groupby
-from pathlib import Path
 
 import methods
 import numpy as np
 
-from gossip.config.internal import Internal
 from gossip.errors import LocalError
 from sim import Scenario, simulate
 from sim.simulation import Simulation
@@ -31,8 +28,6 @@ FILTERS = {
     "none": {},
     "clip": {"filter": "clip"},
     "clip, every 8 steps": {"filter": "clip", "mix_every_steps": 8},
-    "clip, no correction": {"filter": "clip", "correction": 0.0},
-    "clip, radius 0.5": {"filter": "clip", "filter_limit": 0.5},
     "balance": {"filter": "balance"},
 }
 # By name, the kind and scale of lies. The last two are the attacker's own model at half and at 0.9 of its length.
@@ -61,12 +56,11 @@ def scenario(dataset, partition, rule, kind, share, seed, seconds):
     return Scenario.from_mapping(table)
 
 
-def cell(args, dataset, partition, rule, kind, share, changes=None):
+def cell(args, dataset, partition, rule, kind, share):
     """Simulate a cell of the table, and return "mean (worst)" over the seeds."""
     means, worst = [], []
     for seed in range(1, args.seeds + 1):
         run = scenario(dataset, partition, rule, kind, share, seed, args.seconds)
-        run = run.replace(**changes) if changes else run
         try:
             accuracy = simulate(run, progress=False).summary["accuracy"]
         except LocalError:
@@ -91,39 +85,6 @@ def tables(args):
                 who = kind if not share else f"{100 * share:.0f} % {kind}"
                 cells = [cell(args, dataset, partition, rule, kind, share) for rule in map(FILTERS.get, filters)]
                 yield f"| {who} | " + " | ".join(cells) + " |"
-
-
-# Scenarios without attackers, which measure what a filter costs if honest models are far apart.
-DIRICHLET = {"task.partition": {"kind": "dirichlet", "alpha": 0.1}}
-PLAIN = {"gossip.outer_momentum": 0.0, "gossip.outer_rate": 1.0}
-MASK = {"gossip.part": "mask 0.05", "gossip.mix_every_steps": 1}
-PROTOCOL = {"membership.mode": "protocol", "gossip.internal": Internal(heal_period_s=3.0), "duration_s": 70.0}
-IID = {"task.partition": {"kind": "iid"}}
-SLOW = {"compute": {"step_s": 0.1, "stragglers": {"share": 0.2, "slowdown": 40}}, "duration_s": 120.0}
-CUT = {"network.partitions": [{"at_s": 20.0, "until_s": 60.0, "groups": 2}]}
-CHURN = {"churn": {"up": {"kind": "exponential", "mean": 30}, "down": {"kind": "exponential", "mean": 10}}}
-COSTS = {
-    "Dirichlet 0.1": DIRICHLET,
-    "Dirichlet 0.1, plain mean": DIRICHLET | PLAIN,
-    "Dirichlet 0.1, SGD with momentum 0.9": DIRICHLET | {"task.optimizer": {"lr": 0.03, "momentum": 0.9}},
-    "Dirichlet 0.1, part mask 0.05, every step": DIRICHLET | MASK,
-    "IID, a fifth forty times slower": IID | SLOW,
-    "Dirichlet 1.0, two halves cut off from 20 to 60 s, at 70 s": PROTOCOL | CUT,
-    "Dirichlet 1.0, up for 30 s and gone for 10, at 70 s": PROTOCOL | CHURN,
-}
-
-
-def costs(args):
-    """Yield the lines of the table without attackers."""
-    yield "\n### digits, nobody attacks\n"
-    filters = args.filter or list(FILTERS)
-    yield "| | " + " | ".join(filters) + " |"
-    yield "|---|" + "---|" * len(filters)
-    for name, changes in COSTS.items():
-        cells = [
-            cell(args, "digits", PARTITIONS["Dirichlet 1.0"], FILTERS[rule], "nobody", 0.0, changes) for rule in filters
-        ]
-        yield f"| {name} | " + " | ".join(cells) + " |"
 
 
 # A node is astray below this accuracy, while the others are at 96 %. It is measured only after SETTLED_S, because all
@@ -198,19 +159,13 @@ def main():
     parser.add_argument("--share", action="append", type=float, choices=(0.1, 0.2), help="of attackers")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=80.0, help="of virtual time; a step takes 0.1")
-    parser.add_argument("--costs", action="store_true", help="nobody attacks, in harder worlds")
     parser.add_argument("--astray", action="store_true", help="nobody attacks, at a rate that throws nodes off")
     parser.add_argument("--rate", type=float, default=1.0, help="the learning rate of --astray")
-    parser.add_argument("--out", type=Path, help="append the tables to this file")
     args = parser.parse_args()
-    began, lines = time.process_time(), []
-    for line in (costs if args.costs else astray if args.astray else tables)(args):
+    began = time.process_time()
+    for line in (astray if args.astray else tables)(args):
         print(line, flush=True)
-        lines.append(line)
     print(f"\n{time.process_time() - began:.0f} s of one core")
-    if args.out is not None:
-        with args.out.open("a", encoding="utf-8") as file:
-            file.write("\n".join(lines) + "\n")
 
 
 if __name__ == "__main__":

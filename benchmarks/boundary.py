@@ -11,18 +11,15 @@ the peak during training and during joining, minus the memory with model, gradie
 
 import argparse
 import json
-import os
 import resource
-import select
 import statistics
-import subprocess
 import sys
 import time
 
-os.environ |= {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+from children import Child, finish, say, visit_until_told
 
 
-def trainer(megabytes, seed, optimizer, seconds):
+def trainer(seeds, megabytes, optimizer, seconds):
     """Train for some seconds, and print the times of the steps."""
     from node import Config, Node
 
@@ -30,12 +27,10 @@ def trainer(megabytes, seed, optimizer, seconds):
     copy_s = one_copy(vector)
     reset_peak()
     before = resident_bytes()
-    with Node(*model, seeds=[seed] if seed else (), config=Config(mix_every_steps=1)) as member:
-        vector.fill(1.0 if seed else 0.0)  # joining has overwritten it with the first node's weights
+    with Node(*model, seeds=seeds, config=Config(mix_every_steps=1)) as member:
+        vector.fill(1.0 if seeds else 0.0)  # joining has overwritten it with the first node's weights
         print(member.address, flush=True)
-        while not select.select([sys.stdin], [], [], 0.01)[0]:
-            member._training.visit()
-        sys.stdin.readline()
+        visit_until_told(member)
         joining = peak_bytes() - before
         reset_peak()
         times, begin = [], time.perf_counter()
@@ -46,12 +41,12 @@ def trainer(megabytes, seed, optimizer, seconds):
             times.append((time.perf_counter() - started, time.thread_time() - cpu))
         mixes = member.metrics().exchanges_done
         times.sort()
-        print(json.dumps({
+        say({
             "longest_s": times[-1][0], "longest_cpu_s": max(cpu for _, cpu in times),
             "median_s": statistics.median(wall for wall, _ in times), "steps": len(times), "mixes": mixes,
             "copy_s": copy_s, "vectors": (peak_bytes() - before) / vector.nbytes, "seconds": seconds,
-            "joining_vectors": joining / vector.nbytes if seed else None,
-        }), flush=True)  # fmt: skip
+            "joining_vectors": joining / vector.nbytes if seeds else None,
+        })  # fmt: skip
         sys.stdin.readline()
 
 
@@ -73,7 +68,7 @@ def training(megabytes, optimizer):
     return (module, adamw), module.x.detach().numpy(), adamw.step
 
 
-def newcomer(megabytes, seed, optimizer):
+def newcomer(seeds, megabytes, optimizer):
     """Join, and print how long that took."""
     from node import Config, Node
 
@@ -81,8 +76,8 @@ def newcomer(megabytes, seed, optimizer):
     print("ready", flush=True)
     sys.stdin.readline()
     begin = time.perf_counter()
-    with Node(*model, seeds=[seed], config=Config(mix_every_steps=1)):
-        print(json.dumps(time.perf_counter() - begin), flush=True)
+    with Node(*model, seeds=seeds, config=Config(mix_every_steps=1)):
+        say(time.perf_counter() - begin)
         sys.stdin.readline()
 
 
@@ -113,51 +108,36 @@ def peak_bytes():
         return next(int(line.split()[1]) * 1024 for line in file if line.startswith("VmHWM"))
 
 
-def send_line(process):
-    process.stdin.write("\n")
-    process.stdin.flush()
-
-
 def pair(megabytes, seconds, optimizer):
-    processes, seed = [], []
-
-    def start(role):
-        options = "--megabytes", str(megabytes), "--seconds", str(seconds), "--optimizer", optimizer
-        command = [sys.executable, __file__, role, *options, *seed]
-        return subprocess.Popen(command, stdin=-1, stdout=-1, text=True)
-
+    processes, seeds = [], []
     for _ in range(2):
-        processes.append(start("trainer"))
-        seed = ["--seed", processes[-1].stdout.readline().strip()]
-    joining = start("newcomer")
-    joining.stdout.readline()
+        job = json.dumps(["trainer", seeds, megabytes, optimizer, seconds])
+        processes.append(Child(__file__, "--role", job))
+        seeds = [processes[-1].line()]
+    joining = Child(__file__, "--role", json.dumps(["newcomer", seeds, megabytes, optimizer]))
+    joining.line()
     for process in processes:
-        send_line(process)
+        process.tell()
     time.sleep(seconds / 3)
-    send_line(joining)
-    joined_s = json.loads(joining.stdout.readline())
-    send_line(joining)
-    joining.wait(30)
-    rows = [json.loads(process.stdout.readline()) | {"joined_s": joined_s} for process in processes]
-    for process in processes:
-        process.stdin.close()
-        process.wait(30)
+    joined_s = joining.answer("")
+    finish([joining])
+    rows = [process.answer() | {"joined_s": joined_s} for process in processes]
+    finish(processes)
     return rows
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("role", nargs="?", choices=["trainer", "newcomer"], help=argparse.SUPPRESS)
     parser.add_argument("--megabytes", type=float, default=400.0)
     parser.add_argument("--optimizer", nargs="+", choices=["sgd", "adamw"], default=["sgd", "adamw"])
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=12.0)
     parser.add_argument("--json", action="store_true")
-    parser.add_argument("--seed", help=argparse.SUPPRESS)
+    parser.add_argument("--role", type=json.loads, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.role:
-        role = {"trainer": trainer, "newcomer": newcomer}[args.role]
-        role(args.megabytes, args.seed, args.optimizer[0], *[args.seconds] * (args.role == "trainer"))
+        name, *arguments = args.role
+        {"trainer": trainer, "newcomer": newcomer}[name](*arguments)
         return
     found = {name: [pair(args.megabytes, args.seconds, name) for _ in range(args.rounds)] for name in args.optimizer}
     if args.json:

@@ -23,8 +23,8 @@ import shutil
 import signal
 import statistics
 import sys
-import tempfile
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -37,10 +37,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 import digits_node
-from forked import Forked
-from swarm_lab import Cut, Patient, namespaces_missing
-
-from node.identity.keys import new_secret
+from swarm_lab import Cut, Lab, Patient, between, namespaces_missing
 
 NODES = 8
 STEP_MS = 40.0
@@ -72,24 +69,21 @@ class Place:
         return self.lives[-1]
 
 
-class Chaos:
+class Chaos(Lab):
     """The swarm of a run, and the faults that it suffers. The cable is cut to partition the network; None: no cuts."""
 
     gone_s, stopped_s, cut_s = GONE_S, STOPPED_S, CUT_S
     warm_steps = 400  # steps that the first node takes without pauses at the start
 
     def __init__(self, minutes: float, seed: int, cable: Cut | None) -> None:
+        super().__init__(digits_node, step_ms=STEP_MS, config=CONFIG, **{"for": 1e6})
+        self.encrypt()
         self.minutes, self.rng, self.cable = minutes, random.Random(seed), cable
-        self.folder = Path(tempfile.mkdtemp(prefix="gossip-chaos-"))
-        self.secret = self.folder / "secret"
-        self.secret.write_text(new_secret())
-        self.secret.chmod(0o600)
         sides = list(cable.addresses.items()) if cable is not None else [(None, "127.0.0.1")]
         self.places = []
         for number in range(NODES):
             namespace, host = sides[number % len(sides)]
             self.places.append(Place(f"n{number}", f"{host}:0", namespace))
-        self.started = 0
         self.faults: list[tuple[float, str]] = []
         self.kills: list[tuple[float, frozenset[str]]] = []  # (when, ids of the killed)
         self.healing: float | None = None  # when the present partition ends; None without one
@@ -100,63 +94,25 @@ class Chaos:
         state = self.folder / place.name
         if fresh:
             shutil.rmtree(state, ignore_errors=True)
-        name = f"{place.name}.{len(place.lives)}"
-        diary, log = self.folder / f"{name}.jsonl", self.folder / f"{name}.log"
-        arguments = ["--diary", str(diary), "--secret", str(self.secret), "--step-ms", str(STEP_MS), "--for", "1e6"]
-        arguments += ["--listen", place.address, "--state-dir", str(state), "--config", json.dumps(CONFIG)]
         running = [other for other in self.places if other.lives and not other.busy and other is not place]
         seeds = [other.now.address for other in running if other.now.event("joined")]
         seeds = [seed for seed in seeds if seed != "none"]  # a node that started in a partition may have no address
-        for seed in self.rng.sample(seeds, min(2, len(seeds))):
-            arguments += ["--seed", seed]
-        arguments += ["--warm-steps", str(self.warm_steps)] if not self.started else []
-        self.started += 1
-
-        def work() -> None:
-            os.environ["GOSSIP_PROGRESS"] = "line"
-            digits_node.main(arguments)
-
-        place.lives.append(Patient(name, Forked(work, log, place.namespace), diary, log))  # type: ignore[arg-type]
+        place.lives.append(
+            self.start(
+                self.rng.sample(seeds, min(2, len(seeds))), place.namespace, f"{place.name}.{len(place.lives)}",
+                listen=place.address, state_dir=str(state), warm_steps=0 if self.patients else self.warm_steps,
+            )
+        )  # fmt: skip
         place.busy = False
 
     def begin(self) -> None:
         for place in self.places:
             self.launch(place)
-            self.until(lambda place=place: place.now.event("joined"), f"{place.name} to join")
+            self.joined([place.now])
         self.until(
             lambda: all(place.now.now.get("alive") == NODES and place.now.now["done"] > 2 for place in self.places),
-            "a whole swarm",
-        )
-
-    def until(self, condition: Callable[[], Any], name: str) -> None:
-        """Wait until a condition holds; ``name`` says in the error what was waited for."""
-        end = time.monotonic() + JOIN_S
-        while not condition():
-            self.check_processes()
-            if time.monotonic() > end:
-                raise TimeoutError(f"Waited {JOIN_S:g} s for {name} in vain: {self.tails()}")
-            time.sleep(0.05)
-
-    def check_processes(self) -> None:
-        """Raise RuntimeError if a process has ended that was not killed."""
-        for place in self.places:
-            if place.lives and not place.busy and place.now.process.poll() is not None:
-                raise RuntimeError(f"{place.now.name} ended by itself: {self.tails()}")
-
-    def tails(self) -> str:
-        return "\n".join(
-            f"{place.now.name}: {place.now.errors.read_text(errors='replace')[-400:]}" for place in self.places
-            if place.lives
+            JOIN_S, "a whole swarm",
         )  # fmt: skip
-
-    def end(self) -> None:
-        for place in self.places:
-            for life in place.lives:
-                life.process.kill()
-        for place in self.places:
-            for life in place.lives:
-                life.process.wait()
-        shutil.rmtree(self.folder, ignore_errors=True)
 
     # -- faults ------------------------------------------------------------------------------------------------------
     def apply_faults(self) -> None:
@@ -165,7 +121,7 @@ class Chaos:
         plan = [(began + 0.25 * (end - began), self.kill_first), (began + 0.5 * (end - began), self.kill_half)]
         fault = began
         while (now := time.monotonic()) < end:
-            self.check_processes()
+            self.check()
             self.end_due_faults(now)
             if plan and now >= plan[0][0]:
                 plan.pop(0)[1]()
@@ -289,7 +245,7 @@ def longest(places: list[Place], since: float, until: float) -> float:
 
 def accuracy(places: list[Place], since: float, until: float) -> float:
     lives = [life for place in places for life in place.lives]  # including processes that have ended since
-    return statistics.fmean(row["accuracy"] for life in lives for row in life.looks if since <= row["t"] <= until)
+    return statistics.fmean(row["accuracy"] for life in lives for row in between(life, since, until))
 
 
 def waits(places: list[Place], kills: list[tuple[float, frozenset[str]]], until: float) -> list[float]:
@@ -322,15 +278,12 @@ def figures(chaos: Chaos, before: tuple[float, float], during: tuple[float, floa
     places = chaos.places
     end = time.monotonic()
     usual_rate, fault_rate = rate(places, *before), rate(places, *during)
-    kinds: dict[str, int] = {}
-    for _, kind in chaos.faults:
-        kinds[kind] = kinds.get(kind, 0) + 1
     waits_s = waits(places, chaos.kills, 600.0)
-    joins = [life.event("joined")["seconds"] for p in places for life in p.lives[1:] if life.event("joined")]  # type: ignore[index]
+    joins = [life.joined["seconds"] for p in places for life in p.lives[1:] if life.event("joined")]
     run_ids = sorted(str(place.now.now.get("run_id")) for place in places)  # "None" if not joined yet
     return {
         "faults": len(chaos.faults),
-        "kinds": kinds,
+        "kinds": dict(Counter(kind for _, kind in chaos.faults)),
         "seconds between faults": (during[1] - during[0]) / max(1, len(chaos.faults)),
         "steps of the living, of the fault-free": fault_rate / usual_rate,
         "steps a second without faults": usual_rate,
@@ -366,10 +319,7 @@ def broken(figures: dict[str, Any]) -> list[str]:
 
 def play(minutes: float, seed: int, before_s: float, after_s: float) -> dict[str, Any]:
     missing = namespaces_missing()
-    with contextlib.ExitStack() as stack:
-        cable = None if missing else stack.enter_context(Cut())
-        chaos = Chaos(minutes, seed, cable)
-        stack.callback(chaos.end)
+    with contextlib.nullcontext() if missing else Cut() as cable, Chaos(minutes, seed, cable) as chaos:
         chaos.begin()
         time.sleep(2.0)
         began = time.monotonic()
@@ -378,7 +328,7 @@ def play(minutes: float, seed: int, before_s: float, after_s: float) -> dict[str
         chaos.apply_faults()
         faults_ended = time.monotonic()
         time.sleep(after_s)
-        chaos.check_processes()
+        chaos.check()
         found = figures(chaos, (began, faults_began), (faults_began, faults_ended), faults_ended)
         found["cuts"] = missing or "in network namespaces"
         return found

@@ -8,46 +8,98 @@ the mean over nodes and seeds. Dirichlet parts are private: no node sees another
 """
 
 import argparse
+import contextlib
 import json
-import os
-import socket
 import statistics
-import subprocess
 import sys
-import tempfile
-from pathlib import Path
+import time
 
-HERE = Path(__file__).resolve().parent
+from children import Child, say
+
 TASKS = {
-    "digits": {"samples": 60_000, "batch-size": 16, "lr": 0.1, "weight-decay": 1e-3, "step-s": 0.004},
-    "fashion-mnist": {"samples": 240_000, "batch-size": 16, "lr": 0.02, "weight-decay": 0.0, "step-s": 0.0},
+    "digits": {"samples": 60_000, "batch_size": 16, "lr": 0.1, "weight_decay": 1e-3, "step_s": 0.004},
+    "fashion-mnist": {"samples": 240_000, "batch_size": 16, "lr": 0.02, "weight_decay": 0.0, "step_s": 0.0},
 }
 NODES = 4
+PLAIN, MOMENTUM = {"outer_momentum": 0.0, "outer_rate": 1.0}, {"outer_momentum": 0.5, "outer_rate": 0.7}
+CASES = [  # name, nodes, alpha of the Dirichlet parts or 0 for IID shares of the whole, settings
+    ("one process", 1, 0.0, {}),
+    ("4 nodes, IID, plain mean", NODES, 0.0, PLAIN),
+    ("4 nodes, IID, outer momentum", NODES, 0.0, MOMENTUM),
+    ("4 nodes, IID, default", NODES, 0.0, {}),
+    ("4 nodes, Dirichlet 0.1, plain mean", NODES, 0.1, PLAIN),
+    ("4 nodes, Dirichlet 0.1, outer momentum", NODES, 0.1, MOMENTUM),
+    ("4 nodes, Dirichlet 0.1, default", NODES, 0.1, {}),
+]
 
 
-def free_port():
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return server.getsockname()[1]
+# -- a node ------------------------------------------------------------------------------------------------------
+def train(dataset, nodes, seed, alpha, settings, part, seeds):
+    """Train until the swarm has seen its samples; print the address, and then what came of it."""
+    import torch
+    from torch.nn import functional as F
+
+    from node import Config, Node
+    from sim.learning.corpora import digits, dirichlet_split, fashion_mnist
+    from sim.learning.models import cnn, mlp
+
+    task = TASKS[dataset]
+    torch.set_num_threads(1)
+    torch.manual_seed(seed)
+    x_train, y_train, x_test, y_test = digits() if dataset == "digits" else fashion_mnist()
+    model = mlp(64, 64, 10) if dataset == "digits" else cnn((1, 28, 28), 10)
+    optimizer = torch.optim.SGD(model.parameters(), lr=task["lr"], momentum=0.9, weight_decay=task["weight_decay"])
+    mine = dirichlet_split(y_train, nodes, alpha, seed)[part] if alpha else None
+
+    def batches(node):
+        if mine is None:
+            yield from node.shard((x_train, y_train), task["batch_size"])
+            return
+        for rows in mine[torch.randperm(len(mine))].split(task["batch_size"]):
+            yield x_train[rows], y_train[rows]
+
+    with Node(model, optimizer, seeds=seeds, config=Config(**settings)) as node:
+        print(node.address, flush=True)
+        torch.manual_seed(1000 * seed + part)
+        while len(node.members) < nodes:  # all nodes start together, for a fair comparison
+            time.sleep(0.05)
+            node._training.visit()
+        while node.swarm_samples < task["samples"]:
+            for x, y in batches(node):
+                begin = time.perf_counter()
+                loss = F.cross_entropy(model(x), y)
+                optimizer.zero_grad()
+                loss.backward()
+                optimizer.step()
+                node.step(loss=loss, samples=len(x))
+                optimizer.param_groups[0]["lr"] = task["lr"] * max(0.0, 1 - node.swarm_samples / task["samples"])
+                # The least that a step takes, so that steps are comparable.
+                time.sleep(max(0.0, task["step_s"] - (time.perf_counter() - begin)))
+                if node.swarm_samples >= task["samples"]:
+                    break
+        node.settle(4.0)
+        samples = node.swarm_samples
+        with torch.no_grad():
+            guesses = torch.cat([model(x).argmax(1) for x in x_test.split(500)])
+        accuracy = (guesses == y_test).float().mean().item()
+        exchanges = node.metrics().exchanges_done
+        if nodes > 1:
+            time.sleep(1.0)  # members that settle slightly later still find this node
+    say({"accuracy": accuracy, "swarm_samples": samples, "exchanges": exchanges})
 
 
-def run(dataset, nodes, seed, alpha, config):
-    """Run all processes of one run, and return their JSON rows."""
-    port, processes = free_port(), []
-    with tempfile.NamedTemporaryFile("w", suffix=".toml") as file:
-        file.write("".join(f"{key} = {value}\n" for key, value in config.items()))
-        file.flush()
+# -- all of them -------------------------------------------------------------------------------------------------
+def run(dataset, nodes, seed, alpha, settings):
+    """Run all processes of one run, and return their rows."""
+    with contextlib.ExitStack() as stack:
+        processes, seeds = [], []
         for part in range(nodes):
-            environment = os.environ | {
-                "OMP_NUM_THREADS": "1", "GOSSIP_CONFIG": file.name,
-                "GOSSIP_LISTEN": f"127.0.0.1:{port if part == 0 else 0}",
-                "GOSSIP_SEEDS": "" if part == 0 else f"127.0.0.1:{port}",
-            }  # fmt: skip
-            flags = [f"--{key}={value}" for key, value in TASKS[dataset].items()]
-            flags += [f"--seed={seed}", f"--alpha={alpha}", f"--part={part}", f"--parts={nodes}"]
-            command = [sys.executable, str(HERE / "convergence_job.py"), dataset, *flags]
-            processes.append(subprocess.Popen(command, env=environment, stdout=-1, text=True))
-        outputs = [process.communicate(timeout=600)[0] for process in processes]
-    return [json.loads(output.strip().splitlines()[-1]) for output in outputs]
+            job = json.dumps([dataset, nodes, seed, alpha, settings, part, seeds])
+            processes.append(stack.enter_context(Child(__file__, "--job", job)))
+            seeds = seeds or [processes[0].line()]
+        for process in processes[1:]:
+            process.line()  # its address
+        return [process.answer() for process in processes]
 
 
 def summary(runs):
@@ -68,24 +120,20 @@ def main():
     parser.add_argument("--only", choices=list(TASKS), help="one dataset")
     parser.add_argument("--case", action="append", help="one row by its name; may be repeated")
     parser.add_argument("--json", action="store_true")
+    parser.add_argument("--job", type=json.loads, help=argparse.SUPPRESS)
     args = parser.parse_args()
-    plain, momentum = {"outer_momentum": 0.0, "outer_rate": 1.0}, {"outer_momentum": 0.5, "outer_rate": 0.7}
-    cases = [
-        ("one process", 1, 0.0, {}),
-        ("4 nodes, IID, plain mean", NODES, 0.0, plain),
-        ("4 nodes, IID, outer momentum", NODES, 0.0, momentum),
-        ("4 nodes, IID, default", NODES, 0.0, {}),
-        ("4 nodes, Dirichlet 0.1, plain mean", NODES, 0.1, plain),
-        ("4 nodes, Dirichlet 0.1, outer momentum", NODES, 0.1, momentum),
-        ("4 nodes, Dirichlet 0.1, default", NODES, 0.1, {}),
-    ]
-    cases = [case for case in cases if not args.case or case[0] in args.case]
+    if args.job:
+        train(*args.job)
+        return
     results = {}
     for dataset in [args.only] if args.only else TASKS:
         print(f"\n{dataset}, {TASKS[dataset]['samples']:,} samples in all, {args.seeds} seeds", file=sys.stderr)
         print(f"{'':42}{'mean %':>8}{'stdev':>7}{'worst':>7}{'samples':>10}{'mixes':>7}", file=sys.stderr)
-        for name, nodes, alpha, config in cases:
-            row = summary([run(dataset, nodes, seed, alpha, config) for seed in range(args.seeds)])
+        for name, *case in CASES:
+            if args.case and name not in args.case:
+                continue
+            nodes, alpha, settings = case
+            row = summary([run(dataset, nodes, seed, alpha, settings) for seed in range(args.seeds)])
             results[f"{dataset}: {name}"] = row
             print(
                 f"{name:42}{row['mean']:8.2f}{row['stdev']:7.2f}{row['worst_node']:7.2f}"

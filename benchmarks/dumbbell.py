@@ -1,42 +1,42 @@
 """The dumbbell experiment of ClippedGossip: two cliques of ten, joined by one edge, with half of MNIST's classes each.
 
-    python benchmarks/dumbbell.py [--rule gossip]... [--draws own] [--seeds 3] [--curve] [--fp32] [--fresh]
+    python benchmarks/dumbbell.py [--rule gossip]... [--iterations 900] [--seed 1] [--curve]
 
 The job of L. He, S. P. Karimireddy and M. Jaggi, "Byzantine-robust decentralized learning via self-centered clipping",
-arXiv:2202.01545, without attackers, as their code runs it. All nodes start from equal weights. 900 times every node
-takes a step of SGD with momentum, and then mixes with its neighbours. Accuracy is that of the mean of all models, and
-of the mean over each clique, on the whole test set. A run takes eight minutes of one core.
+arXiv:2202.01545, without attackers, mixed by a swarm of the simulator. All nodes start from equal weights, and mix with
+all neighbours after each step of SGD with momentum. Accuracy is that of the mean of all models, and of the mean over
+each clique, on the whole test set. A run of 900 iterations takes 13 minutes of one core.
 
-Their published seed is 0, which decides the initial weights. Its other random draws are in dumbbell_published.py, and
---draws selects the draws. Two properties of their code are kept, because the figures depend on them. In each of 30
-epochs a node sees the same 30 batches, 960 samples in all. Dropout draws the same mask in every step of every node.
---fresh has neither property.
+Twenty peers form a graph of ranks, whose every edge weighs 1/11. ``filter`` is "none", or "clip" of radius 1. The
+membership is ideal and the network takes no time. Weights, samples and dropout masks are those of the authors' runs
+(dumbbell_published.py): in each of 30 epochs a node sees the same 30 batches, and dropout draws the same mask in every
+step of every node. Unlike theirs the swarm is asynchronous. Every peer has a clock of its own, every pair of neighbours
+exchanges separately, and each side adds the result at its next step boundary, while both train on.
 """
 
 import argparse
-import statistics
+import tempfile
 import time
+from pathlib import Path
 
 import dumbbell_published
+import numpy as np
 import torch
 from torch import nn
 from torch.nn import functional as F
 
-from gossip.filters.clip import clip_factor
+from sim import Scenario
 from sim.learning.corpora import mnist
+from sim.simulation import Simulation
 
 CLIQUE = 10
 NODES = 2 * CLIQUE
 BATCH, BATCHES = 32, 30  # samples a step, and steps until a node's batches come again
 RATE, MOMENTUM = 0.01, 0.9
-RADIUS = 1.0  # clipping radius, the paper's tau
-# Smoothed Weiszfeld: K. Pillutla, S. M. Kakade and Z. Harchaoui, arXiv:1912.13445.
-WEISZFELD_STEPS, SMOOTHING = 8, 0.1
-# Accuracy in % of the mean of all models, of clique 1 and of clique 2. The paper shows one run. The authors' code
-# includes the log of another run with the same seed, made after their sampler had changed to two shuffles.
-PUBLISHED = {"gossip": (93.6, 69.0, 75.6), "clipped": (93.8, 71.4, 72.6), "median": (88.6, 50.7, 47.2)}
-SHUFFLES = {"gossip": 1, "clipped": 2, "median": 1}  # how often the published runs shuffled the samples
-PUBLISHED_AGAIN = {"gossip": (93.2, 70.2, 72.0), "clipped": (93.7, 70.7, 71.5), "median": (89.4, 50.7, 47.2)}
+STEP_S = 0.1  # virtual time of a step
+FILTERS = {"gossip": {"filter": "none"}, "clipped": {"filter": "clip", "filter_limit": 1.0}}  # the paper's tau
+SHUFFLES = {"gossip": 1, "clipped": 2}  # how often the published runs shuffled the samples
+SEED = 0  # seed of the initial weights, as in the published runs
 
 
 def edges():
@@ -46,42 +46,6 @@ def edges():
     joined.fill_diagonal_(False)
     joined[0, -1] = joined[-1, 0] = True
     return joined
-
-
-# A rule's mix is linear once the distances are known. Each rule is therefore a function from the Gram matrix of all
-# models (nodes, nodes) to a mixing matrix (nodes, nodes), whose row i makes node i's next model. This takes two passes
-# over the models.
-
-
-def gossip(gram):
-    """Mix with weight 1/11 for every edge, as the ends of the bridge need; a node's own weight is the rest to 1."""
-    weights = edges() / (CLIQUE + 1)
-    return weights + torch.diag(1 - weights.sum(1))
-
-
-def clipped(gram):
-    """Mix with self-centred clipping, x_i + sum_j w_ij clip(x_j - x_i, tau): arXiv:2202.01545."""
-    squares = gram.diag()
-    differences = squares[:, None] + squares - 2 * gram  # |x_i - x_j|^2
-    weights = edges() / (CLIQUE + 1)
-    for i, j in torch.nonzero(edges()).tolist():
-        weights[i, j] *= clip_factor(float(differences[i, j]), RADIUS)
-    return weights + torch.diag(1 - weights.sum(1))
-
-
-def median(gram):
-    """Mix by the geometric median of a node's own model and its neighbours' models, with equal weights."""
-    present = edges() | torch.eye(NODES, dtype=torch.bool)
-    mix = torch.zeros(NODES, NODES)  # their Weiszfeld begins at the zero vector
-    for _ in range(WEISZFELD_STEPS):
-        inner = mix @ gram
-        squares = (inner * mix).sum(1, keepdim=True) - 2 * inner + gram.diag()  # |z_i - x_k|^2
-        mix = present / squares.clamp(min=SMOOTHING**2).sqrt()
-        mix /= mix.sum(1, keepdim=True)
-    return mix
-
-
-RULES = {"gossip": gossip, "clipped": clipped, "median": median}
 
 
 def network():
@@ -94,144 +58,155 @@ def views(row, shapes):
     return [piece.view(shape) for piece, shape in zip(row.split([s.numel() for s in shapes]), shapes, strict=True)]
 
 
-def logits(parameters, x, masks, precision):
+def logits(parameters, x, masks):
     """Compute logits: x (batch, 1, 28, 28) -> (batch, 10). ``masks`` are the dropout factors, or None.
 
-    All layers but the last are computed in ``precision``. The channels are last, which makes pooling ten times faster.
+    All layers but the last are computed in bfloat16. The channels are last, which makes pooling ten times faster.
     """
     *most, w4, b4 = parameters
-    w1, b1, w2, b2, w3, b3 = (parameter.to(precision) for parameter in most)
-    h = F.conv2d(x.to(precision), w1, b1)  # (batch, 32, 26, 26)
+    w1, b1, w2, b2, w3, b3 = (parameter.bfloat16() for parameter in most)
+    h = F.conv2d(x.bfloat16(), w1, b1)  # (batch, 32, 26, 26)
     h = h.contiguous(memory_format=torch.channels_last).relu()
     # The authors' model has no ReLU here. With one, the loss after ten steps is 1.22 instead of 1.06.
     h = F.max_pool2d(F.conv2d(h, w2.contiguous(memory_format=torch.channels_last), b2), 2)  # (batch, 64, 12, 12)
     if masks:
-        h = (h * masks[0]).to(precision)  # the product is float32, as the masks are
+        h = (h * masks[0]).bfloat16()  # the product is float32, as the masks are
     h = F.linear(h.flatten(1), w3, b3).float().relu()  # (batch, 128)
     return F.linear(h * masks[1] if masks else h, w4, b4)
 
 
-def draw_masks(generator):
-    """Draw dropout masks for a quarter of the channels and half of the hidden units.
-
-    Returns:
-        The factors, (batch, 64, 1, 1) and (batch, 128).
-    """
-    channels = (torch.rand(BATCH, 64, 1, 1, generator=generator) < 0.75) / 0.75
-    return channels, (torch.rand(BATCH, 128, generator=generator) < 0.5) / 0.5
-
-
-def deal(labels, generator):
-    """Divide the classes 0 to 4 among the nodes of clique 1, and the others among clique 2: int64 (nodes, samples).
-
-    The distribution is that of the authors' sampler, with other random draws.
-    """
-    halves = [torch.nonzero(half).flatten() for half in (labels < 5, labels >= 5)]
-    share = min(map(len, halves)) // CLIQUE
-    dealt = [half[torch.randperm(len(half), generator=generator)][: share * CLIQUE] for half in halves]
-    return torch.cat([half.view(CLIQUE, share) for half in dealt])
-
-
-def draws(args, rule, labels, generator):
-    """Return the samples of every node, int64 (nodes, samples), and the dropout masks."""
-    if args.draws == "own":
-        return deal(labels, generator), draw_masks(generator)
-    shuffles = 2 if args.draws == "again" else SHUFFLES[rule]
-    masks = draw_masks(generator) if args.draws == "samples" else dumbbell_published.masks(BATCH)
-    return dumbbell_published.samples(labels, shuffles), masks
-
-
-def accuracy(row, shapes, x, y, precision):
+def accuracy(row, shapes, x, y):
     """Return the accuracy of the model in ``row`` on the test set, in %."""
     parameters = views(row, shapes)
     with torch.no_grad():
         right = sum(
-            int((logits(parameters, images, None, precision).argmax(1) == labels).sum())
+            int((logits(parameters, images, None).argmax(1) == labels).sum())
             for images, labels in zip(x.split(500), y.split(500), strict=True)
         )
     return 100 * right / len(y)
 
 
-def accuracies(models, shapes, split, precision):
+def accuracies(models, shapes, split):
     """Return the accuracies of the mean of all models, of clique 1 and of clique 2, in %."""
     parts = models, models[:CLIQUE], models[CLIQUE:]
-    return [accuracy(part.mean(0), shapes, *split[2:], precision) for part in parts]
+    return [accuracy(part.mean(0), shapes, *split[2:]) for part in parts]
 
 
-def train(rule, seed, split, args):
-    """Run the job once, and return the three accuracies after the last iteration."""
-    x, y, *_ = split
-    precision = torch.float32 if args.fp32 else torch.bfloat16
-    torch.manual_seed(seed)
-    initial = list(network().parameters())
-    shapes = [parameter.shape for parameter in initial]
-    models = torch.cat([parameter.detach().flatten() for parameter in initial]).repeat(NODES, 1)  # (nodes, elements)
-    mixed, momenta = torch.empty_like(models), torch.zeros_like(models)
-    generator = torch.Generator().manual_seed(seed)
-    samples, masks = draws(args, rule, y, generator)
-    losses = []
-    for iteration in range(args.iterations):
-        batches = samples[:, BATCH * (iteration % BATCHES) :][:, :BATCH]
-        if args.fresh:
-            batches = samples.gather(1, torch.randint(samples.shape[1], (NODES, BATCH), generator=generator))
-        # Autograd adds gradients into .grad, which is the momentum itself: m <- 0.9 m + g without a copy of g.
-        momenta *= MOMENTUM
-        total = 0.0
-        for model, momentum, batch in zip(models, momenta, batches, strict=True):
-            parameters = [view.requires_grad_() for view in views(model.detach(), shapes)]
-            for parameter, slope in zip(parameters, views(momentum, shapes), strict=True):
-                parameter.grad = slope
-            if args.fresh:
-                masks = draw_masks(generator)
-            loss = F.cross_entropy(logits(parameters, x[batch], masks, precision), y[batch])
-            loss.backward()
-            total += float(loss.detach())
-        losses.append(total / NODES)
-        models.sub_(momenta, alpha=RATE)
-        torch.mm(RULES[rule](models @ models.T), models, out=mixed)
-        models, mixed = mixed, models
-        if args.curve and (iteration + 1) % BATCHES == 0:
-            epoch = (iteration + 1) // BATCHES
-            figures = accuracies(models, shapes, split, precision) if epoch % 5 == 0 else []
-            shown = " / ".join(f"{figure:.1f}" for figure in figures)
-            print(f"epoch {epoch}: loss", *(f"{loss:.5f}" for loss in losses[-BATCHES::10]), shown, flush=True)
-    return accuracies(models, shapes, split, precision)
+class OneByOne(torch.autograd.Function):
+    """``logits`` for many models, computed one by one.
+
+    A convolution of one model fills a core already. torch.func.vmap also does not support the channels-last tensors
+    that make pooling fast.
+    """
+
+    @staticmethod
+    def forward(x, masks, *parameters):
+        return logits(parameters, x, masks)
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        """Do nothing: autograd handles the operations in vmap below."""
+
+    @staticmethod
+    def vmap(info, in_dims, x, masks, *parameters):
+        models = range(info.batch_size)
+        return torch.stack([OneByOne.forward(x[i], masks, *(stacked[i] for stacked in parameters)) for i in models]), 0
+
+
+class Network(nn.Module):
+    """The job's model, (batch, 1, 28, 28) -> logits (batch, 10), with the published dropout masks."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = network()
+        self.masks = dumbbell_published.masks(BATCH)
+
+    def forward(self, x):
+        # The masks fit a training batch. Test batches have other sizes and no dropout.
+        return OneByOne.apply(x, self.masks if len(x) == BATCH else None, *self.layers.parameters())
+
+
+def model():
+    """Create the scenario's model, with the initial weights of the published runs."""
+    torch.manual_seed(SEED)
+    return Network()
+
+
+class SameBatches:
+    """A replacement of sim.learning.batches.Batches: every epoch has the same batches in the same order.
+
+    ``samples`` int64 (peers, samples).
+    """
+
+    def __init__(self, samples):
+        self.samples = samples.numpy()
+
+    def draw(self, peers, steps):
+        """Return the samples of batch number ``steps[i]`` of peer ``peers[i]``: int64 (peers, batch)."""
+        first = BATCH * (steps % BATCHES)
+        return self.samples[peers[:, None], first[:, None] + np.arange(BATCH)]
+
+
+def scenario(rule, iterations, seed, graph):
+    """Return the job; its peers end their last step at the end of the run, and do not mix after it."""
+    return Scenario.from_mapping({
+        "name": f"dumbbell, {rule}", "seed": seed, "peers": NODES,
+        "duration_s": (iterations - 1) * STEP_S + 1e-6,
+        "task": {
+            "dataset": "mnist", "model": "dumbbell:model", "batch_size": BATCH,
+            "optimizer": {"name": "sgd", "lr": RATE, "momentum": MOMENTUM},
+        },
+        "gossip": {"selection": "graph", "graph": str(graph), "partners": 0, "mix_every_steps": 1} | FILTERS[rule],
+        "compute": {"step_s": STEP_S},
+        "network": {"latency": {"kind": "constant", "value_ms": 0}, "rate_mbit_s": "unlimited"},
+        "membership": {"mode": "ideal"},
+    })  # fmt: skip
+
+
+def run(rule, split, args, graph):
+    """Run the job once, print the mixes of an edge, and return the three accuracies."""
+    simulation = Simulation(scenario(rule, args.iterations, args.seed, graph))
+    swarm, learners = simulation.swarm, simulation.learners
+    # Ranks order the members by id: node i of the dumbbell is the peer with the i-th smallest id.
+    rows = sorted(range(NODES), key=lambda row: swarm.hosts[row].id)
+    samples = torch.empty(NODES, BATCH * BATCHES, dtype=torch.int64)
+    samples[rows] = dumbbell_published.samples(split[1], SHUFFLES[rule])[:, : samples.shape[1]]
+    learners._batches = SameBatches(samples)
+    shapes = [parameter.shape for parameter in network().parameters()]
+
+    def figures():
+        swarm.training.update_models(swarm.now)
+        return accuracies(torch.from_numpy(learners.matrix)[rows], shapes, split)
+
+    shown = 0
+    for _ in simulation.slices():
+        epoch = int(learners.steps_taken.min()) // BATCHES
+        if args.curve and epoch // 5 > shown:
+            shown = epoch // 5
+            print(f"epoch {epoch}:", " / ".join(f"{figure:.1f}" for figure in figures()), flush=True)
+    result = figures()
+    count = int(edges().sum()) // 2
+    steps = learners.steps_taken
+    print(f"{steps.min()} to {steps.max()} steps, {swarm.sessions.mixes / 2 / count:.1f} mixes of an edge", flush=True)
+    return result
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seeds", type=int, default=1)
-    parser.add_argument("--first-seed", type=int, default=0)
-    parser.add_argument("--rule", action="append", choices=list(RULES), help="one rule; may be repeated")
+    parser.add_argument("--rule", action="append", choices=list(FILTERS), help="one rule; may be repeated")
     parser.add_argument("--iterations", type=int, default=900)
-    parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--fp32", action="store_true", help="float32 throughout, in half as much time again")
-    parser.add_argument(
-        "--draws",
-        choices=("published", "again", "samples", "own"),
-        default="published",
-        help="whose samples and dropout masks: the very ones of the published runs, or of the authors' second log; the "
-        "published samples alone; or all drawn anew for each seed",
-    )
-    parser.add_argument("--curve", action="store_true", help="the losses that the authors log, and accuracies")
-    parser.add_argument("--fresh", action="store_true", help="new samples and new masks in every step")
+    parser.add_argument("--seed", type=int, default=1, help="of the peers' ids and clocks")
+    parser.add_argument("--curve", action="store_true", help="the accuracies every five epochs")
     args = parser.parse_args()
-    torch.set_num_threads(args.threads)
-    split, runs = mnist(), {rule: [] for rule in args.rule or RULES}
-    for seed in range(args.first_seed, args.first_seed + args.seeds):
-        for rule in runs:
+    torch.set_num_threads(1)
+    split = mnist()
+    with tempfile.TemporaryDirectory() as folder:
+        graph = Path(folder) / "dumbbell.txt"
+        graph.write_text("".join(f"{a} {b}\n" for a, b in torch.nonzero(edges().triu()).tolist()))
+        for rule in args.rule or FILTERS:
             began_s = time.process_time()
-            runs[rule].append(train(rule, seed, split, args))
-            figures = " / ".join(f"{figure:.1f}" for figure in runs[rule][-1])
-            print(f"seed {seed}, {rule}: {figures} ({time.process_time() - began_s:.0f} s of CPU)", flush=True)
-    print("\nAccuracy in %, all / clique 1 / clique 2:\n")
-    print("| rule | here, mean (spread over seeds) | published | their other run |\n| --- | --- | --- | --- |")
-    for rule, rows in runs.items():
-        here = " / ".join(
-            f"{statistics.mean(each):.1f} ({statistics.pstdev(each):.1f})" for each in zip(*rows, strict=True)
-        )
-        theirs = " | ".join(" / ".join(map(str, run[rule])) for run in (PUBLISHED, PUBLISHED_AGAIN))
-        print(f"| {rule} | {here} | {theirs} |")
+            figures = " / ".join(f"{figure:.1f}" for figure in run(rule, split, args, graph))
+            print(f"{rule}: {figures} ({time.process_time() - began_s:.0f} s of CPU)", flush=True)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """The speed of a pairwise exchange and its cost for training, compared with other libraries in one run.
 
-    python benchmarks/exchange.py [--megabytes 40] [--rounds 5] [--hivemind PYTHON] [--json FILE]
+    python benchmarks/exchange.py [--megabytes 40] [--rounds 5] [--json FILE]
     python benchmarks/exchange.py --training cnn-100k mlp-5k [--rounds 5]     only what training of these models loses
     python benchmarks/exchange.py --alone [--megabytes 40] [--rounds 5]       only the exchange
     python benchmarks/exchange.py --four [--megabytes 40] [--rounds 5]        only four processes against gloo
@@ -9,63 +9,57 @@ An exchange is timed from the agreed start of the streams to both Commits: 2 x 4
 loopback. Every chunk is checksummed, checked for finiteness and subtracted. The programs run alternately, several
 times; medians and their ratios are printed. "A mix" is the time from the end of one mix to the end of the next, if one
 is always wanted. "Of it" is the share of its stream. The rest is the snapshot, the addition, the outer step if any, and
-messages. ``--hivemind`` names the Python of an environment with hivemind 1.1.12. ``--json`` also writes every run to a
-file. Four processes are compared by the bytes of parameters that all of them together average in a second. Gossip
-averages in changing pairs, gloo's all_reduce all four at once.
+messages. ``--json`` also writes every run to a file. Four processes are compared by the bytes of parameters that all of
+them together average in a second. Gossip averages in changing pairs, gloo's all_reduce all four at once.
 """
 
 import argparse
 import json
 import math
 import os
-import select
+import socket
 import statistics
-import subprocess
 import sys
 import tempfile
+import threading
 import time
 from pathlib import Path
 
-HERE = Path(__file__).resolve().parent
-KINDS = "gpt-1m", "mlp-10m", "cnn-100k", "mlp-5k"
+from children import Child, finish, free_port, say, visit_until_told
+
+ROUNDS, WARM_ROUNDS, PIECE_BYTES = 15, 2, 1 << 20  # of raw sockets and of gloo
+KINDS = "mlp-10m", "cnn-100k", "mlp-5k"
 os.environ |= {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 
 
 # -- one process of a pair ---------------------------------------------------------------------------------------
-def averager(megabytes, seed, secret, seconds, codec, threads, sealed, outer):
+def averager(seeds, megabytes, seconds, secret=None, codec="fp32", sealed=True, outer=False):
     """Exchange as often as possible for some seconds, and print the durations."""
     import numpy as np
 
     import node.loop.training
-    import node.network.transfers.streams
     import node.transport.sealed
     from gossip.codecs import get_codec
     from node import Config, Node
 
     node.transport.sealed.IN_PLACE &= sealed
     node.loop.settling.SETTLED = 0.0  # go on exchanging after the two models agree
-    if not threads:
-        node.network.transfers.streams.LARGE_BYTES = math.inf
     vector = np.zeros(int(megabytes * 1e6) // 4, np.float32)
     with Node(
-        {"x": vector}, seeds=[seed] if seed else (), secret=secret,
+        {"x": vector}, seeds=seeds, secret=secret,
         config=Config(codec=codec) if outer else Config(codec=codec, outer_momentum=0.0),
     ) as member:  # fmt: skip
         durations_s = timed(member._training.network.runtime.streams)
-        vector.fill(1.0 if seed else 0.0)  # joining has overwritten it with the first node's weights
+        vector.fill(1.0 if seeds else 0.0)  # joining has overwritten it with the first node's weights
         print(member.address, flush=True)
-        while not select.select([sys.stdin], [], [], 0.01)[0]:
-            member._training.visit()
-        sys.stdin.readline()
+        visit_until_told(member)
         begin, cpu = time.perf_counter(), time.process_time()
         member.settle(seconds)
         elapsed, cpu = time.perf_counter() - begin, time.process_time() - cpu
         done = member.metrics().exchanges_done
         allowed_error = 0.05 if outer else 1e-3 + get_codec(codec).relative_error
         is_mean = bool(abs(float(vector[0]) - 0.5) < allowed_error)
-        print(
-            json.dumps([durations_s, elapsed / max(1, done), is_mean, cpu / max(1, done), float(vector[0])]), flush=True
-        )
+        say([durations_s, elapsed / max(1, done), is_mean, cpu / max(1, done), float(vector[0])])
         sys.stdin.readline()
 
 
@@ -89,7 +83,7 @@ def timed(streams):
     return durations_s
 
 
-def trainer(kind, seconds, with_node, seed):
+def trainer(seeds, kind, seconds, with_node):
     """Train for some seconds, and print the steps per second."""
     import torch
     from torch import nn
@@ -108,12 +102,6 @@ def trainer(kind, seconds, with_node, seed):
             nn.ReLU(), nn.Linear(80, 10),
         )  # fmt: skip
         x, y = torch.randn(64, 1, 28, 28), torch.randint(0, 10, (64,))
-    elif kind == "gpt-1m":
-        from sim.learning.models import ByteGPT
-
-        model = ByteGPT()
-        x = torch.randint(0, 256, (16, 128))
-        y = torch.randint(0, 256, (16, 128))
     else:
         model = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10))
         x, y = torch.randn(32, 64), torch.randint(0, 10, (32,))
@@ -133,75 +121,112 @@ def trainer(kind, seconds, with_node, seed):
         return steps / (time.perf_counter() - begin)
 
     def train_step():
-        out = model(x)
-        loss = F.cross_entropy(out.flatten(0, -2), y.flatten())  # (batch, classes), or (batch, time, classes)
+        loss = F.cross_entropy(model(x), y)
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
         return loss
 
     if not with_node:
-        print(json.dumps([train(lambda loss: None), 0, 0.0]), flush=True)
+        say([train(lambda loss: None), 0, 0.0])
         return
-    with Node(model, optimizer, seeds=[seed] if seed else (), config=Config(mix_every_steps=8)) as member:
+    with Node(model, optimizer, seeds=seeds, config=Config(mix_every_steps=8)) as member:
         print(member.address, flush=True)
-        while not select.select([sys.stdin], [], [], 0.005)[0]:
-            member._training.visit()
-        sys.stdin.readline()
+        visit_until_told(member)
         rate = train(lambda loss: member.step(loss=loss, samples=64))
         metrics = member.metrics()
-        print(json.dumps([rate, metrics.exchanges_done, metrics.step_overhead_seconds]), flush=True)
+        say([rate, metrics.exchanges_done, metrics.step_overhead_seconds])
         sys.stdin.readline()
+
+
+def raw(seeds, megabytes, rounds):
+    """Move as many bytes both ways at once over blocking sockets, and print the seconds of each round.
+
+    There is no framing, no checksum and no averaging: a program that does more cannot be faster on the same machine.
+    """
+    if seeds:
+        host, port = seeds[0].split(":")
+        sock = socket.create_connection((host, int(port)))
+        print("connected", flush=True)
+    else:
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            print(f"127.0.0.1:{server.getsockname()[1]}", flush=True)
+            sock, _ = server.accept()
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    size = int(megabytes * 1e6)
+    ours, theirs = memoryview(bytearray(b"\1") * size), memoryview(bytearray(b"\2") * size)  # touched: no page faults
+
+    def send():
+        for start in range(0, size, PIECE_BYTES):
+            sock.sendall(ours[start : start + PIECE_BYTES])
+
+    seconds = []
+    for _ in range(rounds + WARM_ROUNDS):
+        sock.sendall(b".")  # both begin together
+        sock.recv(1)
+        begin, filled = time.perf_counter(), 0
+        sender = threading.Thread(target=send)
+        sender.start()
+        while filled < size:
+            count = sock.recv_into(theirs[filled : filled + PIECE_BYTES])
+            assert count, "the other side closed"
+            filled += count
+        sender.join()
+        seconds.append(time.perf_counter() - begin)
+    say(seconds[WARM_ROUNDS:])
+
+
+def gloo(seeds, rank, count, port, megabytes, rounds):
+    """Average with gloo's all_reduce, and print the seconds of each round."""
+    import torch
+    from torch import distributed
+
+    torch.set_num_threads(1)
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    distributed.init_process_group("gloo", f"tcp://127.0.0.1:{port}", rank=rank, world_size=count)
+    vector = torch.ones(int(megabytes * 1e6) // 4)
+    seconds = []
+    for _ in range(rounds + WARM_ROUNDS):
+        vector.fill_(1.0)
+        distributed.barrier()
+        begin = time.perf_counter()
+        distributed.all_reduce(vector)
+        seconds.append(time.perf_counter() - begin)
+        assert float(vector[-1]) == count
+    say(seconds[WARM_ROUNDS:])
+    distributed.barrier()
+    distributed.destroy_process_group()
 
 
 # -- control of the processes ------------------------------------------------------------------------------------
 class Pair:
     """Two (or ``count``) processes of this file; if they are nodes, each has the previous one as its seed."""
 
-    def __init__(self, arguments, nodes=True, kernel="", count=2):
-        """Start the processes."""
-        self.processes, seed = [], []
-        environment = os.environ | {"GOSSIP_KERNEL": kernel}
-        for _ in range(count):
-            command = [sys.executable, __file__, *map(str, arguments), *seed]
-            self.processes.append(subprocess.Popen(command, stdin=-1, stdout=-1, text=True, env=environment))
+    def __init__(self, role, nodes=True, count=2, **arguments):
+        """Start the processes, each with a role of this file and its arguments."""
+        self.processes, seeds = [], []
+        for rank in range(count):
+            given = {"seeds": seeds, **arguments} | ({"rank": rank, "count": count} if role == "gloo" else {})
+            self.processes.append(Child(__file__, "--role", json.dumps([role, given])))
             if nodes:
-                seed = ["--seed", self.processes[-1].stdout.readline().strip()]  # printed once it has joined
+                seeds = [self.processes[-1].line()]  # printed once it has joined
 
-    def send_line(self):
+    def tell(self):
         """Let the processes go on: each waits for a line in turn."""
         for process in self.processes:
-            process.stdin.write("\n")
-            process.stdin.flush()
+            process.tell()
 
-    def read_results(self):
-        return [json.loads(process.stdout.readline()) for process in self.processes]
-
-    def wait_ready(self):
-        for process in self.processes:
-            assert process.stdout.readline().strip() == "ready"
-
-    def end(self):
-        for process in self.processes:
-            process.stdin.close()
-            process.wait(30)
+    def results(self):
+        """Return what all have found, once they have ended."""
+        rows = [process.answer() for process in self.processes]
+        finish(self.processes)
+        return rows
 
 
-def our_exchange(
-    megabytes, secret=None, codec="fp32", seconds=4.0, threads=True, sealed=True, kernel="", outer=False
-):  # fmt: skip
-    pair = Pair(
-        ["averager", "--megabytes", megabytes, "--seconds", seconds, "--codec", codec]
-        + (["--secret", secret] if secret else [])
-        + ([] if threads else ["--loop"])
-        + ([] if sealed else ["--tls"])
-        + (["--outer"] if outer else []),
-        kernel=kernel,
-    )
-    pair.send_line()
-    rows = pair.read_results()
-    pair.send_line()
-    pair.end()
+def our_exchange(megabytes, seconds=4.0, **settings):
+    pair = Pair("averager", megabytes=megabytes, seconds=seconds, **settings)
+    pair.tell()
+    rows = pair.results()
     durations = [value for row in rows for value in row[0]]
     assert all(row[2] for row in rows), "the two did not end with the mean"
     return {
@@ -212,11 +237,9 @@ def our_exchange(
 
 def four_averaging(megabytes, seconds=6.0):
     """Return the GB a second that four processes average together."""
-    pair = Pair(["averager", "--megabytes", megabytes, "--seconds", seconds], count=4)
-    pair.send_line()
-    rows = pair.read_results()
-    pair.send_line()
-    pair.end()
+    pair = Pair("averager", megabytes=megabytes, seconds=seconds, count=4)
+    pair.tell()
+    rows = pair.results()
     values = [row[4] for row in rows]  # the start is 0, 1, 1, 1; filters take less of the outlier
     assert max(values) - min(values) < 0.05, f"the four did not come together: {values}"
     return sum(megabytes / 1e3 / row[1] for row in rows)
@@ -225,11 +248,14 @@ def four_averaging(megabytes, seconds=6.0):
 def four_and_gloo(megabytes, rounds):
     """Measure gloo and gossip alternately, and return the GB a second of each run."""
     jobs = {
-        "gloo all_reduce": lambda: (
-            4 * megabytes / 1e3 / script(sys.executable, "gloo_reduce.py", 4, megabytes)["median_s"]
-        ),
+        "gloo all_reduce": lambda: 4 * megabytes / 1e3 / all_reduce(megabytes)["median_s"],
         "gossip": lambda: four_averaging(megabytes),
     }
+    return alternately(jobs, rounds)
+
+
+def alternately(jobs, rounds):
+    """Run the jobs one after the other, several times, and return the results of each."""
     rows = {name: [] for name in jobs}
     for _ in range(rounds):
         for name, job in jobs.items():
@@ -237,10 +263,14 @@ def four_and_gloo(megabytes, rounds):
     return rows
 
 
-def script(python, name, *arguments):
-    command = [python, str(HERE / "peers" / name), *map(str, arguments)]
-    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=300)
-    return json.loads(done.stdout.strip().splitlines()[-1])
+def raw_exchange(megabytes):
+    seconds, _ = Pair("raw", megabytes=megabytes, rounds=ROUNDS).results()
+    return {"median_s": statistics.median(seconds), "best_s": min(seconds)}
+
+
+def all_reduce(megabytes):
+    seconds, *_ = Pair("gloo", False, 4, port=free_port(), megabytes=megabytes, rounds=ROUNDS).results()
+    return {"median_s": statistics.median(seconds), "best_s": min(seconds)}
 
 
 def slowdown(kind, seconds=6.0, pairs=3):
@@ -248,21 +278,18 @@ def slowdown(kind, seconds=6.0, pairs=3):
     alone, together, mixes, overhead = [], [], [], []
     for _ in range(pairs):
         for with_node in (False, True):
-            flags = ["trainer", "--kind", kind, "--seconds", seconds] + (["--node"] if with_node else [])
-            pair = Pair(flags, nodes=with_node)
+            pair = Pair("trainer", with_node, kind=kind, seconds=seconds, with_node=with_node)
             if with_node:
-                pair.send_line()
-            pair.wait_ready()
-            pair.send_line()
-            rows = pair.read_results()
+                pair.tell()
+            for process in pair.processes:
+                assert process.line() == "ready"
+            pair.tell()
+            rows = pair.results()
+            rate = statistics.mean(row[0] for row in rows)
+            (together if with_node else alone).append(rate)
             if with_node:
-                pair.send_line()
-                together.append(statistics.mean(row[0] for row in rows))
-                mixes.append(sum(row[1] for row in rows) / 2 / (seconds * together[-1] / 8))
+                mixes.append(sum(row[1] for row in rows) / 2 / (seconds * rate / 8))
                 overhead.append(rows[0][2])
-            else:
-                alone.append(statistics.mean(row[0] for row in rows))
-            pair.end()
     ratios = [1 - with_mixes / without for without, with_mixes in zip(alone, together, strict=True)]
     return {
         "step_ms": 1e3 / statistics.median(alone), "slowed_percent": 100 * statistics.median(ratios),
@@ -272,31 +299,17 @@ def slowdown(kind, seconds=6.0, pairs=3):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("role", nargs="?", choices=["averager", "trainer"], help=argparse.SUPPRESS)
     parser.add_argument("--megabytes", type=float, default=40.0)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--hivemind", metavar="PYTHON", help="Python of an environment with hivemind")
     parser.add_argument("--json", type=Path, metavar="FILE", help="every run, beside the tables")
     parser.add_argument("--training", nargs="+", choices=KINDS, help="how these are slowed, and nothing else")
     parser.add_argument("--alone", action="store_true", help="the exchange, and nothing else")
     parser.add_argument("--four", action="store_true", help="four processes beside gloo, and nothing else")
-    parser.add_argument("--seed", help=argparse.SUPPRESS)
-    parser.add_argument("--secret", help=argparse.SUPPRESS)
-    parser.add_argument("--codec", default="fp32", help=argparse.SUPPRESS)
-    parser.add_argument("--seconds", type=float, default=4.0, help=argparse.SUPPRESS)
-    parser.add_argument("--kind", help=argparse.SUPPRESS)
-    parser.add_argument("--node", action="store_true", help=argparse.SUPPRESS)
-    parser.add_argument("--loop", action="store_true", help=argparse.SUPPRESS)
-    parser.add_argument("--tls", action="store_true", help=argparse.SUPPRESS)
-    parser.add_argument("--outer", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--role", type=json.loads, help=argparse.SUPPRESS)
     args = parser.parse_args()
-    if args.role == "averager":
-        averager(
-            args.megabytes, args.seed, args.secret, args.seconds, args.codec, not args.loop, not args.tls, args.outer
-        )
-        return
-    if args.role == "trainer":
-        trainer(args.kind, args.seconds, args.node, args.seed)
+    if args.role:
+        name, arguments = args.role
+        {"averager": averager, "trainer": trainer, "raw": raw, "gloo": gloo}[name](**arguments)
         return
     if args.training:
         slowed = {kind: slowdown(kind, pairs=args.rounds) for kind in args.training}
@@ -315,25 +328,15 @@ def main():
         secret.write_text(new_secret())
         secret.chmod(0o600)
         jobs = {
-            "raw sockets": lambda: script(sys.executable, "raw_duplex.py", args.megabytes),
+            "raw sockets": lambda: raw_exchange(args.megabytes),
             "gossip": lambda: our_exchange(args.megabytes),
             "outer step": lambda: our_exchange(args.megabytes, outer=True),
-            "without threads": lambda: our_exchange(args.megabytes, threads=False),
             "gossip, bf16": lambda: our_exchange(args.megabytes, codec="bf16"),
             "gossip, int8": lambda: our_exchange(args.megabytes, codec="int8"),
-            "bf16, in numpy": lambda: our_exchange(args.megabytes, codec="bf16", kernel="numpy"),
-            "int8, in numpy": lambda: our_exchange(args.megabytes, codec="int8", kernel="numpy"),
             "gossip, sealed": lambda: our_exchange(args.megabytes, secret=str(secret)),
             "gossip, TLS": lambda: our_exchange(args.megabytes, secret=str(secret), sealed=False),
         }
-        if args.hivemind:
-            jobs["hivemind"] = lambda: script(args.hivemind, "hivemind_round.py", args.megabytes)
-        rows = {name: [] for name in jobs}
-        for number in range(args.rounds):
-            for name, job in jobs.items():
-                if name == "hivemind" and number >= 3:
-                    continue  # a round of hivemind takes 25 s
-                rows[name].append(job())
+        rows = alternately(jobs, args.rounds)
     medians = {name: statistics.median(row["median_s"] for row in runs) for name, runs in rows.items()}
     found = {"exchange": rows, "median_s": medians}
     if not args.alone:
@@ -352,8 +355,6 @@ def main():
             f"{1e3 * cycle:11.1f}{value / cycle:7.2f}"
         )
     print(f"\nSealed, an exchange runs at {medians['gossip'] / medians['gossip, sealed']:.2f} of plain ones' rate.")
-    if "hivemind" in medians:
-        print(f"\nAn exchange is {medians['hivemind'] / medians['gossip']:.1f} times as fast as a hivemind round.")
     if not args.alone:
         show_four(found["four_gb_s"])
         show(found["training"])

@@ -5,30 +5,27 @@
 Peers of the simulator are learners of 600,000 to 18,750 chips, and run the whole protocol. A learner dies when one of
 its chips fails. It is down for the pause that the published figures imply (benchmarks/goodput_model.py), and fetches
 the model of a member when it restarts. Virtual seconds are seconds of the real system: a step takes one, and links
-carry a model of 5 B parameters in bf16. The swarm trains a perceptron on digits. Finished runs are cached in
-runs/goodput.jsonl as long as their settings stay the same. The cache does not notice changed code; then use --fresh.
+carry a model of 5 B parameters in bf16. The swarm trains a perceptron on digits. Finished runs are kept in
+runs/goodput.jsonl.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
-import sys
 import time
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import goodput_model as model
 import goodput_page as page
 import numpy as np
+from pages import Runs, put
 
 from sim.engine.host import Host
 from sim.scenario.scenario import Scenario
 from sim.simulation import Simulation
 from sim.threads import one_thread
 
-CACHE = Path(__file__).resolve().parents[1] / "runs" / "goodput.jsonl"
 LEARNERS = (2, 4, 8, 16, 64)
 STEPS = 960  # A run ends when its learners have taken so many each, on average.
 STEP_S = 1.0  # 5 % either way
@@ -67,7 +64,7 @@ BOTH_PARTITIONS = {
 Job = tuple[int, str, str, int]  # learners, world, partition, seed
 
 
-def scenario(job: Job, pauses: model.Pauses) -> dict[str, Any]:
+def scenario(job: Job) -> dict[str, Any]:
     """Return the scenario of a run as nested mappings."""
     learners, name, partition, seed = job
     world = WORLDS[name]
@@ -86,7 +83,7 @@ def scenario(job: Job, pauses: model.Pauses) -> dict[str, Any]:
     if world.pause is not None:
         table["churn"] = {
             "up": {"kind": "exponential", "mean_s": model.failure_s(model.CHIPS / learners)},
-            "down": {"kind": "constant", "value_s": getattr(pauses, world.pause)},
+            "down": {"kind": "constant", "value_s": getattr(model.PAUSES, world.pause)},
             "farewell": float(world.notice),
         }
     return table
@@ -134,7 +131,7 @@ class Losses:
         self.shared[host.row] = 0.0 if begins else steps
 
 
-def play(job: Job, pauses: model.Pauses) -> dict[str, float]:
+def play(job: Job) -> dict[str, float]:
     """Simulate one run until its learners have taken their steps together, and return its figures.
 
     Returns:
@@ -142,10 +139,10 @@ def play(job: Job, pauses: model.Pauses) -> dict[str, float]:
         ``average`` of the learners that train then; ``mixes`` of each learner, ``virtual_s``, ``cpu_s``.
     """
     began_s = time.process_time()
-    simulation = Simulation(Scenario.from_mapping(scenario(job, pauses)))
+    simulation = Simulation(Scenario.from_mapping(scenario(job)))
     losses, swarm = Losses(simulation), simulation.swarm
     training, learners, idle = swarm.training, job[0], 0
-    with one_thread():
+    with one_thread(), np.errstate(all="ignore"):  # a diverging model is a result
         while training.steps < STEPS * learners and swarm.now < LONGEST * STEPS * STEP_S:
             before = training.steps
             swarm.events.run_until(swarm.now + 2 * STEP_S)
@@ -165,24 +162,7 @@ def play(job: Job, pauses: model.Pauses) -> dict[str, float]:
     }  # fmt: skip
 
 
-# -- the cache -----------------------------------------------------------------------------------------------------
-def world_of(job: Job, pauses: model.Pauses) -> str:
-    """Return all that a finished run must share with this one."""
-    return json.dumps([scenario(job, pauses), STEPS, LONGEST], sort_keys=True)
-
-
-def read_cache(path: Path) -> dict[tuple[Any, ...], dict[str, Any]]:
-    """Return the finished runs by key; the latest one if a key occurs several times."""
-    lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
-    return {tuple(line["key"]): line for line in map(json.loads, lines)}
-
-
-def known(job: Job, pauses: model.Pauses, cache: dict[tuple[Any, ...], dict[str, Any]]) -> dict[str, float] | None:
-    """Return the figures of this job if it was simulated with the current settings."""
-    line = cache.get(job)
-    return None if line is None or line["world"] != world_of(job, pauses) else line["figures"]
-
-
+# -- all runs ------------------------------------------------------------------------------------------------------
 def jobs(learners: tuple[int, ...], seeds: int) -> Iterator[Job]:
     """Yield all runs, the first seed of everything first: an interrupted run shows all rows."""
     for seed in range(1, seeds + 1):
@@ -192,28 +172,12 @@ def jobs(learners: tuple[int, ...], seeds: int) -> Iterator[Job]:
                     yield count, world, partition, seed
 
 
-def play_all(wanted: list[Job], pauses: model.Pauses, cache: dict[tuple[Any, ...], dict[str, Any]]) -> None:
-    """Simulate runs one after the other, and cache each as it ends."""
-    CACHE.parent.mkdir(exist_ok=True)
-    with CACHE.open("a", encoding="utf-8") as file, np.errstate(all="ignore"):  # a diverging model is a result
-        for number, job in enumerate(wanted, 1):
-            figures = play(job, pauses)
-            line = {"key": job, "world": world_of(job, pauses), "figures": figures}
-            cache[job] = line
-            file.write(json.dumps(line) + "\n")
-            file.flush()
-            summary = f"{100 * figures['trained']:.1f} % of steps, {100 * figures['accuracy']:.1f} %"
-            sentence = f"{number}/{len(wanted)} {job}: {summary}, {figures['cpu_s']:.0f} s of CPU"
-            print(sentence, file=sys.stderr, flush=True)
-
-
-def write(pauses: model.Pauses, runs: page.Runs) -> None:
+def write(runs: page.Runs) -> None:
     """Write the tables of the simulator into the page."""
     failing = [world for world in WORLDS if WORLDS[world].pause is not None]
-    page.put(page.PAGE, "model", page.model_rows(pauses))
-    page.put(page.PAGE, "goodput", page.goodput_rows(pauses, LEARNERS, runs))
-    page.put(page.PAGE, "worlds", page.world_rows(LEARNERS, failing, runs))
-    page.put(page.PAGE, "accuracy", page.accuracy_rows(LEARNERS, BOTH_PARTITIONS, NAMES, runs))
+    put(page.PAGE, "goodput", page.goodput_rows(LEARNERS, runs))
+    put(page.PAGE, "worlds", page.world_rows(LEARNERS, failing, runs))
+    put(page.PAGE, "accuracy", page.accuracy_rows(LEARNERS, BOTH_PARTITIONS, NAMES, runs))
 
 
 def main() -> None:
@@ -223,19 +187,16 @@ def main() -> None:
     parser.add_argument("--fresh", action="store_true", help="play again what was played before")
     parser.add_argument("--page", action="store_true", help="play nothing: write the tables from what was played")
     arguments = parser.parse_args()
-    pauses, cache = model.fitted(), read_cache(CACHE)
-    missed = [abs(miss) for miss in model.misses(pauses)]
-    rms = float(np.sqrt(np.mean(np.square(missed))))
-    print(f"{pauses}: {len(missed)} published figures within {max(missed):.1f} points, {rms:.1f} rms")
-    wanted = list(jobs(tuple(arguments.learners or LEARNERS), arguments.seeds))
+    finished = Runs("goodput", arguments.fresh)
     if not arguments.page:
-        play_all([job for job in wanted if arguments.fresh or known(job, pauses, cache) is None], pauses, cache)
+        wanted = jobs(tuple(arguments.learners or LEARNERS), arguments.seeds)
+        finished.play(wanted, play, scenario)
     runs: dict[tuple[int, str, str], list[dict[str, float]]] = {}
     for job in jobs(LEARNERS, arguments.seeds):
-        figures = known(job, pauses, cache)
+        figures = finished.get(scenario(job))
         if figures is not None:
             runs.setdefault(job[:3], []).append(figures)
-    write(pauses, runs)
+    write(runs)
 
 
 if __name__ == "__main__":

@@ -1,62 +1,23 @@
-"""The tables of docs/results/goodput.md: each is replaced at its mark, and the prose around it stays."""
+"""The tables of docs/results/goodput.md."""
 
 from __future__ import annotations
 
 import statistics
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import goodput_model as model
+from pages import RESULTS
 
-__all__ = ["PAGE", "accuracy_rows", "goodput_rows", "model_rows", "put", "storm_rows", "world_rows"]
+__all__ = ["PAGE", "accuracy_rows", "goodput_rows", "storm_rows", "world_rows"]
 
-PAGE = Path(__file__).resolve().parents[1] / "docs" / "results" / "goodput.md"
-END = "<!-- end -->"
+PAGE = RESULTS / "goodput.md"
 PLAYED, WARNED = "100 Gbit/s", "with a notice"  # These worlds are compared with the published figures.
-KINDS = {"rigid": "data parallel", "elastic": "elastic data parallel"}
 ROUNDS = (24, 500)  # steps between barriers: Decoupled DiLoCo's interval, and DiLoCo's
 Figures = Mapping[str, float]
 Runs = Mapping[
     tuple[int, str, str], Sequence[Figures]
 ]  # The keys are learners, world and partition; each seed is a run.
-
-
-def put(page: Path, name: str, rows: Sequence[Sequence[str]]) -> None:
-    """Write a table between ``<!-- table: name -->`` and the next ``<!-- end -->``.
-
-    Args:
-        page: The file, which must have the mark.
-        name: The table's.
-        rows: The head first; all of one length.
-
-    Raises:
-        ValueError: The page has no such mark, or a row is of another length.
-    """
-    text = page.read_text(encoding="utf-8")
-    mark = f"<!-- table: {name} -->\n"
-    before, has_mark, rest = text.partition(mark)
-    _, has_end, after = rest.partition(END)
-    if not has_mark or not has_end:
-        raise ValueError(f"{page} has no table {name!r}: it needs the lines {mark.strip()} and {END}.")
-    head, *body = rows
-    if any(len(row) != len(head) for row in body):
-        raise ValueError(f"A row of the table {name!r} has not {len(head)} cells, as its head has.")
-    lines = [head, ["---"] * len(head), *body]
-    table = "".join("| " + " | ".join(row) + " |\n" for row in lines)
-    page.write_text(f"{before}{mark}\n{table}\n{END}{after}", encoding="utf-8")
-
-
-def model_rows(pauses: model.Pauses) -> list[list[str]]:
-    """Compare the fitted model with every published figure: published, then the model's in brackets."""
-    rows = [["", *(f"{chips:,} chips" for chips in model.SCALES)]]
-    for kind, row in model.PUBLISHED.items():
-        cells = [
-            f"{figure} ({100 * model.predicted(kind, chips, pauses):.0f})"
-            for chips, figure in zip(model.SCALES, row, strict=True)
-        ]
-        rows.append([KINDS.get(str(kind), f"{kind} learners"), *cells])
-    return rows
 
 
 def share(value: float) -> str:
@@ -79,7 +40,7 @@ def brackets(runs: Sequence[Figures], *keys: str) -> str:
     return f" ({means})" if means else ""
 
 
-def goodput_rows(pauses: model.Pauses, learners: Sequence[int], runs: Runs) -> list[list[str]]:
+def goodput_rows(learners: Sequence[int], runs: Runs) -> list[list[str]]:
     """Compare published, calculated and simulated goodput of 1.2 million chips, a line for each number of learners.
 
     Our figures are with links of 100 Gbit/s: "trained" counts all steps, "kept" those that did not die with a learner,
@@ -90,13 +51,12 @@ def goodput_rows(pauses: model.Pauses, learners: Sequence[int], runs: Runs) -> l
     rows = [[*head, "ours, trained", "ours, kept", "ours, kept with a notice"]]
     every = model.failure_s(model.CHIPS)
     for count in (1, *learners):
-        kind = "elastic" if count == 1 else count
-        known, played = model.published(kind), runs.get((count, PLAYED, "iid"), ())
+        known, played = model.PUBLISHED.get(count), runs.get((count, PLAYED, "iid"), ())
         rows.append([
             "1, elastic data parallel" if count == 1 else f"{count}", f"{model.CHIPS // count:,}",
             f"{every * count:,.0f} s", "-" if known is None else f"{known}",
-            share(model.predicted(kind, model.CHIPS, pauses)),
-            *("-" if count == 1 else share(model.barrier(count, model.CHIPS, pauses.elastic, s)) for s in ROUNDS),
+            share(model.availability(model.CHIPS / count, model.PAUSES.elastic)),
+            *("-" if count == 1 else share(model.barrier(count, model.CHIPS, model.PAUSES.elastic, s)) for s in ROUNDS),
             mean(played, "trained"), mean(played, "kept"), mean(runs.get((count, WARNED, "iid"), ()), "kept"),
         ])  # fmt: skip
     return rows

@@ -1,73 +1,80 @@
-"""The cost of an idle node: in a process of its own among others like it, or many in one process.
+"""The cost of an idle node: CPU time, and messages sent and received.
 
-    python benchmarks/idle.py 50 500 [seeds]      50 nodes in this process, which are idle once they know 500
+    python benchmarks/idle.py --alone 2 8 50         idle nodes, each in a process of its own
+    python benchmarks/idle.py --among 100 500        one node in a process of its own, the others a crowd (crowd.py)
 
-``benchmarks/small.py`` calls :func:`alone`, :func:`together` and :func:`among`.
+An idle node has joined, and its loop does not step. Its figures are percent of a core, messages sent and received by
+kind, and new links a second. Links from the time of joining are closed after a minute without use; ``--settle-s 90``
+waits for that.
 """
 
 from __future__ import annotations
 
+import argparse
 import contextlib
-import ctypes
 import json
-import os
-import resource
-import signal
-import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from node import Node
+from children import Child, say
 
-    Process = subprocess.Popen[str]
-
-HERE = Path(__file__).parent
-CROWD = 50  # nodes in a process, which then has 10,000 open files
-JOIN_AT_ONCE = 4
+CROWD = Path(__file__).with_name("crowd.py")
 LOOK_S = 1.0  # polling interval until all have met all
-PR_SET_PDEATHSIG = 1
+counts: Counter[str] = Counter()  # calls of the counted methods of this process's node
 
 
-# -- processes ---------------------------------------------------------------------------------------------------------
-def start(program: str, *arguments: object) -> Process:
-    """Start a program of this folder, with one thread for arithmetic."""
-    return subprocess.Popen(
-        [sys.executable, str(HERE / program), *map(str, arguments)], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-        text=True, env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )  # fmt: skip
+# -- a node ------------------------------------------------------------------------------------------------------------
+def count(owner: type, method: str, name: str) -> None:
+    """Count the calls of a method from now on under ``name``, by the type of the argument."""
+    usual = getattr(owner, method)
+
+    def call(self, argument):
+        counts[f"{name} {type(argument).__name__}"] += 1
+        return usual(self, argument)
+
+    setattr(owner, method, call)
 
 
-def read_line(process: Process) -> str:
-    assert process.stdout is not None
-    line = process.stdout.readline().strip()
-    assert line, f"{process.args} ended: it says why above"
-    return line
+def be_idle(members: int, seeds: list[str]) -> None:
+    """Join; print the address and the run, and then "met" once this node knows that many members.
+
+    After that each input line is a query. "look" returns the CPU seconds used, and the messages sent and received by
+    kind. "met" returns how many members it has met, including itself, and how often one was not ALIVE to it.
+    """
+    import numpy as np
+
+    from node import Config, Node
+    from node.links.link import Link
+    from node.links.pool import Links
+    from node.network.link_life import LinkLife
+
+    count(Link, "send", "sent")
+    count(LinkLife, "on_message", "received")
+    count(Links, "add", "new")
+    doubts: Counter[str] = Counter()
+    with Node({"x": np.zeros(1000, np.float32)}, None, seeds=seeds, config=Config(swarm="small")) as node:
+        node.on("member", lambda event: doubts.update([event.after]))
+        run = next((event.run for event in node.history() if event.kind in ("started", "joined")), "?")
+        print(node.address, run, flush=True)
+        while len(node.members) < members:
+            time.sleep(0.2)
+            node.step()
+        print("met", flush=True)
+        for line in sys.stdin:
+            if line.strip() == "look":
+                say({"cpu": time.process_time(), **counts})
+            else:
+                say([node.metrics().members_alive, doubts.total() - doubts["alive"]])
 
 
-def ask(process: Process, question: str) -> str:
-    assert process.stdin is not None
-    process.stdin.write(question + "\n")
-    process.stdin.flush()
-    return read_line(process)
-
-
-def end(processes: list[Process]) -> None:
-    for process in processes:
-        process.kill()
-        process.wait()
-
-
-def cost_of(nodes: list[Process], seconds: float) -> dict[str, float]:
+# -- all of them -------------------------------------------------------------------------------------------------------
+def cost_of(nodes: list[Child], seconds: float) -> dict[str, float]:
     """Measure the nodes' average cost: percent of a core, and messages and new links a second."""
 
     def look() -> Counter[str]:
-        return sum((Counter(json.loads(ask(node, "look"))) for node in nodes), Counter())
+        return sum((Counter(node.answer("look")) for node in nodes), Counter())
 
     began, before = time.monotonic(), look()
     time.sleep(seconds)
@@ -82,134 +89,62 @@ def cost_of(nodes: list[Process], seconds: float) -> dict[str, float]:
     return {"percent": round(100 * rates["cpu"], 3), **totals, "kinds": kinds}
 
 
-# -- a process each ----------------------------------------------------------------------------------------------------
 def alone(count: int, seconds: float, settle_s: float, rounds: int) -> list[dict[str, float]]:
     """Measure the average cost of ``count`` idle nodes, each in a process of its own."""
-    nodes: list[Process] = []
-    seeds: list[str] = []
-    try:
+    with contextlib.ExitStack() as stack:
+        nodes: list[Child] = []
+        seeds: list[str] = []
         for _ in range(count):
-            nodes.append(start("idle_node.py", count, *seeds))
-            seeds = seeds or read_line(nodes[0]).split()[:1]
+            nodes.append(stack.enter_context(Child(__file__, "--node", json.dumps([count, seeds]))))
+            seeds = seeds or nodes[0].line().split()[:1]
         for index, node in enumerate(nodes):
             if index:
-                read_line(node)  # its address
-            assert read_line(node) == "met"
+                node.line()  # its address
+            assert node.line() == "met"
         time.sleep(settle_s)
         return [cost_of(nodes, seconds) for _ in range(rounds)]
-    finally:
-        for node in nodes:
-            node.communicate("end\n")
 
 
 def among(count: int, seconds: float, settle_s: float, rounds: int) -> list[dict[str, float]]:
-    """Measure one idle node; the other members, of ``count``, are a crowd (``benchmarks/crowd.py``)."""
-    node = start("idle_node.py", count)
-    processes = [node]
-    try:
-        crowd = start("crowd.py", count - 1, *read_line(node).split())
-        processes.append(crowd)
-        assert read_line(node) == "met"
-        while int(ask(node, "met").split()[0]) < count or int(ask(crowd, "met")) < count - 1:
+    """Measure one idle node; the other members, of ``count``, are a crowd."""
+    with (
+        Child(__file__, "--node", json.dumps([count, []])) as node,
+        Child(CROWD, count - 1, *node.line().split()) as crowd,
+    ):
+        assert node.line() == "met"
+        while node.answer("met")[0] < count or crowd.answer("met") < count - 1:
             time.sleep(LOOK_S)
         time.sleep(settle_s)
         return [beside(node, crowd, seconds) for _ in range(rounds)]
-    finally:
-        end(processes)
 
 
-def beside(node: Process, crowd: Process, seconds: float) -> dict[str, float]:
+def beside(node: Child, crowd: Child, seconds: float) -> dict[str, float]:
     """Measure the costs of the node and its crowd, the members that it has met, and how often one was not ALIVE."""
-    doubts_before = int(ask(node, "met").split()[1])
-    before, began = float(ask(crowd, "cpu")), time.monotonic()
+    doubts_before = node.answer("met")[1]
+    before, began = crowd.answer("cpu"), time.monotonic()
     figures = cost_of([node], seconds)
-    crowd_s, took_s = float(ask(crowd, "cpu")) - before, time.monotonic() - began
-    met, doubts = map(int, ask(node, "met").split())
-    figures |= {"met": met, "doubts": doubts - doubts_before, "doubts of the crowd": int(ask(crowd, "doubts"))}
+    crowd_s, took_s = crowd.answer("cpu") - before, time.monotonic() - began
+    met, doubts = node.answer("met")
+    figures |= {"met": met, "doubts": doubts - doubts_before, "doubts of the crowd": crowd.answer("doubts")}
     return figures | {"percent of the crowd": round(100 * crowd_s / took_s, 1)}
 
 
-def among_nodes(count: int, seconds: float, settle_s: float, rounds: int) -> list[dict[str, float]]:
-    """Measure one idle node; the other members are nodes too, 50 in each process."""
-    processes: list[Process] = []
-    seeds: list[str] = []
-    left = count - 1
-    try:
-        while left:
-            in_process = min(left, CROWD)
-            left -= in_process
-            processes.append(start("idle.py", in_process, count, *seeds))
-            # Start one process after the other, as all at once would stall.
-            addresses = read_line(processes[-1]).split()
-            seeds = seeds or addresses
-        node = start("idle_node.py", count, *seeds)
-        processes.append(node)
-        read_line(node)  # its address
-        for process in processes:
-            assert read_line(process) == "met"
-        time.sleep(settle_s)
-        return [cost_of([node], seconds) for _ in range(rounds)]
-    finally:
-        end(processes)
-
-
-# -- many in this process ----------------------------------------------------------------------------------------------
-@contextlib.contextmanager
-def crowd_of_nodes(count: int, seeds: list[str]) -> Iterator[list[Node]]:
-    """Run ``count`` nodes in this process during the ``with`` block."""
-    import numpy as np
-
-    from node import Config, Node
-
-    config = Config(swarm="small")
-    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    nodes: list[Node] = []
-
-    def join(number: int) -> None:
-        known = [*seeds, *(other.address for other in nodes[:3])]
-        node = Node({"x": np.zeros(1000, np.float32)}, None, seeds=known, config=config)
-        nodes.append(node.__enter__())
-
-    try:
-        join(0)
-        with ThreadPoolExecutor(JOIN_AT_ONCE) as pool:
-            list(pool.map(join, range(1, count)))
-        yield nodes
-    finally:
-        for node in nodes:
-            node.close()
-
-
-def together(count: int, seconds: float, settle_s: float) -> float:
-    """Return the share of a core that one of ``count`` nodes in one process takes.
-
-    Their threads share the interpreter lock, so this is less than a node would take alone.
-    """
-    with crowd_of_nodes(count, []) as nodes:
-        meet(nodes, count)
-        time.sleep(settle_s)
-        began, before = time.monotonic(), time.process_time()
-        time.sleep(seconds)
-        return (time.process_time() - before) / (time.monotonic() - began) / count
-
-
-def meet(nodes: list[Node], count: int) -> None:
-    for node in nodes:
-        while len(node.members) < count:
-            node.step()
-            time.sleep(0.1)
-
-
-def serve(count: int, members: int, seeds: list[str]) -> None:
-    """Run ``count`` nodes; print three of their addresses, and "met" once all of them know all members."""
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # end when the benchmark ends
-    with crowd_of_nodes(count, seeds) as nodes:
-        print(*(node.address for node in nodes[:3]), flush=True)
-        meet(nodes, members)
-        print("met", flush=True)
-        sys.stdin.read()
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--alone", type=int, nargs="+", default=[], help="how many idle nodes")
+    parser.add_argument("--among", type=int, nargs="+", default=[], help="how many, one of them by itself")
+    parser.add_argument("--settle-s", type=float, default=5.0, help="from when all know all to the first look")
+    parser.add_argument("--seconds", type=float, default=10.0)
+    parser.add_argument("--rounds", type=int, default=1, help="of so many seconds each, one after the other")
+    parser.add_argument("--node", type=json.loads, help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.node:
+        be_idle(*args.node)
+        return
+    times = args.seconds, args.settle_s, args.rounds
+    figures = {f"{count} alone": alone(count, *times) for count in args.alone}
+    print(json.dumps(figures | {f"among {count}": among(count, *times) for count in args.among}))
 
 
 if __name__ == "__main__":
-    serve(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3:])
+    main()

@@ -1,26 +1,25 @@
-"""A small GPT trained by gossip and synchronously, for the same samples (docs/results/bytes.md).
+"""A small GPT trained by gossip and synchronously, for the same samples: writes a table of docs/results/bytes.md.
 
-    python benchmarks/language.py [--only "muon, sync"]      (benchmarks/bytes.py writes the page)
+    python benchmarks/language.py [--only "muon, sync"] [--known]
 
 A row's learning rate is the best for seed 1 on tuning windows, among rates a factor sqrt(2) apart, with a worse one on
 either side; or it is another row's. The reported loss is on other windows. Synchronous training is one model that takes
-the whole batch of all nodes, with the same gradient clipping. Finished runs are cached in runs/language.jsonl as long
-as their settings stay the same, so an interrupted benchmark continues where it stopped.
+the whole batch of all nodes, with the same gradient clipping. A rate with a star is another row's, or has no worse one
+on either side among those that were tried. "Fewer bytes" is beside an all-reduce of fp32 gradients. Finished runs are
+kept in runs/language.jsonl.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import statistics
 import time
-from collections.abc import Iterable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pages
 import torch
 from torch import nn
 
@@ -30,9 +29,7 @@ from sim.scenario.scenario import Scenario
 from sim.simulation import Simulation, no_garbage_collection
 from sim.threads import one_thread
 
-ROOT = Path(__file__).resolve().parent.parent
-CACHE = ROOT / "runs" / "language.jsonl"
-
+PAGE = pages.RESULTS / "bytes.md"
 CONTEXT = 32  # bytes in a window
 WINDOWS_A_STEP = 32  # windows in a step of all nodes together
 STEPS, STEP_S = 1120, 0.1
@@ -206,30 +203,22 @@ class Rate:
 
 
 class Runs:
-    """The cache of finished runs, by their settings; it simulates missing ones unless ``play_missing`` is False."""
+    """The finished runs; missing ones are simulated unless ``play_missing`` is False."""
 
     def __init__(self, *, play_missing: bool = True) -> None:
         self.play_missing = play_missing
-        self.known: dict[str, dict[str, float]] = {}
-        if CACHE.exists():
-            for line in CACHE.read_text().splitlines():
-                entry = json.loads(line)
-                self.known[entry["key"]] = entry["figures"]
+        self.finished = pages.Runs("language")
 
     def figures(self, row: Row, rate: float, seed: int) -> dict[str, float] | None:
         """Return the figures of one run, or None if it is missing and must not be simulated."""
-        table = scenario(row, rate, seed)
-        key = json.dumps({key: value for key, value in table.items() if key != "name"}, sort_keys=True)
-        if key not in self.known:
-            if not self.play_missing:
-                return None
-            self.known[key] = play(row, rate, seed)
-            CACHE.parent.mkdir(exist_ok=True)
-            with CACHE.open("a") as file:
-                file.write(json.dumps({"key": key, "figures": self.known[key]}) + "\n")
-            said = {name: round(value, 4) for name, value in self.known[key].items()}
+        settings = {key: value for key, value in scenario(row, rate, seed).items() if key != "name"}
+        figures = self.finished.get(settings)
+        if figures is None and self.play_missing:
+            figures = play(row, rate, seed)
+            self.finished.add(settings, figures)
+            said = {name: round(value, 4) for name, value in figures.items()}
             print(f"{time.strftime('%H:%M:%S')} {row.name}, rate {rate:.4g}, seed {seed}: {said}", flush=True)
-        return self.known[key]
+        return figures
 
     def rate(self, row: Row) -> Rate:
         """Return the best rate by the tuning windows.
@@ -274,35 +263,17 @@ def rate_at(row: Row, place: int) -> float:
     return float(f"{GUESSES[row.inside] * FINER**place:.3g}")
 
 
-def play_all(rows: list[Row], runs: Runs) -> None:
-    """Simulate the missing runs, row by row: the rates with one seed, then the other seeds at the best rate."""
-    for row in rows:
-        runs.seeds_of(row)
-
-
-# -- the page ------------------------------------------------------------------------------------------------------
-NOTES = """\
-{nodes} nodes and 69,600 parameters unless a row says otherwise; {steps} steps, {windows} windows of {context} bytes a
-step in all; gradients clipped to a norm of 1; the rate rises over {adamw} steps with AdamW and {muon} with Muon and
-falls to 0 by half a cosine; AdamW's betas are 0.9 and 0.95, its rate beside Muon 0.01. Synchronous training is one
-model that takes all windows. "Loss more" is the loss on windows apart from those by which rates were chosen, beside
-synchronous training with the same optimizer and the same seeds, in percent. "Fewer bytes" is beside an all-reduce of
-fp32 gradients, counted as two models a step and node, as a ring of many sends. A rate with a star is another row's,
-or has no worse one on either side among those that were tried. "Whole plays" assigns each play of Shakespeare to one
-node, as data that are not IID. [History](history.md#language) has rows of before, also with few bytes. Where all
-weights are averaged after every step, in lockstep, what is left is no matter of interval or codec: each node's
-optimizer steps by the gradient of its own small batch. The spread says how much is chance.
-"""
-HEADS = (
+# -- the table -----------------------------------------------------------------------------------------------------
+HEADS = [
     "inside", "exchange", "rate", "loss", "seeds", "spread", "loss more, %", "of the average model, %", "MB a node",
     "times fewer bytes",
-)  # fmt: skip
+]  # fmt: skip
+SHOWN = {"muon": "Muon", "adamw": "AdamW"}
 
 
-def section(runs: Runs) -> list[str]:
-    """Return the section of docs/results/bytes.md."""
-    numbers = {"nodes": 4, "steps": f"{STEPS:,}", "windows": WINDOWS_A_STEP, "context": CONTEXT, **WARMUPS}
-    lines = [f"## {TITLE}", "", *NOTES.format(**numbers).splitlines(), "", cells(HEADS), cells(["---"] * len(HEADS))]
+def table(runs: Runs) -> list[list[str]]:
+    """Return the table, with the rows that were played."""
+    found = [HEADS]
     base = {(row.inside, row.model): runs.seeds_of(row) for row in ROWS if row.gossip is None}
     for row in sorted(ROWS, key=lambda row: row.inside, reverse=True):
         seeds = runs.seeds_of(row)
@@ -318,23 +289,21 @@ def section(runs: Runs) -> list[str]:
         starred = "" if rate.bracketed and not row.rate_of else "*"
         spread = f"{max(test) - min(test):.3f}" if len(test) > 1 else ""
         shown = [SHOWN[row.inside], row.said, f"{rate.best:g}{starred}", f"{mean['test']:.3f}", str(len(seeds)), spread]
-        lines.append(cells([*shown, *more, f"{mean['mb']:.2f}", f"{mean['fewer']:.0f}"]))
-    return lines
-
-
-def cells(texts: Iterable[str]) -> str:
-    return f"| {' | '.join(texts)} |"
-
-
-TITLE = "A small GPT beside synchronous training with the same optimizer"
-SHOWN = {"muon": "Muon", "adamw": "AdamW"}
+        found.append([*shown, *more, f"{mean['mb']:.2f}", f"{mean['fewer']:.0f}"])
+    return found
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--only", default="", help="rows whose name holds this")
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", default="", help="play rows whose name holds this, and write nothing")
+    parser.add_argument("--known", action="store_true", help="play nothing: write the table from what was played")
     given = parser.parse_args()
-    play_all([row for row in ROWS if given.only in row.name], Runs())
+    runs = Runs(play_missing=not given.known)
+    for row in () if given.known else ROWS:
+        if given.only in row.name:
+            runs.seeds_of(row)  # the rates with one seed, then the other seeds at the best rate
+    if not given.only:
+        pages.put(PAGE, "language", table(runs))
 
 
 if __name__ == "__main__":

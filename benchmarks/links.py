@@ -1,13 +1,11 @@
 """The duration of raw TCP streams on emulated links, by latency, rate, loss, congestion control and size.
 
-Each condition measures the round trip of a datagram, and then streams of fixed sizes over fresh connections. Seconds
-are from the connection to the arrival of the last byte; ``share`` is the stream's share of the link's rate. In a run
-marked "disturbed" more than one packet in twenty came over 5 ms late: it measured this machine and not the link. Needs
-root, gcc and /dev/net/tun.
+Each condition measures streams of fixed sizes over fresh connections. Seconds are from the connection to the arrival of
+the last byte; ``share`` is the stream's share of the link's rate. In a run marked "disturbed" more than one packet in
+twenty came over 5 ms late: it measured this machine and not the link. Needs root, gcc and /dev/net/tun.
 
     sudo .venv/bin/python benchmarks/links.py --repeats 3 --csv links.csv
     sudo .venv/bin/python benchmarks/links.py --exchanges 24 --csv benchmarks/tcp_exchanges.csv
-    sudo .venv/bin/python benchmarks/links.py --strangers 40 --csv benchmarks/tcp_strangers.csv
 
 With ``--exchanges`` the two ends of one connection exchange as much as a pair of nodes, repeatedly. After each exchange
 comes a pause of 1.2 to 3.6 s with small messages. The initiator is drawn each time. Seconds are from the answer to the
@@ -17,14 +15,11 @@ last byte on both sides.
 from __future__ import annotations
 
 import argparse
-import contextlib
 import csv
 import itertools
-import math
 import random
 import socket
 import statistics
-import struct
 import sys
 import threading
 import time
@@ -42,49 +37,23 @@ EXCHANGES = (
     (75, 20, 0.0, 1_000_000), (25, 20, 0.01, 100_000), (25, 20, 0.01, 1_000_000),
     (75, 20, 0.005, 100_000), (75, 20, 0.005, 1_000_000),
 )  # fmt: skip
-STRANGERS = ((25, 20, 0.01, 330_000, 1), (25, 20, 0.01, 1_000_000, 2))  # the last number is the seed of the losses
 REST_S = 1.2, 3.6
 MESSAGE_BYTES, MESSAGE_EVERY_S = 60, 0.7
 NOT_SENT_BYTES = 131_072  # the node's TCP_NOTSENT_LOWAT
 LONGEST_S = 120.0  # limit of a stream; cubic with 1 % loss needs a minute for 10 MB over 50 ms
 PORTS = itertools.count(5_000)
-PINGS = 20
-DATAGRAM_EVERY_S = 0.008
 
 
-def round_trips_ms(links: EmulatedLinks) -> list[float]:
-    with links.inside(0):
-        near = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
-    with links.inside(1):
-        far = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
-    with near, far:
-        for node, end in enumerate((near, far)):
-            end.bind((links.address(node), 4_999))
-            end.settimeout(1.0)
-        times = []
-        for _ in range(PINGS):
-            begun = time.monotonic()
-            try:
-                near.sendto(b"x", (links.address(1), 4_999))
-                far.recv(1)
-                far.sendto(b"x", (links.address(0), 4_999))
-                near.recv(1)
-            except TimeoutError:
-                continue  # the emulated link has lost it
-            times.append(1e3 * (time.monotonic() - begun))
-    return times
-
-
-def stream_s(links: EmulatedLinks, size: int, sender: int = 0, receiver: int = 1) -> float:
+def stream_s(links: EmulatedLinks, size: int) -> float:
     port = next(PORTS)
-    with links.inside(receiver):
-        server = socket.create_server((links.address(receiver), port))
-    with links.inside(sender):
+    with links.inside(1):
+        server = socket.create_server((links.address(1), port))
+    with links.inside(0):
         client = socket.socket()
     with server, client:
         client.settimeout(LONGEST_S)
         server.settimeout(LONGEST_S)
-        client.connect((links.address(receiver), port))
+        client.connect((links.address(1), port))
         begun = time.monotonic()
         threading.Thread(target=client.sendall, args=(bytes(size),), daemon=True).start()
         conn, _ = server.accept()
@@ -103,11 +72,7 @@ def measure(latency_ms: float, mbit_s: float, loss: float, sizes: list[int], rep
         links.rate(-1, mbit_s, mbit_s)
         links.latency(-1, -1, latency_ms / 1e3)
         links.loss(-1, -1, loss)
-        pings = round_trips_ms(links)
-        print(
-            f"{latency_ms:g} ms, {mbit_s:g} Mbit/s, {loss:.1%} lost: round trip {min(pings):.1f} to "
-            f"{max(pings):.1f} ms, median {statistics.median(pings):.1f}", flush=True,
-        )  # fmt: skip
+        print(f"{latency_ms:g} ms, {mbit_s:g} Mbit/s, {loss:.1%} lost", flush=True)
         for congestion in [name for name in ("cubic", "bbr") if name in available]:
             for node in range(2):
                 links.congestion(node, congestion)
@@ -125,89 +90,6 @@ def measure(latency_ms: float, mbit_s: float, loss: float, sizes: list[int], rep
                 print(f"  {congestion:5} {size / 1e6:5g} MB  {median_s:7.3f} s ({min(times):.3f} to {max(times):.3f})  "
                       f"{rows[-1]['share']:4.0%} of the rate  {late:.1%} late{'  disturbed' * (late > DISTURBED)}",
                       flush=True)  # fmt: skip
-    return rows
-
-
-def to_strangers(
-    latency_ms: float, mbit_s: float, loss: float, size: int, seed: int, count: int
-) -> list[dict[str, Any]]:
-    """Measure cubic's streams to addresses that are new to their sender, as Linux caches TCP metrics by address."""
-    rows = []
-    nodes = 2 + math.isqrt(2 * count)  # gives at least `count` pairs
-    with EmulatedLinks(nodes, seed) as links:
-        links.rate(-1, mbit_s, mbit_s)
-        links.latency(-1, -1, latency_ms / 1e3)
-        links.loss(-1, -1, loss)
-        for node in range(nodes):
-            links.congestion(node, "cubic")
-        for sender, receiver in itertools.islice(itertools.combinations(range(nodes), 2), count):
-            before = links.stats()
-            seconds = stream_s(links, size, sender, receiver)
-            rows.append({
-                "latency_ms": latency_ms, "mbit_s": mbit_s, "loss": loss, "congestion": "cubic", "bytes": size,
-                "seconds": round(seconds, 4), "late_share": round(links.stats().late_since(before), 4),
-            })  # fmt: skip
-    times = sorted(row["seconds"] for row in rows)
-    print(f"{latency_ms:g} ms, {mbit_s:g} Mbit/s, {loss:.1%} lost, cubic, {size / 1e6:g} MB to a stranger: "
-          f"{times[0]:.3f} to {times[-1]:.3f}, median {statistics.median(times):.3f}, "
-          f"mean {statistics.mean(times):.3f}; "
-          f"{statistics.mean(row['late_share'] for row in rows):.1%} late", flush=True)  # fmt: skip
-    return rows
-
-
-def beside(latency_ms: float, mbit_s: float, size: int, congestion: str, count: int) -> list[dict[str, Any]]:
-    """Measure how much longer datagrams to a third node take while their sender streams an exchange.
-
-    Each row has the average of one exchange, in milliseconds.
-    """
-    rng, rows, over = random.Random(1), [], threading.Event()
-    delays = list[tuple[float, float]]()  # when each datagram was sent, and how long it took
-    with EmulatedLinks(3) as links:
-        links.rate(-1, mbit_s, mbit_s)
-        links.latency(-1, -1, latency_ms / 1e3)
-        for node in range(3):
-            links.congestion(node, congestion)
-        with links.inside(0):
-            out = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
-        with links.inside(2):
-            into = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
-        into.bind((links.address(2), 4_998))
-        into.settimeout(1.0)
-
-        def send() -> None:
-            while not over.wait(DATAGRAM_EVERY_S):
-                out.sendto(struct.pack("d52x", time.monotonic()), (links.address(2), 4_998))
-
-        def receive() -> None:
-            with contextlib.suppress(TimeoutError):
-                while True:
-                    (sent_at,) = struct.unpack("d52x", into.recv(60))
-                    delays.append((sent_at, time.monotonic() - sent_at))
-
-        threads = [threading.Thread(target=task, daemon=True) for task in (receive, send)]
-        for thread in threads:
-            thread.start()
-        ends, spans = connected(links), list[tuple[float, float]]()
-        with ends[0], ends[1]:
-            for _ in range(count):
-                first, began = rng.randrange(2), time.monotonic()
-                exchange_s(ends[first], ends[1 - first], size)
-                spans.append((began, time.monotonic()))
-                time.sleep(rng.uniform(0.6, 1.2))
-        over.set()
-        for thread in threads:
-            thread.join()
-        out.close()
-        into.close()
-    resting_s = [took_s for at, took_s in delays if not any(began - 0.1 < at < ended + 0.1 for began, ended in spans)]
-    for number, (began, ended) in enumerate(spans):
-        in_exchange_s = statistics.mean(took_s for at, took_s in delays if began < at < ended)
-        waited_s = in_exchange_s - statistics.median(resting_s)
-        rows.append(
-            {"mbit_s": mbit_s, "congestion": congestion, "exchange": number, "waited_ms": round(1e3 * waited_s, 1)}
-        )
-    print(f"{mbit_s:g} Mbit/s, {congestion}: beside {size / 1e6:g} MB both ways first {rows[0]['waited_ms']:.0f} ms, "
-          f"then {statistics.mean(row['waited_ms'] for row in rows[1:]):.0f} on average", flush=True)  # fmt: skip
     return rows
 
 
@@ -305,8 +187,6 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--largest", type=int, default=SIZES[-1], help="bytes; longer streams are left out")
     parser.add_argument("--exchanges", type=int, help="so many over one connection, in place of fresh streams")
-    parser.add_argument("--strangers", type=int, help="so many, each to an address that its sender never spoke to")
-    parser.add_argument("--beside", type=int, help="datagrams to a third node beside so many exchanges")
     parser.add_argument("--csv", type=Path)
     arguments = parser.parse_args()
     if obstacle := missing():
@@ -315,11 +195,6 @@ def main() -> None:
     if arguments.exchanges:
         kinds = [(*exchange, name) for exchange in EXCHANGES for name in ("cubic", "bbr")]
         rows = [row for kind in kinds for row in exchanges(*kind, arguments.exchanges)]
-    elif arguments.strangers:
-        rows = [row for kind in STRANGERS for row in to_strangers(*kind, arguments.strangers)]
-    elif arguments.beside:
-        kinds = [(25, mbit_s, 1_000_000, name) for mbit_s in (10, 20) for name in ("cubic", "bbr")]
-        rows = [row for kind in kinds for row in beside(*kind, arguments.beside)]
     else:
         rows = [row for conditions in CONDITIONS for row in measure(*conditions, sizes, arguments.repeats)]
     if arguments.csv is not None:

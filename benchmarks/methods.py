@@ -1,32 +1,27 @@
-"""A comparison of all published methods on the same work: writes docs/results/methods.md and its picture.
+"""A comparison of all published methods on the same work: writes the tables of docs/results/methods.md.
 
     python benchmarks/methods.py [--dataset digits] [--condition iid]... [--method sgp]... [--seeds 3] [--fresh]
-                                 [--tune] [--page]
+                                 [--page]
 
 Each method takes the same number of local steps with the same optimizer at its learning rate in RATES. The optimizer is
 SGD without momentum, or with quasi-global momentum if that is the method. Each method mixes as often as its
-configuration says, which its bytes show. Finished runs are cached in runs/methods.jsonl as long as their settings stay
-the same. The cache does not notice changed code; then use --fresh. Means over the seeds are kept in
-docs/results/methods.json, each with the day on which it was played, and the page is written from that file: so a part
-can be played anew. --tune simulates digits at three rates a method and prints RATES.
+configuration says, which its bytes show. Finished runs are kept in runs/methods.jsonl. Means over the seeds are kept in
+docs/results/methods.json, each with the day on which it was played, and the tables are written from that file: so a
+part can be played anew.
 """
 
 import argparse
 import dataclasses
-import datetime
 import json
 import math
-import multiprocessing
 import signal
 import statistics
-import sys
 import time
-from concurrent.futures import ProcessPoolExecutor, as_completed
-from pathlib import Path
 
+import methods_page
 import numpy as np
 import torch
-from methods_page import write_page
+from pages import Runs
 
 from gossip.config import Config, as_published
 from gossip.config.internal import Internal
@@ -35,11 +30,7 @@ from gossip.errors import ConfigError
 from sim.scenario.scenario import Scenario
 from sim.simulation import Simulation
 
-ROOT = Path(__file__).resolve().parent.parent
-CACHE = ROOT / "runs" / "methods.jsonl"
-PAGE = ROOT / "docs" / "results" / "methods.md"
-MEANS = PAGE.with_suffix(".json")
-PROCESSES = 2  # each run takes one core
+MEANS = methods_page.PAGE.with_suffix(".json")
 
 STEP_S = 0.1  # duration of a step, +-5 %
 JOBS = {"digits": {"peers": 32, "steps": 960}, "fashion-mnist": {"peers": 16, "steps": 480}}
@@ -72,8 +63,6 @@ LONGEST = 8  # a run ends early after this multiple of its steps' duration, beca
 SLICE_S = 0.2
 
 QUASI_GLOBAL = 0.9
-TUNED = ("iid", "dirichlet")  # conditions with tuned rates; the others use one of these
-TUNED_OVER = {"sgd": (0.1, 0.3, 1.0), "quasi-global": (0.03, 0.1, 0.3)}
 # Rates for (IID, Dirichlet 0.1), tuned on digits with seed 1: the best of three by the accuracy just after a mix.
 RATES = {
     "d-psgd": (1.0, 1.0),
@@ -147,15 +136,8 @@ def alike(one, other):
     return same and one.quasi_global == other.quasi_global
 
 
-def rate_of(row, condition, cache, tuned=False):
-    """Return the rate on digits: from RATES unless ``tuned``, else the best of the simulated ones, else the middle."""
-    place = TUNED.index("iid" if condition.startswith("iid") else "dirichlet")
-    if row.name in RATES and not tuned:
-        return RATES[row.name][place]
-    choices = TUNED_OVER["quasi-global" if row.quasi_global else "sgd"]
-    figures = {rate: cache.get(("digits", TUNED[place], row.name, 1, rate)) for rate in choices}
-    tried = {rate: line["figures"]["mixed"] for rate, line in figures.items() if line and "figures" in line}
-    return max(tried, key=tried.get) if len(tried) == len(choices) else choices[1]
+def rate_of(row, condition):
+    return RATES[row.name][0 if condition.startswith("iid") else 1]
 
 
 def scenario(job):
@@ -191,15 +173,12 @@ def scenario(job):
 
 
 def play(job):
-    """Simulate one run, and return its figures or the reason for which its settings are refused."""
+    """Simulate one run, and return its figures."""
     torch.set_num_threads(1)
     began_s = time.process_time()
     signal.signal(signal.SIGPROF, too_long)
     signal.setitimer(signal.ITIMER_PROF, CPU_LIMIT_S)
-    try:
-        simulation = Simulation(Scenario.from_mapping(scenario(job)))
-    except ConfigError as error:
-        return {"refused": str(error)}
+    simulation = Simulation(Scenario.from_mapping(scenario(job)))
     learners, swarm = simulation.learners, simulation.swarm
     hosts, training = swarm.hosts, swarm.training
     mixed, had = after_mixes(learners)
@@ -251,106 +230,28 @@ def after_mixes(learners):
     return after, had
 
 
-# -- the cache -----------------------------------------------------------------------------------------------------
-def world_of(job):
-    """Return the settings outside the Config that a cached run must share."""
+# -- runs ----------------------------------------------------------------------------------------------------------
+def settings_of(job):
+    """Return all that a finished run must share with this one: its world, and the Config with all defaults."""
     table = scenario(job)
-    del table["gossip"], table["name"]
-    return json.dumps([table, JOBS[job[0]], LONGEST])
-
-
-def key_of(job):
-    return (*job[:2], job[2].name, *job[3:])
-
-
-def config_of(job):
-    """Return the Config of a peer, with the automatic outer step resolved."""
-    config = Scenario.from_mapping(scenario(job)).config
-    numbers = {} if config.measures_momentum else dict(zip(("outer_momentum", "outer_rate"), config.outer, strict=True))
-    return json.loads(json.dumps(dataclasses.asdict(config) | numbers))
-
-
-def read_cache():
-    lines = CACHE.read_text(encoding="utf-8").splitlines() if CACHE.exists() else []
-    return {tuple(line["key"]): line for line in map(json.loads, lines)}
-
-
-def known(job, cache):
-    """Return the cached run of a job if its settings are the current ones; settings that it lacks are ignored."""
-    line = cache.get(key_of(job))
-    if (
-        line is None
-        or "refused" in line
-        or line["world"] != world_of(job)
-        or line["quasi_global"] != job[2].quasi_global
-    ):
-        return None
+    world = [{key: value for key, value in table.items() if key not in ("gossip", "name")}, JOBS[job[0]], LONGEST]
     try:
-        config = config_of(job)
-    except ConfigError:
-        return None
-    same = all(config[key] == value for key, value in line["config"].items() if key in config and used(key, config))
-    return line if same else None
-
-
-def used(key, config):
-    """Return True if a setting has an effect; settings of a filter that is off have none."""
-    filter_, _, setting = key.partition("_")
-    return filter_ not in ("clip", "balance") or not setting or config["filter"] == filter_
-
-
-def play_all(jobs, cache, fresh=False):
-    """Simulate the runs that are not cached, two at a time, and cache each as it ends."""
-    left = [job for job in jobs if fresh or known(job, cache) is None]
-    print(f"{len(jobs)} runs, {len(left)} to play", file=sys.stderr, flush=True)
-    CACHE.parent.mkdir(exist_ok=True)
-    with (
-        CACHE.open("a", encoding="utf-8") as file,
-        ProcessPoolExecutor(PROCESSES, multiprocessing.get_context("spawn")) as pool,
-    ):
-        futures = {pool.submit(play, job): job for job in left}
-        for number, future in enumerate(as_completed(futures), 1):
-            job = futures[future]
-            try:
-                figures = future.result()
-            except Exception as error:  # one failing method must not end the whole benchmark
-                figures = {"refused": f"{type(error).__name__}: {error}"}
-            key = key_of(job)
-            if "refused" in figures:
-                print(f"{number}/{len(left)} {key}: {figures['refused']}", file=sys.stderr, flush=True)
-                cache[key] = figures
-                continue
-            line = {
-                "key": key, "world": world_of(job), "quasi_global": job[2].quasi_global, "config": config_of(job),
-                "figures": figures, "played": datetime.date.today().isoformat(),
-            }  # fmt: skip
-            cache[key] = line
-            file.write(json.dumps(line) + "\n")
-            file.flush()
-            shown = f"{100 * figures['mixed']:.1f} %, {figures['cpu_s']:.0f} s of CPU"
-            print(f"{number}/{len(left)} {' '.join(map(str, key))}: {shown}", file=sys.stderr, flush=True)
+        config = Scenario.from_mapping(table).config
+    except ConfigError as refused:
+        return [*world, str(refused)]
+    numbers = {} if config.measures_momentum else dict(zip(("outer_momentum", "outer_rate"), config.outer, strict=True))
+    return [*world, dataclasses.asdict(config) | numbers]
 
 
 # -- means over the seeds ----------------------------------------------------------------------------------------------
-def found_runs(jobs, cache):
-    """Return the cached runs of these jobs by (dataset, condition, row)."""
-    found = {}
-    for job in jobs:
-        line = known(job, cache)
-        if line:
-            found.setdefault((job[0], job[1], job[2].name), []).append(line)
-    return found
-
-
-def mean_of(lines):
+def mean_of(runs):
     """Return the mean of each figure over the seeds, the spread of two of them, and the day of the last run."""
-    figures = [line["figures"] for line in lines]
-    names = [name for name in figures[0] if all(name in run for run in figures)]
-    cell = {name: round(statistics.mean(run[name] for run in figures), 5) for name in names if name != "cpu_s"}
+    names = [name for name in runs[0] if name not in ("cpu_s", "played")]
+    cell = {name: round(statistics.mean(run[name] for run in runs), 5) for name in names}
     for name in ("mixed", "now"):
-        spread = statistics.stdev(run[name] for run in figures) if len(figures) > 1 else 0.0
+        spread = statistics.stdev(run[name] for run in runs) if len(runs) > 1 else 0.0
         cell[f"{name}_spread"] = round(spread, 5)
-    return cell | {"seeds": len(lines), "played": max(line.get("played", "2026-11-25") for line in lines)}
+    return cell | {"seeds": len(runs), "played": max(run["played"] for run in runs)}
 
 
 def read_means():
@@ -365,15 +266,6 @@ def write_means(means):
     MEANS.write_text("[\n" + ",\n".join(lines) + "\n]\n", encoding="utf-8")
 
 
-def tuning(found):
-    return [
-        ("digits", condition, row, 1, rate)
-        for row in reversed(found)  # ours first, which are the fastest
-        for condition in TUNED
-        for rate in TUNED_OVER["quasi-global" if row.quasi_global else "sgd"]
-    ]
-
-
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--dataset", action="append", choices=list(JOBS), help="one data set; may be repeated")
@@ -381,22 +273,13 @@ def main():
     parser.add_argument("--method", action="append", help="one row by its name; may be repeated")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--fresh", action="store_true", help="play again what was played before")
-    parser.add_argument("--tune", action="store_true", help="find the rates of all methods, and print them")
-    parser.add_argument("--page", action="store_true", help="play nothing: write the page from what was played")
+    parser.add_argument("--page", action="store_true", help="play nothing: write the tables from what was played")
     args = parser.parse_args()
-    cache = read_cache()
+    runs = Runs("methods", args.fresh)
     found = {dataset: [row for row in rows(job["peers"]) if not args.method or row.name in args.method]
              for dataset, job in JOBS.items()}  # fmt: skip
-    untuned = [row for row in found["digits"] if args.tune or row.name not in RATES]
-    if untuned and not args.page:
-        play_all(tuning(untuned), cache, args.fresh)
-    if args.tune:
-        for row in found["digits"]:
-            best = tuple(rate_of(row, condition, cache, tuned=True) for condition in TUNED)
-            print(f'    "{row.name}": {best},')
-        return
     jobs = [
-        (dataset, condition, row, seed, rate_of(row, condition, cache))
+        (dataset, condition, row, seed, rate_of(row, condition))
         for seed in range(1, args.seeds + 1)  # the first seed of all rows comes first
         for dataset in args.dataset or JOBS
         for condition in args.condition or CONDITIONS
@@ -404,19 +287,24 @@ def main():
         for row in found[dataset]
     ]
     if not args.page:
-        play_all(jobs, cache, args.fresh)
-    means = read_means()
-    for (dataset, condition, name), lines in found_runs(jobs, cache).items():
-        cell, before = mean_of(lines), means.get((dataset, condition, name))
+        runs.play(jobs, play, settings_of)
+    means, cells = read_means(), {}
+    for job in jobs:
+        figures = runs.get(settings_of(job))
+        if figures:
+            cells.setdefault((job[0], job[1], job[2].name), []).append(figures)
+    for key, figures in cells.items():
+        cell, before = mean_of(figures), means.get(key)
         if before is None or (cell["seeds"], cell["played"]) >= (before["seeds"], before["played"]):
-            means[dataset, condition, name] = cell
+            means[key] = cell
     write_means(means)
     every = rows(JOBS["digits"]["peers"])
-    rates = {row.name: tuple(rate_of(row, condition, cache) for condition in TUNED) for row in every}
-    world = {
-        "jobs": JOBS, "conditions": CONDITIONS, "quasi_global": QUASI_GLOBAL, "seeds": args.seeds, "step_s": STEP_S,
+    columns = {
+        (dataset, condition): f"{dataset}, {name}"
+        for dataset in JOBS for condition, name in CONDITIONS.items()
+        if dataset == "digits" or condition not in DIGITS_ALONE
     }  # fmt: skip
-    write_page(PAGE, means, [row.name for row in every], rates, world)
+    methods_page.write(means, [row.name for row in every], RATES, columns, list(JOBS))
 
 
 if __name__ == "__main__":

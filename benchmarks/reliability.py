@@ -19,7 +19,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from swarm_lab import Cut, Lab, Patient, namespaces_missing
+from swarm_lab import Cut, Lab, Patient, between, namespaces_missing
 
 from gossip.ids import PeerId
 from node.data.division import Sharers
@@ -41,15 +41,13 @@ def killed_seed() -> Figures:
         lab.until(lambda: all(m.now.get("alive") == 4 and m.now["done"] > 2 for m in whole), 20, "the newcomer to mix")
         time.sleep(2)
         mixed = {m.name: exchanges_after(m, at + 1.0) for m in rest}
-        joined = newcomer.event("joined")
-        assert joined is not None
         return {
             "no longer sampled after (s)": noticed - at,
             "exchanges lost by the others": sum_of(rest, "failed") - failed,
             "exchanges of each survivor since": min(mixed.values()),
-            "newcomer trains after (s)": joined["seconds"],
+            "newcomer trains after (s)": newcomer.joined["seconds"],
             "newcomer exchanges": newcomer.now["done"],
-            "newcomer began from a trained swarm": joined["ledger"] > 0,
+            "newcomer began from a trained swarm": newcomer.joined["ledger"] > 0,
             **pauses(rest, at),
         }
 
@@ -102,7 +100,8 @@ def stopped(seconds: float = 30.0) -> Figures:
 def partition(seconds: float = 20.0) -> Figures:
     """Two halves of two nodes each, cut off from each other for 20 s and healed. TLS, two network namespaces."""
     with Cut() as cable, Lab() as lab:
-        options: dict[str, Any] = {"secret": secret_file(lab), "config": {"mix_every_steps": 4}}
+        lab.encrypt()
+        options: dict[str, Any] = {"config": {"mix_every_steps": 4}}
         (left, here), (right, there) = cable.addresses.items()
         first = lab.start(namespace=left, listen=f"{here}:7700", target=1.0, **options)
         lab.joined([first])
@@ -164,7 +163,7 @@ def grow_and_shrink() -> Figures:
         credited = sum(end["ledger"] - end["began"] for end in ends if end)
         return {
             "eight mix after (s)": full - at,
-            "of this a newcomer waits for weights at most (s)": max(m.event("joined")["seconds"] for m in newcomers),  # type: ignore[index]
+            "of this a newcomer waits for weights at most (s)": max(m.joined["seconds"] for m in newcomers),
             "three know that they are three after (s)": max(
                 m.first(gone, lambda row: row["alive"] == 3) or 0.0 for m in survivors
             ),
@@ -223,13 +222,13 @@ def known(member: Patient) -> int:
 def dials_out() -> Figures:
     """A node that listens nowhere, and one whose advertised address nobody reaches, in a network of their own."""
     with Cut() as cable, Lab() as lab:
-        options: dict[str, Any] = {"secret": secret_file(lab)}
+        lab.encrypt()
         (left, here), (right, there) = cable.addresses.items()
-        first = lab.start(namespace=left, listen=f"{here}:7700", **options)
+        first = lab.start(namespace=left, listen=f"{here}:7700")
         lab.joined([first])
-        second = lab.start(namespace=left, listen=f"{here}:7701", seeds=[first], **options)
-        silent = lab.start(namespace=right, listen="none", seeds=[first], **options)
-        wrong = lab.start(namespace=right, listen=f"{there}:7700", advertise=f"{there}:9", seeds=[first], **options)
+        second = lab.start(namespace=left, listen=f"{here}:7701", seeds=[first])
+        silent = lab.start(namespace=right, listen="none", seeds=[first])
+        wrong = lab.start(namespace=right, listen=f"{there}:7700", advertise=f"{there}:9", seeds=[first])
         lab.joined(lab.patients)
         lab.until(lambda: all(known(m) == 4 and m.now["done"] > 2 for m in lab.patients), 30, "all four")
         at = time.monotonic()
@@ -266,7 +265,7 @@ def steps_at(member: Patient, when: float) -> int:
 
 
 def exchanges_after(member: Patient, after: float, before: float = float("inf")) -> int:
-    counts = [row["done"] for row in member.looks if after <= row["t"] <= before]
+    counts = [row["done"] for row in between(member, after, before)]
     return counts[-1] - counts[0] if counts else 0
 
 
@@ -274,7 +273,7 @@ def longest_without(members: Iterable[Patient], after: float, before: float = fl
     """Return the longest time in which one of these nodes finished no exchange, in seconds."""
     longest = 0.0
     for member in members:
-        rows = [row for row in member.looks if after <= row["t"] <= before]
+        rows = between(member, after, before)
         since = rows[0]["t"] if rows else after
         for earlier, later in itertools.pairwise(rows):
             if later["done"] > earlier["done"]:
@@ -293,15 +292,6 @@ def pauses(members: list[Patient], after: float) -> Figures:
     """Return the longest step() and the longest pause of any of these nodes after a time."""
     steps_s, pauses_s = zip(*(member.pauses(after) for member in members), strict=True)
     return {"longest step() (s)": max(steps_s), "longest pause (s)": max(pauses_s)}
-
-
-def secret_file(lab: Lab) -> str:
-    from node.identity.keys import new_secret
-
-    path = lab.folder / "secret"
-    path.write_text(new_secret())
-    path.chmod(0o600)
-    return str(path)
 
 
 def show(scenario: str, figures: Figures) -> str:

@@ -17,22 +17,17 @@ from __future__ import annotations
 import argparse
 import json
 import re
-import socket
 import statistics
-import subprocess
-import sys
 import tempfile
 import time
-from contextlib import suppress
+from contextlib import ExitStack
 from datetime import timedelta
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).parent))
-
 import torch
 import torch.distributed as dist
+from children import Child, free_port, say
 from torch import nn
 from torch.nn import functional as F
 
@@ -135,41 +130,16 @@ def memory_bytes() -> int:
 # -- all of them -------------------------------------------------------------------------------------------------------
 def play(args: argparse.Namespace, kinds: tuple[str, ...], seed: int) -> list[list[dict[str, Any]]]:
     """Run one node of each kind together; return what each process of each node found."""
-    with tempfile.TemporaryDirectory() as parent:
-        folders = [Path(parent) / str(number) for number in range(len(kinds))]
-        started: list[list[subprocess.Popen[bytes]]] = []
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = str(probe.getsockname()[1])
-        try:
-            for kind, folder in zip(kinds, folders, strict=True):
-                folder.mkdir()
-                size = 1 if kind == "whole" else 2
-                started.append([
-                    subprocess.Popen([
-                        sys.executable, __file__, "--child", str(folder), "--kind", kind, "--rank", str(rank), "--size",
-                        str(size), "--seed", str(seed), "--steps", str(args.steps), "--memory", str(args.memory),
-                        "--port", port,
-                    ])
-                    for rank in range(size)
-                ])  # fmt: skip
-            for process in chain.from_iterable(started):
-                if process.wait():
-                    raise SystemExit(f"A process ended with code {process.returncode}.")
-        finally:
-            for process in chain.from_iterable(started):
-                with suppress(ProcessLookupError):
-                    process.kill()
-        return [
-            [json.loads((folder / f"found-{rank}").read_text()) for rank in range(len(ranks))]
-            for folder, ranks in zip(folders, started, strict=True)
-        ]
-
-
-def child(args: argparse.Namespace) -> None:
-    torch.set_num_threads(1)
-    figures = (hold if args.memory else learn)(args, args.child)
-    (args.child / f"found-{args.rank}").write_text(json.dumps(figures))
+    with tempfile.TemporaryDirectory() as parent, ExitStack() as stack:
+        common = {"seed": seed, "steps": args.steps, "memory": args.memory, "port": free_port()}
+        nodes: list[list[Child]] = []
+        for number, kind in enumerate(kinds):
+            folder = Path(parent) / str(number)
+            folder.mkdir()
+            size = 1 if kind == "whole" else 2
+            jobs = [common | {"folder": str(folder), "kind": kind, "rank": rank, "size": size} for rank in range(size)]
+            nodes.append([stack.enter_context(Child(__file__, "--job", json.dumps(job))) for job in jobs])
+        return [[process.answer() for process in ranks] for ranks in nodes]
 
 
 def main() -> None:
@@ -177,11 +147,12 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=600, help="of each node")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--memory", type=int, default=0, help="measure the memory at so many parameters")
-    for name, kind in (("child", Path), ("kind", str), ("rank", int), ("size", int), ("seed", int), ("port", int)):
-        parser.add_argument(f"--{name}", type=kind, help=argparse.SUPPRESS)
+    parser.add_argument("--job", type=json.loads, help=argparse.SUPPRESS)
     args = parser.parse_args()
-    if args.child is not None:
-        child(args)
+    if args.job:
+        torch.set_num_threads(1)
+        job = argparse.Namespace(**args.job)
+        say((hold if job.memory else learn)(job, Path(job.folder)))
     elif args.memory:
         print("| nodes | bytes a parameter, of a node and its host | of one process |\n|---|---|---|")
         for kind in ("whole", "ranks", "sharded"):

@@ -1,16 +1,9 @@
-"""The cost of a small exchange and of an idle node: calls of Python functions, and CPU time.
+"""The cost of a small exchange: calls of Python functions, and CPU time.
 
     python benchmarks/small.py                       two nodes in one process: 100,000 elements, a mix at every step
-    python benchmarks/small.py --idle 2 8 50         idle nodes, each in a process of its own
-    python benchmarks/small.py --together 50 500     idle nodes in one process, for numbers too large for processes
-    python benchmarks/small.py --among 100 500       one node in a process of its own, the others a cheap crowd
-    python benchmarks/small.py --among 50 --nodes    the same, but the others are nodes too, 50 in each process
 
 Calls are those of Python functions in the network thread and inside ``step()``, for one side of an exchange. A second
-run without counting measures the CPU time. An idle node has joined, and its loop does not step. Its figures are percent
-of a core, messages sent and received by kind, and new links a second. Links from the time of joining are closed after a
-minute without use; ``--settle-s 90`` waits for that. While hundreds join, a node has a hundred open files. If a process
-ends with "Too many open files", raise the limit of ``ulimit -n``.
+run without counting measures the CPU time.
 """
 
 from __future__ import annotations
@@ -21,8 +14,6 @@ import sys
 import threading
 import time
 from typing import TYPE_CHECKING, NamedTuple
-
-import idle
 
 if TYPE_CHECKING:
     from node import Node
@@ -120,25 +111,8 @@ def small(count: bool, seconds: float, elements: int = ELEMENTS) -> dict[str, fl
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--idle", type=int, nargs="+", default=[], help="how many idle nodes")
-    parser.add_argument("--together", type=int, nargs="+", default=[], help="how many, in one process")
-    parser.add_argument("--among", type=int, nargs="+", default=[], help="how many, one of them by itself")
-    parser.add_argument(
-        "--settle-s", type=float, default=5.0, help="from when all know all to the first look at the CPU"
-    )
     parser.add_argument("--seconds", type=float, default=10.0)
-    parser.add_argument("--rounds", type=int, default=1, help="of so many seconds each, one after the other")
-    parser.add_argument("--nodes", action="store_true", help="of --among: the others are nodes too, 50 in each process")
     args = parser.parse_args()
-    if args.idle or args.together or args.among:
-        times = args.seconds, args.settle_s
-        figures: dict[str, object] = {str(count): idle.alone(count, *times, args.rounds) for count in args.idle}
-        for count in args.together:
-            figures[f"{count} together"] = round(100 * idle.together(count, *times), 3)
-        for count in args.among:
-            figures[f"among {count}"] = (idle.among_nodes if args.nodes else idle.among)(count, *times, args.rounds)
-        print(json.dumps(figures))
-        return
     counted, timed = small(True, args.seconds), small(False, args.seconds)
     print(json.dumps({
         "exchanges_a_side": timed["exchanges"],

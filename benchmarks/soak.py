@@ -18,20 +18,17 @@ import itertools
 import json
 import os
 import signal
-import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
 
 import numpy as np
+from pages import table
 from swarm_lab import Lab, Patient
-
-from node.identity.keys import new_secret
 
 FAULT_S = 90.0
 STOPPED_S, GONE_S = 15.0, 10.0
@@ -59,13 +56,7 @@ BOUNDED: dict[str, tuple[int, str]] = {
 }
 
 
-@dataclass
-class Member:
-    """One place in the swarm, whose process may change."""
-
-    name: str
-    patient: Patient
-    stays: bool
+Points = list[tuple[float, float]]  # (seconds, value)
 
 
 def slope(points: Sequence[tuple[float, float]]) -> float:
@@ -77,77 +68,64 @@ def slope(points: Sequence[tuple[float, float]]) -> float:
     return float(np.polyfit(seconds / 3600, values, 1)[0])
 
 
-class Soak:
+class Soak(Lab):
     """The swarm of a run: half of its members stay, and the others have a fault in turn."""
 
-    def __init__(self, lab: Lab, arguments: argparse.Namespace) -> None:
-        self.lab, self.arguments = lab, arguments
-        self.members: list[Member] = []
-        self.faults: list[str] = []
-        self.stuck: list[str] = []  # logs of nodes that did not end in time after they were asked to leave
+    def __init__(self, arguments: argparse.Namespace) -> None:
+        options: dict[str, Any] = {"step_ms": arguments.step_ms, "row_s": arguments.row_s, "for": 1e6}
+        super().__init__("digits_node.py", census=True, **options)
+        self.encrypt()
+        self.arguments = arguments
+        self.staying: list[Patient] = []
+        self.others: list[Patient] = []  # the present node of each of the other places
+        self.faults = 0
 
-    def start(self) -> None:
-        first = self.launch("n0", [])
-        self.members.append(Member("n0", first, True))
-        self.lab.until(lambda: first.event("joined"), WHOLE_S, "the first node")
-        for number in range(1, self.arguments.nodes):
-            patient = self.launch(f"n{number}", [first])
-            self.members.append(Member(f"n{number}", patient, number < self.arguments.nodes // 2))
-            self.lab.until(lambda patient=patient: patient.event("joined"), WHOLE_S, f"node {number}")
+    def begin(self) -> None:
+        for number in range(self.arguments.nodes):
+            patient = self.launch(f"n{number}")
+            self.until(lambda patient=patient: patient.event("joined"), WHOLE_S, f"node {number}")
+            (self.staying if number < self.arguments.nodes // 2 else self.others).append(patient)
 
-    def launch(self, state: str, seeds: list[Patient]) -> Patient:
-        return self.lab.start(seeds=seeds, state_dir=str(self.lab.folder / state))
+    def launch(self, name: str, state: str = "") -> Patient:
+        """Start a node, with the state of the node ``state`` or with none."""
+        return self.start(self.staying[:1], name=name, state_dir=str(self.folder / (state or f"{name}-state")))
 
     def run(self) -> None:
         end = time.monotonic() + 60 * self.arguments.minutes
-        faults: itertools.cycle[tuple[str, Callable[[Member], None]]] = itertools.cycle(
-            [("killed and back", self.kill), ("left, another came", self.replace), ("stopped", self.stop)]
-        )
-        faulty = itertools.cycle([member for member in self.members if not member.stays])
+        faults, places = itertools.cycle([self.kill, self.replace, self.stop]), itertools.cycle(range(len(self.others)))
         while (left := end - time.monotonic()) > 0:
             time.sleep(min(FAULT_S, left))
             if time.monotonic() >= end:
                 break
-            (name, fault), member = next(faults), next(faulty)
-            fault(member)
-            self.faults.append(name)
-            ended = [other.name for other in self.members if other.patient.process.poll() is not None]
+            fault, place = next(faults), next(places)
+            self.others[place] = fault(self.others[place])
+            self.faults += 1
+            ended = [node.name for node in (*self.staying, *self.others) if node.process.poll() is not None]
             if ended:
-                raise RuntimeError(f"{', '.join(ended)} ended: {self.members[0].patient.now}")
+                raise RuntimeError(f"{', '.join(ended)} ended: {self.staying[0].now}")
 
-    def seeds(self) -> list[Patient]:
-        return [self.members[0].patient]
-
-    def kill(self, member: Member) -> None:
-        member.patient.signal(signal.SIGKILL)
-        member.patient.process.wait()
+    # Each fault returns the node that is there after it.
+    def kill(self, node: Patient) -> Patient:
+        node.signal(signal.SIGKILL)
+        node.process.wait()
         time.sleep(GONE_S)
-        member.patient = self.launch(member.name, self.seeds())
+        first = node.name.partition(".")[0]
+        return self.launch(f"{first}.{self.faults}", f"{first}-state")
 
-    def replace(self, member: Member) -> None:
-        try:
-            self.lab.end([member.patient], LEAVES_S)
-        except subprocess.TimeoutExpired:
-            member.patient.signal(signal.SIGUSR1)  # it logs its stack traces
-            time.sleep(2.0)
-            log = member.patient.errors.read_text(encoding="utf-8", errors="replace")
-            self.stuck.append(log[-4000:])
-            member.patient.signal(signal.SIGKILL)
-            member.patient.process.wait()
+    def replace(self, node: Patient) -> Patient:
+        self.end([node], LEAVES_S)
         time.sleep(GONE_S)
-        member.patient = self.launch(f"{member.name}-{len(self.faults)}", self.seeds())
+        return self.launch(f"{node.name.partition('.')[0]}-{self.faults}")
 
-    def stop(self, member: Member) -> None:
-        member.patient.signal(signal.SIGSTOP)
+    def stop(self, node: Patient) -> Patient:
+        node.signal(signal.SIGSTOP)
         time.sleep(STOPPED_S)
-        member.patient.signal(signal.SIGCONT)
+        node.signal(signal.SIGCONT)
+        return node
 
     # -- results -----------------------------------------------------------------------------------------------------
-    def stayed(self) -> list[Member]:
-        return [member for member in self.members if member.stays]
-
     def write_rows(self, path: Path) -> None:
-        rows = [(member.name, row) for member in self.members for row in member.patient.looks]
+        rows = [(node.name, row) for node in (*self.staying, *self.others) for row in node.looks]
         names = sorted({name for _, row in rows for name in row.get("tables", {})})
         plain = ["t", "steps", "done", "failed", "alive", "members", "links", "accuracy", *FIGURES]
         with path.open("w", newline="", encoding="utf-8") as file:
@@ -159,52 +137,29 @@ class Soak:
 
     def verdict(self) -> tuple[str, bool]:
         """Return the table as Markdown, and True if nothing grows without a bound."""
-        members = self.stayed()
-        lines = ["| | " + " | ".join(member.name for member in members) + " | may grow in an hour by |"]
-        lines.append("|---|" + "---|" * (len(members) + 1))
-        is_flat = True
-        for figure, (unit, size, bound) in FIGURES.items():
-            cells = []
-            for member in members:
-                points = [(row["t"], row[figure] / size) for row in member.patient.looks if figure in row]
-                grows = slope(points)
-                is_flat = is_flat and grows <= bound
-                cells.append(f"{points[-1][1]:.0f}, {grows:+.2f} an hour")
-            lines.append(f"| {figure}{f' ({unit})' if unit else ''} | " + " | ".join(cells) + f" | {bound:g} |")
-        table_lines, are_bounded = self.tables(members)
-        lines += table_lines
-        slow_rows = sum(row["inside"] > 1.0 for member in members for row in member.patient.looks)
-        lines += [
-            "",
-            f"{len(self.faults)} faults; steps() over 1 s: {slow_rows} rows; last accuracies: "
-            + ", ".join(f"{100 * member.patient.now['accuracy']:.1f} %" for member in self.members)
-            + ".",
-        ]
-        if self.stuck:
-            lines += ["", f"{len(self.stuck)} had not ended {LEAVES_S:.0f} s after they were asked to:", *self.stuck]
-        return "\n".join(lines), is_flat and are_bounded and not self.stuck
+        looks = [node.looks for node in self.staying]
+        lines, is_flat = [["", *(node.name for node in self.staying), "may grow in an hour by"]], True
 
-    def tables(self, members: list[Member]) -> tuple[list[str], bool]:
-        """Return a line for each table that grows on any of these nodes, and True if all of them are bounded."""
-        series: dict[tuple[str, str], list[tuple[float, float]]] = {}
-        for member in members:
-            for row in member.patient.looks:
-                for path, items in row.get("tables", {}).items():
-                    series.setdefault((path, member.name), []).append((row["t"], items))
-        slopes = {key: slope(points) for key, points in series.items()}
-        are_bounded, lines = True, []
-        for path in sorted({path for path, _ in slopes}):
-            grows = [slopes.get((path, member.name), 0.0) for member in members]
-            if max(grows) <= TABLE_PER_HOUR:
+        def note(name: str, series: list[Points], bound: str) -> None:
+            cells = [f"{points[-1][1]:.0f}, {slope(points):+.2f} an hour" if points else "" for points in series]
+            lines.append([name, *cells, bound])
+
+        for figure, (unit, size, bound) in FIGURES.items():
+            series = [[(row["t"], row[figure] / size) for row in rows if figure in row] for rows in looks]
+            is_flat = is_flat and max(map(slope, series)) <= bound
+            note(f"{figure} ({unit})" if unit else figure, series, f"{bound:g}")
+        for path in sorted({path for rows in looks for row in rows for path in row.get("tables", {})}):
+            tables = [[(row["t"], row["tables"]) for row in rows if path in row.get("tables", {})] for rows in looks]
+            series = [[(at, items[path]) for at, items in points] for points in tables]
+            if max(map(slope, series)) <= TABLE_PER_HOUR:
                 continue
-            bound = next((limit for name, limit in BOUNDED.items() if name in path), None)
-            last = max(points[-1][1] for (other, _), points in series.items() if other == path)
-            are_bounded = are_bounded and bound is not None and last <= bound[0]
-            bound_text = f"{bound[0]:,}: {bound[1]}" if bound is not None else "no bound is known"
-            cells = [f"{series[(path, m.name)][-1][1]:.0f}, {slopes[(path, m.name)]:+.1f} an hour"
-                     if (path, m.name) in series else "" for m in members]  # fmt: skip
-            lines.append(f"| `{path}` | " + " | ".join(cells) + f" | {bound_text} |")
-        return lines, are_bounded
+            most, why = next((limit for name, limit in BOUNDED.items() if name in path), (-1, ""))
+            is_flat = is_flat and max(points[-1][1] for points in series if points) <= most
+            note(f"`{path}`", series, f"{most:,}: {why}" if why else "no bound is known")
+        slow_rows = sum(row["inside"] > 1.0 for rows in looks for row in rows)
+        accuracies = ", ".join(f"{100 * node.now['accuracy']:.1f} %" for node in (*self.staying, *self.others))
+        text = f"{self.faults} faults; steps() over 1 s: {slow_rows} rows; last accuracies: {accuracies}."
+        return f"{table(lines)}\n{text}", is_flat
 
 
 def busy_s() -> float:
@@ -222,22 +177,16 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("soak"), help="OUT.csv and OUT.md are written")
     arguments = parser.parse_args()
     began = time.monotonic()
-    options: dict[str, Any] = {"step_ms": arguments.step_ms, "row_s": arguments.row_s, "census": True, "for": 1e6}
-    with Lab("digits_node.py", **options) as lab:
-        secret = lab.folder / "secret"
-        secret.write_text(new_secret())
-        secret.chmod(0o600)
-        lab.defaults["secret"] = str(secret)
-        soak = Soak(lab, arguments)
-        soak.start()
+    with Soak(arguments) as soak:
+        soak.begin()
         with contextlib.suppress(KeyboardInterrupt):  # ^C ends the run early, with the rows so far
             soak.run()
         soak.write_rows(arguments.out.with_suffix(".csv"))
-        table, is_flat = soak.verdict()
-        lab.end([member.patient for member in soak.members])
+        found, is_flat = soak.verdict()
+        soak.end([*soak.staying, *soak.others])
     took = time.monotonic() - began
     head = f"{arguments.nodes} nodes, {took / 60:.0f} minutes, {100 * busy_s() / took:.0f} % of one core in all: "
-    text = f"{head}{'flat' if is_flat else 'NOT flat'}.\n\n{table}\n"
+    text = f"{head}{'flat' if is_flat else 'NOT flat'}.\n\n{found}\n"
     arguments.out.with_suffix(".md").write_text(text, encoding="utf-8")
     print(text)
     print(json.dumps({"flat": is_flat}))

@@ -34,8 +34,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 import digits_node
 import goodput_page as page
+import numpy as np
 from chaos import NODES, Chaos, Place, waits
-from swarm_lab import Cut, Patient, namespaces_missing
+from pages import put
+from swarm_lab import Cut, Patient, namespaces_missing, taken
 
 
 class Storm(NamedTuple):
@@ -90,7 +92,7 @@ class Stormy(Chaos):
     def apply_faults(self) -> None:
         began, left = time.monotonic(), list(self.schedule)
         while (now := time.monotonic()) < began + 60 * self.minutes:
-            self.check_processes()
+            self.check()
             self.end_due_faults(now)
             while left and began + left[0].at <= now:
                 self.apply_fault(left.pop(0))
@@ -117,15 +119,6 @@ class Stormy(Chaos):
 
 
 # -- figures ---------------------------------------------------------------------------------------------------------
-def taken(lives: Sequence[Patient], since: float, until: float) -> int:
-    """Return the steps that these processes took between two times, according to their rows."""
-    steps = 0
-    for life in lives:
-        rows = [row["steps"] for row in life.looks if since <= row["t"] <= until]
-        steps += rows[-1] - rows[0] if rows else 0
-    return steps
-
-
 def lost(life: Patient) -> int:
     """Return the most steps that can have died with a process: those since the row before its last exchange."""
     rows = life.looks
@@ -153,14 +146,7 @@ class Curve(NamedTuple):
 
     def at(self, samples: float) -> float:
         """Return the accuracy after ``samples`` samples, interpolated between two measurements."""
-        for number, measured in enumerate(self.samples):
-            if measured >= samples:
-                if number == 0 or measured == self.samples[number - 1]:
-                    return self.accuracies[number]
-                before = self.samples[number - 1]
-                part = (samples - before) / (measured - before)
-                return (1 - part) * self.accuracies[number - 1] + part * self.accuracies[number]
-        return math.nan
+        return float(np.interp(samples, self.samples, self.accuracies, right=math.nan))
 
 
 def learned(lives: Sequence[Patient], every_s: float = 0.5) -> Curve:
@@ -181,16 +167,14 @@ def learned(lives: Sequence[Patient], every_s: float = 0.5) -> Curve:
 
 def play(minutes: float, seed: int, faults: Sequence[Fault]) -> tuple[dict[str, Any], Curve]:
     """Let eight nodes learn for some minutes with these faults; return figures and the learning curve."""
-    with contextlib.ExitStack() as stack:
-        cable = None if namespaces_missing() else stack.enter_context(Cut())
-        swarm = Stormy(minutes, seed, cable, faults)
-        stack.callback(swarm.end)
+    missing = namespaces_missing()
+    with contextlib.nullcontext() if missing else Cut() as cable, Stormy(minutes, seed, cable, faults) as swarm:
         swarm.begin()
         began = time.monotonic()
         swarm.apply_faults()
         ended = time.monotonic()
         time.sleep(2.0)
-        swarm.check_processes()
+        swarm.check()
         lives = [life for place in swarm.places for life in place.lives]
         kinds = [kind for _, kind in swarm.faults]
         back_s = [seconds for place, life in swarm.killed if (seconds := back(place, life)) is not None]
@@ -233,7 +217,7 @@ def main() -> None:
         print(json.dumps(found, indent=2))
         return
     rows = page.storm_rows(found)
-    page.put(page.PAGE, "storm", rows)
+    put(page.PAGE, "storm", rows)
     for row in rows:
         print(" | ".join(row))
 

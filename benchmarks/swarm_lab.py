@@ -12,12 +12,15 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from types import ModuleType, TracebackType
+from typing import TYPE_CHECKING, Any, Self
 
-__all__ = ["Cut", "Lab", "Patient", "namespaces_missing"]
+if TYPE_CHECKING:
+    from forked import Forked
+
+__all__ = ["Cut", "Lab", "Patient", "between", "namespaces_missing", "taken"]
 
 ROOT = Path(__file__).parents[1]
 POLL_S = 0.05
@@ -28,7 +31,7 @@ Row = dict[str, Any]
 class Patient:
     """One node's process and its diary, a file of JSON rows: events, and figures at intervals."""
 
-    def __init__(self, name: str, process: subprocess.Popen[bytes], diary: Path, errors: Path) -> None:
+    def __init__(self, name: str, process: subprocess.Popen[bytes] | Forked, diary: Path, errors: Path) -> None:
         self.name, self.process, self.diary, self.errors = name, process, diary, errors
         self.rows: list[Row] = []
         self.offset = 0
@@ -52,16 +55,18 @@ class Patient:
         return next((row for row in self.read() if row.get("event") == kind), None)
 
     @property
-    def id(self) -> str:
+    def joined(self) -> Row:
         joined = self.event("joined")
         assert joined is not None, f"{self.name} has not joined"
-        return str(joined["id"])
+        return joined
+
+    @property
+    def id(self) -> str:
+        return str(self.joined["id"])
 
     @property
     def address(self) -> str:
-        joined = self.event("joined")
-        assert joined is not None, f"{self.name} has not joined"
-        return str(joined["address"])
+        return str(self.joined["address"])
 
     @property
     def now(self) -> Row:
@@ -88,10 +93,25 @@ class Patient:
         return time.monotonic()
 
 
-class Lab:
-    """A set of node processes: ``with Lab() as lab``. All of them are killed at the end."""
+def between(member: Patient, since: float, until: float) -> list[Row]:
+    """Return the rows with figures of a time."""
+    return [row for row in member.looks if since <= row["t"] <= until]
 
-    def __init__(self, program: str = "ledger_node.py", **defaults: Any) -> None:
+
+def taken(members: Iterable[Patient], since: float, until: float) -> int:
+    """Return the steps that these processes took between two times, according to their rows."""
+    rows = [between(member, since, until) for member in members]
+    return sum(of_one[-1]["steps"] - of_one[0]["steps"] for of_one in rows if of_one)
+
+
+class Lab:
+    """A set of node processes: ``with Lab() as lab``. All of them are killed at the end.
+
+    ``program`` is a file of this folder, or a module: its ``main`` runs in processes forked from this one, which start
+    in a tenth of a second (:mod:`forked`). ``defaults`` are options of the program for all nodes.
+    """
+
+    def __init__(self, program: str | ModuleType = "ledger_node.py", **defaults: Any) -> None:
         self.program, self.defaults = program, defaults
         self.folder = Path(tempfile.mkdtemp(prefix="gossip-lab-"))
         self.patients: list[Patient] = []
@@ -117,48 +137,82 @@ class Lab:
                 )
         shutil.rmtree(self.folder, ignore_errors=True)
 
-    def start(self, seeds: Sequence[Patient] = (), namespace: str | None = None, **options: Any) -> Patient:
+    def encrypt(self) -> str:
+        """Give all nodes that start from now on one secret, and return its file."""
+        from node.identity.keys import new_secret
+
+        path = self.folder / "secret"
+        path.write_text(new_secret())
+        path.chmod(0o600)
+        self.defaults["secret"] = str(path)
+        return str(path)
+
+    def start(
+        self, seeds: Sequence[Patient | str] = (), namespace: str | None = None, name: str = "", **options: Any
+    ) -> Patient:
         """Start a node with these options of the program, without waiting for it; an option that is True is a flag."""
-        name = f"n{next(self.numbers)}"
+        name = name or f"n{next(self.numbers)}"
         diary, errors = self.folder / f"{name}.jsonl", self.folder / f"{name}.err"
-        command = [sys.executable, str(ROOT / "benchmarks" / self.program), "--diary", str(diary)]
+        arguments = ["--diary", str(diary)]
         for seed in seeds:
-            command += ["--seed", seed.address]
+            arguments += ["--seed", seed if isinstance(seed, str) else seed.address]
         for option, value in {**self.defaults, **options}.items():
             text = json.dumps(value) if isinstance(value, dict) else str(value)
-            command += [f"--{option.replace('_', '-')}", *([] if value is True else [text])]
+            arguments += [f"--{option.replace('_', '-')}", *([] if value is True else [text])]
+        begin = self.spawn if isinstance(self.program, str) else self.fork
+        patient = Patient(name, begin(arguments, errors, namespace), diary, errors)
+        self.patients.append(patient)
+        return patient
+
+    def spawn(self, arguments: list[str], errors: Path, namespace: str | None) -> subprocess.Popen[bytes]:
+        command = [sys.executable, str(ROOT / "benchmarks" / str(self.program)), *arguments]
         if namespace is not None:
             command = ["ip", "netns", "exec", namespace, *command]
         environment = {key: value for key, value in os.environ.items() if not key.startswith("GOSSIP_")}
         environment |= {"OMP_NUM_THREADS": "1", "GOSSIP_PROGRESS": "line", "PYTHONPATH": str(ROOT)}
         with errors.open("wb") as file:
-            process = subprocess.Popen(command, stdout=file, stderr=file, env=environment, cwd=self.folder)
-        patient = Patient(name, process, diary, errors)
-        self.patients.append(patient)
-        return patient
+            return subprocess.Popen(command, stdout=file, stderr=file, env=environment, cwd=self.folder)
 
-    def swarm(self, count: int, **options: Any) -> list[Patient]:
-        """Start ``count`` nodes with the first as seed, and return them once each sees all and mixes."""
-        first = self.start(**options)
-        self.joined([first])
-        rest = [self.start(seeds=[first], **options) for _ in range(count - 1)]
-        members = [first, *rest]
+    def fork(self, arguments: list[str], errors: Path, namespace: str | None) -> Forked:
+        from forked import Forked
+
+        assert isinstance(self.program, ModuleType)
+        main = self.program.main
+
+        def work() -> None:
+            os.environ["GOSSIP_PROGRESS"] = "line"
+            main(arguments)
+
+        return Forked(work, errors, namespace)
+
+    def swarm(self, count: int, first: Mapping[str, Any] | None = None, **options: Any) -> list[Patient]:
+        """Start ``count`` nodes with the first as seed, and return them once each sees all and mixes.
+
+        ``first`` are further options of the first one.
+        """
+        seed = self.start(**options, **(first or {}))
+        self.joined([seed])
+        members = [seed, *(self.start(seeds=[seed], **options) for _ in range(count - 1))]
         self.joined(members)
-        self.until(lambda: all(m.now.get("alive") == count and m.now["done"] > 2 for m in members), 30, "a whole swarm")
+        self.until(
+            lambda: all(m.now.get("alive") == count and m.now["done"] > 2 for m in members), START_S, "a whole swarm"
+        )
         return members
 
     def joined(self, members: list[Patient]) -> None:
         self.until(lambda: all(member.event("joined") for member in members), START_S, "nodes to join")
 
+    def check(self, name: str = "nothing") -> None:
+        """Raise RuntimeError if a process has failed that was not killed."""
+        ended = [patient.name for patient in self.patients if patient.process.poll() not in (None, 0, -signal.SIGKILL)]
+        if ended:
+            raise RuntimeError(f"{', '.join(ended)} ended while waiting for {name}.")
+
     def until(self, condition: Callable[[], Any], seconds: float, name: str) -> float:
         """Wait until ``condition`` holds, and return the time. Raises TimeoutError after ``seconds``."""
         end = time.monotonic() + seconds
         while not condition():
-            ended = [
-                patient.name for patient in self.patients if patient.process.poll() not in (None, 0, -signal.SIGKILL)
-            ]
-            if ended:
-                raise RuntimeError(f"{', '.join(ended)} ended while waiting for {name}.")
+            self.check(name)
             if time.monotonic() > end:
                 raise TimeoutError(f"Waited {seconds:g} s for {name} in vain.")
             time.sleep(POLL_S)

@@ -34,7 +34,6 @@ import math
 import os
 import signal
 import statistics
-import subprocess
 import sys
 import tempfile
 import threading
@@ -49,6 +48,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from links import connected
+from swarm_lab import Patient
 
 from benchmarks.replay.links import DISTURBED, EmulatedLinks, missing
 
@@ -92,9 +92,7 @@ class Swarm:
             python, str(PEERS / program), f"--ranks={NODES}", f"--first={links.address(0)}", f"--every={every}",
             f"--megabytes={megabytes}", f"--rate={RATE}", f"--step-s={step_s}",
         ]  # fmt: skip
-        self.rows: list[list[dict[str, Any]]] = [[] for _ in range(NODES)]  # rows of each diary
-        self.read_to = [0] * NODES
-        self.processes: list[subprocess.Popen[bytes]] = []
+        self.nodes: list[Patient] = []
 
     def __enter__(self) -> Swarm:
         self.room = tempfile.TemporaryDirectory(prefix="gossip-wan-", ignore_cleanup_errors=True)
@@ -104,29 +102,26 @@ class Swarm:
             command = [
                 *self.command, f"--rank={rank}", f"--address={self.links.address(rank)}", f"--folder={self.folder}",
             ]  # fmt: skip
-            with (self.folder / f"{rank}.txt").open("wb") as output:
-                self.processes.append(self.links.start(rank, command, stdout=output, stderr=output))
+            errors = self.folder / f"{rank}.txt"
+            with errors.open("wb") as output:
+                process = self.links.start(rank, command, stdout=output, stderr=output)
+            self.nodes.append(Patient(self.program, process, self.folder / f"{rank}.jsonl", errors))
         return self
 
     def __exit__(self, *exception: object) -> None:
-        for process in self.processes:
-            os.killpg(process.pid, signal.SIGKILL)  # each process leads a session
-            process.wait()
+        for node in self.nodes:
+            os.killpg(node.process.pid, signal.SIGKILL)  # each process leads a session
+            node.process.wait()
         self.room.cleanup()
 
-    def read(self) -> None:
-        for rank, process in enumerate(self.processes):
-            if process.poll() is not None:
-                output = (self.folder / f"{rank}.txt").read_text(errors="replace").strip()
-                sys.exit(f"wan: {self.program} ended by itself: {output[-2_000:] or 'it said nothing'}")
-            path = self.folder / f"{rank}.jsonl"
-            if path.exists():
-                with path.open("rb") as file:
-                    file.seek(self.read_to[rank])
-                    text = file.read()
-                complete = text[: text.rfind(b"\n") + 1]
-                self.read_to[rank] += len(complete)
-                self.rows[rank] += map(json.loads, complete.splitlines())
+    @property
+    def rows(self) -> list[list[dict[str, Any]]]:
+        """Return the rows of each diary so far."""
+        for node in self.nodes:
+            if node.process.poll() is not None:
+                output = node.errors.read_text(errors="replace").strip()
+                sys.exit(f"wan: {node.name} ended by itself: {output[-2_000:] or 'it said nothing'}")
+        return [node.read() for node in self.nodes]
 
     def times(self, kind: str) -> list[float]:
         return [row["at"] for rows in self.rows for row in rows if row["kind"] == kind]
@@ -158,7 +153,6 @@ def race(kind: str, python: str, megabytes: float, limit_s: float, step_s: float
         before, until = links.stats(), swarm.started + limit_s
         while time.monotonic() < until and max((mean for _, mean in swarm.accuracies()), default=0.0) < TARGETS[-1]:
             time.sleep(0.5)
-            swarm.read()
         late = links.stats().late_since(before)
         curve = [(at - swarm.started, mean) for at, mean in swarm.accuracies() if at <= until]
         began_s = min(swarm.times("begins"), default=math.inf) - swarm.started
@@ -185,13 +179,11 @@ def gossip_link(seconds: float, step_s: float, megabytes: float, seed: int) -> d
             if time.monotonic() > until:
                 sys.exit(f"wan: not all of ours trained within {BEGIN_S:g} s: try a quiet machine.")
             time.sleep(0.2)
-            swarm.read()
         time.sleep(WARM_S)
         before, begin = links.stats(), time.monotonic()
         time.sleep(seconds)
         late, end = links.stats().late_since(before), time.monotonic()
         time.sleep(1.0)  # exchanges that have ended are then in the diaries
-        swarm.read()
         moved = streaming = 0.0  # bytes and seconds of all four nodes
         failed = 0
         for rows in swarm.rows:

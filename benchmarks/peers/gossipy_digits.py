@@ -1,11 +1,10 @@
 """gossipy, a simulator of gossip learning: updates of nodes per CPU second on scikit-learn's digits.
 
-    python benchmarks/peers/gossipy_digits.py [--model linear|mlp] [--nodes 100] [--rounds 30] [--samples 16]
+    python benchmarks/peers/gossipy_digits.py [--model linear|mlp] [--nodes 100] [--rounds 30]
 
 Once a round each node pushes its model to one of its 8 neighbours in a random regular graph, without delay. A node that
 receives a model averages it with its own and trains an epoch on its own samples in batches of 8; that is one update.
-With ``--samples 16`` (drawn with overlap) an epoch is two steps at any number of nodes. ``--samples 0`` divides the
-training set instead: two steps at 100 nodes, but one step on one or two samples at 1,000, which is less work.
+It has 16 samples (drawn with overlap), so that an epoch is two steps at any number of nodes.
 
 Run it with the Python of an environment of its own. gossipy-dfl declares that it needs torchvision and pytest, but this
 benchmark does not:
@@ -14,7 +13,7 @@ benchmark does not:
     pip install --no-deps gossipy-dfl==0.0.1
 
 Prints one JSON line. The clock starts when the nodes are built and initialised. It includes the cost of gossipy's own
-report: the evaluation of 1 % of the nodes in each round, stated separately as ``evaluation_cpu_s``.
+report: the evaluation of 1 % of the nodes in each round.
 """
 
 import argparse
@@ -27,8 +26,10 @@ from contextlib import redirect_stdout
 from types import SimpleNamespace
 from unittest import mock
 
+SAMPLES = 16  # of each node
 
-def job(model, nodes, rounds, samples):
+
+def job(model, nodes, rounds):
     import networkx
     import torch
     from sklearn.datasets import load_digits
@@ -45,35 +46,22 @@ def job(model, nodes, rounds, samples):
         from gossipy.node import GossipNode
         from gossipy.simul import GossipSimulator, SimulationReport
 
-    count = SimpleNamespace(updates=0, steps=0, evaluation_s=0.0)
+    count = SimpleNamespace(updates=0)
 
     class Counted(TorchModelHandler):
         def _update(self, data):
             count.updates += 1
             super()._update(data)
 
-        def _local_step(self, x, y):
-            count.steps += 1
-            super()._local_step(x, y)
-
-    class Timed(GossipNode):
-        def evaluate(self, ext_data=None):
-            begin = time.process_time()
-            scores = super().evaluate(ext_data)
-            count.evaluation_s += time.process_time() - begin
-            return scores
-
     torch.set_num_threads(1)
     gossipy.LOG.setLevel(logging.ERROR)
     gossipy.set_seed(0)
-    begin = time.process_time()
     pixels, labels = load_digits(return_X_y=True)
     handler = ClassificationDataHandler(
         torch.from_numpy(pixels / 16).float(), torch.from_numpy(labels).long(), test_size=0.2
     )
-    dispatcher = DataDispatcher(handler, n=nodes, eval_on_user=False, auto_assign=not samples)
-    if samples:
-        dispatcher.set_assignments([torch.randperm(handler.size())[:samples].tolist() for _ in range(nodes)], None)
+    dispatcher = DataDispatcher(handler, n=nodes, eval_on_user=False, auto_assign=False)
+    dispatcher.set_assignments([torch.randperm(handler.size())[:SAMPLES].tolist() for _ in range(nodes)], None)
     graph = networkx.to_numpy_array(networkx.random_regular_graph(8, nodes, seed=0))
     prototype = Counted(
         net=LogisticRegression(64, 10) if model == "linear" else TorchMLP(64, 10, hidden_dims=(64,)),
@@ -81,7 +69,7 @@ def job(model, nodes, rounds, samples):
         local_epochs=1, batch_size=8, create_model_mode=CreateModelMode.MERGE_UPDATE,
     )  # fmt: skip
     simulator = GossipSimulator(
-        nodes=Timed.generate(
+        nodes=GossipNode.generate(
             data_dispatcher=dispatcher, p2p_net=StaticP2PNetwork(nodes, graph), model_proto=prototype,
             round_len=100, sync=True,
         ),
@@ -91,19 +79,13 @@ def job(model, nodes, rounds, samples):
     report = SimulationReport()
     simulator.add_receiver(report)
     simulator.init_nodes()
-    setup_s = time.process_time() - begin
-
-    count.updates = count.steps = 0
+    count.updates = 0
     with redirect_stdout(io.StringIO()):  # its progress bar
         begin = time.process_time()
         simulator.start(n_rounds=rounds)
         cpu_s = time.process_time() - begin
     return {
-        "peer": "gossipy", "model": model, "peers": nodes, "samples": samples, "rounds": rounds,
-        "updates": count.updates, "steps_per_update": round(count.steps / count.updates, 3),
-        "setup_cpu_s": round(setup_s, 3), "cpu_s": round(cpu_s, 3),
-        "evaluation_cpu_s": round(count.evaluation_s, 3),
-        "updates_per_cpu_s": round(count.updates / cpu_s, 1),
+        "updates": count.updates, "cpu_s": cpu_s,
         "accuracy": round(float(report.get_evaluation(False)[-1][1]["accuracy"]), 4),
     }  # fmt: skip
 
@@ -113,9 +95,8 @@ def main():
     parser.add_argument("--model", choices=["linear", "mlp"], default="linear")
     parser.add_argument("--nodes", type=int, default=100, help="9 to 1437: gossipy wants a training sample for each")
     parser.add_argument("--rounds", type=int, default=30)
-    parser.add_argument("--samples", type=int, default=16, help="of each node; 0: the training set divided among them")
     args = parser.parse_args()
-    print(json.dumps(job(args.model, args.nodes, args.rounds, args.samples)))
+    print(json.dumps(job(args.model, args.nodes, args.rounds)))
 
 
 if __name__ == "__main__":

@@ -3,63 +3,98 @@
     python -m benchmarks.replay SCENARIO.toml... [--runs N] [--seeds N] [--seed N] [--set KEY=VALUE]... [--out DIR]
 
 Needs root, Linux, gcc and /dev/net/tun, and runs in real time. From the repository: the package that users install
-does not contain it.
+does not contain it. The exit code is 0 when all were played, 2 for a mistake in a scenario, 3 where nothing can be
+played, 130 after Ctrl-C.
 """
 
 from __future__ import annotations
 
 import argparse
+import multiprocessing
+import signal
 import sys
 from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
-from benchmarks.replay import cli
-from gossip.errors import ConfigError, GossipError
+from benchmarks.replay import links
+from benchmarks.replay.plan import Plan
+from benchmarks.replay.play import forks, play
+from benchmarks.replay.predict import predicted
+from benchmarks.replay.report import Report, gap_table
+from gossip.errors import ConfigError, GossipError, LocalError
+from sim.cli import read_scenarios
+from sim.jobs import cores
 
 __all__ = ["main"]
 
 
 def main(words: Sequence[str] | None = None) -> int:
-    """Read the command line and replay its scenarios.
-
-    Args:
-        words: The arguments; those of the process if None.
-
-    Returns:
-        The exit code: 0 when all were played, 2 for a mistake in a scenario, 3 where nothing can be played, 130 after
-        Ctrl-C.
-    """
+    """Read the command line (that of the process if ``words`` is None), replay, and return the exit code."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.replay", description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("scenarios", nargs="+", type=Path, metavar="SCENARIO.toml")
-    parser.add_argument("--seed", type=positive_or_zero, help="instead of the scenario's own")
-    parser.add_argument("--seeds", type=positive, default=5, help="predictions, each with the next seed")
-    parser.add_argument("--runs", type=positive, default=1, help="real runs, each with the next seed")
+    parser.add_argument("--seed", type=int, help="instead of the scenario's own")
+    parser.add_argument("--seeds", type=int, default=5, help="predictions, each with the next seed")
+    parser.add_argument("--runs", type=int, default=1, help="real runs, each with the next seed")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="another value for a setting")
     parser.add_argument("--out", type=Path, metavar="DIR", help="folder for one JSON file per scenario, and gaps.md")
-    parser.add_argument("--json", action="store_true", help="one JSON object per scenario instead of a table")
-    parser.add_argument("--quiet", action="store_true", help="no progress line")
     arguments = parser.parse_args(words)
+    reports: list[Report] = []
+    out: Path | None = arguments.out
     try:
-        return cli.replay(
-            arguments.scenarios, seed=arguments.seed, seeds=arguments.seeds, runs=arguments.runs,
-            settings=arguments.set, out=arguments.out, as_json=arguments.json, quiet=arguments.quiet,
-        )  # fmt: skip
+        plans = [Plan.of(each) for each in read_scenarios(arguments.scenarios, arguments.seed, arguments.set)]
+        if obstacle := links.missing():
+            raise LocalError(f"A replay plays real processes, and {obstacle}")
+        if out is not None:
+            out.mkdir(parents=True, exist_ok=True)
+        for plan in plans:
+            reports.append(report_of(plan, arguments.seeds, arguments.runs))
+            print("\n".join(reports[-1].lines()), flush=True)
+            if out is not None:
+                (out / f"{plan.scenario.name}.json").write_text(reports[-1].to_json() + "\n", encoding="utf-8")
     except GossipError as error:
         print(error, file=sys.stderr)
         return 2 if isinstance(error, ConfigError) else 3
+    except KeyboardInterrupt:
+        saved_text = f"what was finished is in {out}" if out is not None and reports else "nothing was saved"
+        print(f"Stopped; {saved_text}.", file=sys.stderr)
+        return 130
+    finally:
+        if out is not None and reports:
+            (out / "gaps.md").write_text(gap_table(reports) + "\n", encoding="utf-8")
+    return 0
 
 
-def positive(text: str) -> int:
-    """Return the whole number above 0 that ``text`` says; argparse turns the ValueError into its message."""
-    number = int(text)
-    if number < 1:
-        raise ValueError(text)
-    return number
+def report_of(plan: Plan, seeds: int, runs: int) -> Report:
+    """Predict a scenario with ``seeds`` seeds, and play it ``runs`` times in real time, each with the next seed."""
+    is_shown = sys.stderr.isatty()
+
+    def say(sentence: str) -> None:
+        if is_shown:
+            print(f"\r\033[K{plan.scenario.name}: {sentence}", end="", file=sys.stderr, flush=True)
+
+    report = Report(plan.scenario.name)
+    say(f"{seeds} simulations")
+    with ProcessPoolExecutor(min(cores(), seeds), forks(), initializer=leave_interrupts) as pool:
+        try:
+            report.predictions += pool.map(predicted, [with_seed(plan, number) for number in range(seeds)])
+        finally:
+            for process in multiprocessing.active_children():  # At ^C do not wait for unfinished work.
+                process.terminate()
+    for number in range(runs):
+        name = f"run {number + 1} of {runs}"
+        report.add_run(play(with_seed(plan, number), lambda sentence, name=name: say(f"{name}, {sentence}")))
+    say("")
+    return report
 
 
-def positive_or_zero(text: str) -> int:
-    """Return the whole number from 0 that ``text`` says; argparse turns the ValueError into its message."""
-    return positive(text) if text.strip() != "0" else 0
+def with_seed(plan: Plan, number: int) -> Plan:
+    return Plan.of(plan.scenario.replace(seed=plan.scenario.seed + number))
+
+
+def leave_interrupts() -> None:
+    """Ignore ^C, which reaches every process of a terminal; the parent ends the others."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
 import random
 import signal
@@ -12,12 +13,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from multiprocessing.connection import Connection
+from multiprocessing.context import ForkServerContext
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from benchmarks.replay.forks import forks
 from benchmarks.replay.links import EmulatedLinks
 from benchmarks.replay.node import Errand, Go, live
 from benchmarks.replay.plan import PORT, Life, Plan
@@ -28,12 +29,20 @@ from node.identity.keys import new_secret
 from sim.learning.learners import Learners
 from sim.seeds import derive
 
-__all__ = ["play"]
+__all__ = ["forks", "play"]
 
 READY_S = 180.0  # Limit for all processes to load torch and their data, on a busy machine.
 LEAVE_S = 10.0  # After SIGTERM.
 SEEDS = 3  # The seeds that a newcomer gets, as in sim.simulation.
 LEAD_S = 0.2  # From "all are ready" to the beginning.
+READ_BEFORE = ["benchmarks.replay.node", "benchmarks.replay.predict", "sim.learning.datasets"]
+
+
+def forks() -> ForkServerContext:
+    """Return the context of processes forked from one that has loaded torch already, so that its pages are shared."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(READ_BEFORE)
+    return context
 
 
 @dataclass(slots=True)

@@ -6,14 +6,12 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from benchmarks.replay.links import DISTURBED
 from benchmarks.replay.seen import Seen
-from gossip.errors import LocalError
 from gossip.ids import quantity
 
 __all__ = ["Measure", "Report", "gap_table"]
@@ -82,12 +80,6 @@ class Report:
         runs = [{"disturbed": why, "figures": run} for run, why in zip(self.runs, self.disturbances, strict=True)]
         whole = {"name": self.name, "rows": rows, "runs": runs, "predictions": self.predictions}
         return json.dumps(plain(whole), indent=2, allow_nan=False)
-
-    def write(self, path: Path) -> None:
-        try:
-            path.write_text(self.to_json() + "\n", encoding="utf-8")
-        except OSError as error:
-            raise LocalError(f"The report cannot be written to {path} ({error.strerror}): name another.") from None
 
 
 def disturbance(seen: Seen) -> str:

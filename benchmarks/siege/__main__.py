@@ -1,6 +1,8 @@
 """Attacks on live nodes that train digits, by a member that holds the swarm's secret or by a stranger without it.
 
     python benchmarks/siege [NAME...] [--siege-s 8] [--json]
+    python benchmarks/siege --eclipse 60      how many partners lie (eclipse.py)
+    python benchmarks/siege --joins 40        how many newcomers take noise (joins.py)
 
 Each attack meets a fresh swarm of four nodes with TLS. A run has some seconds of calm, then the attack, then the
 recovery. The results are compared with the calm of the same run. Exchanges with honest partners per step must reach
@@ -28,8 +30,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 import claims
 import digits_node
+import eclipse
 import floods
 import groups
+import joins
 import mixings
 import pieces
 import samples
@@ -39,9 +43,8 @@ import trio
 from attack import ATTACKS, Attack
 from foe import Foe, Target
 from fortress import Fortress
-from swarm_lab import Patient
+from swarm_lab import Patient, taken
 from verdict import BUDGET_MB, JOINS_S, WELL_S, Verdict, accuracy, contacts, mixing, names, progressed, resident
-from verdict import steps as steps_of
 
 __all__ = ["claims", "floods", "groups", "mixings", "pieces", "samples", "stalls", "strangers"]
 
@@ -57,6 +60,7 @@ def besiege(attack: Attack, target: Target) -> None:
     async def main() -> None:
         async with trio.open_nursery() as nursery:
             await attack.run(Foe(target, nursery))
+            await trio.sleep_forever()
 
     trio.run(main)
 
@@ -97,8 +101,8 @@ def play(attack: Attack, siege_s: float) -> Verdict:
         verdict.moved = max(
             abs(node.now["along"] - then) / node.now["norm"] for node, then in zip(nodes, calm_along, strict=True)
         )
-        expected = steps_of(nodes, calm_began, began) / CALM_S * (ended - began)
-        verdict.steps = steps_of(nodes, began, ended) / expected
+        expected = taken(nodes, calm_began, began) / CALM_S * (ended - began)
+        verdict.steps = taken(nodes, began, ended) / expected
         if verdict.steps < 0.5:
             verdict.faults.append(f"steps at {100 * verdict.steps:.0f} %")
         verdict.progress = progressed(nodes, began + GRACE_S, ended, digits_node.BATCH)
@@ -125,9 +129,9 @@ def judge_logs(verdict: Verdict, fortress: Fortress, nodes: list[Patient]) -> No
     if "READ" in (fortress.folder / "besieger.log").read_text(errors="replace"):  # The attack other-secret prints it.
         verdict.faults.append("a node spoke to a stranger")
     identities = (fortress.folder / "identities").read_text().split()
-    logs = [node.errors for node in fortress.nodes]
+    logs = [node.errors for node in fortress.patients]
     verdict.named = names(logs, identities, verdict.attack.named == "address")
-    honest = [node.id for node in fortress.nodes if node.event("joined")]
+    honest = [node.id for node in fortress.patients if node.event("joined")]
     if wrongly := names(logs, honest, False):
         verdict.faults.append(f"an honest node was named: {wrongly}")
 
@@ -169,12 +173,17 @@ def main() -> None:
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(ATTACKS)}; all without any")
     parser.add_argument("--siege-s", type=float, default=SIEGE_S, help="how long each attack lasts")
     parser.add_argument("--json", action="store_true", help="one object instead of a table")
+    parser.add_argument("--eclipse", type=float, metavar="SECONDS", help="count the partners that lie, for so long")
+    parser.add_argument("--joins", type=int, metavar="COUNT", help="let so many newcomers join among liars")
     arguments = parser.parse_args()
     chosen = [name for text in arguments.names for name in text.split(",")] or list(ATTACKS)
     unknown = [name for name in chosen if name not in ATTACKS]
     if unknown:
         parser.error(f"unknown attack {unknown[0]}: take some of {', '.join(ATTACKS)}")
     digits_node.warm_up()
+    if arguments.eclipse or arguments.joins:
+        eclipse.play(arguments.eclipse) if arguments.eclipse else joins.play(arguments.joins)
+        return
     started, verdicts = time.monotonic(), []
     if not arguments.json:
         print(Verdict.HEAD, flush=True)

@@ -43,7 +43,7 @@ ATTACKS: dict[str, Attack] = {}
 def attack(
     what: str, *, partners: int = 0, named: str = "member", newcomer: bool = False, seeds: int = 0, **config: Any
 ) -> Callable[[Callable[[Foe], Awaitable[None]]], Callable[[Foe], Awaitable[None]]]:
-    """Register a coroutine function that attacks until it is cancelled; see :class:`Attack` for the arguments."""
+    """Register a coroutine function that attacks; its nursery goes on until it is cancelled. See :class:`Attack`."""
 
     def register(run: Callable[[Foe], Awaitable[None]]) -> Callable[[Foe], Awaitable[None]]:
         name = run.__name__.replace("_", "-")

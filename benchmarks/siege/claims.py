@@ -69,7 +69,6 @@ async def richer(foe: Foe) -> None:
     member = await foe.member(run_id=b"\xff" * 16, samples=MAX, progress=MAX, version=1000.0)
     noise = np.random.default_rng(0).standard_normal(foe.target.elements).astype(np.float32)
     member.handlers[Fetch] = donor(member, noise, b"\xff" * 16, 1000.0, ())
-    await trio.sleep_forever()
 
 
 @attack("a donor of noise that states the highest version and an optimizer of its own", newcomer=True)
@@ -77,7 +76,6 @@ async def donors(foe: Foe) -> None:
     member = await foe.member(version=float(MAX), samples=10**9)
     noise = np.random.default_rng(0).standard_normal(foe.target.elements).astype(np.float32)
     member.handlers[Fetch] = donor(member, 3 * noise, foe.target.run_id, float(MAX), ("zzz",))
-    await trio.sleep_forever()
 
 
 def donor(member: Member, vector: np.ndarray[Any, Any], run_id: bytes, version: float, keys: tuple[str, ...]) -> Any:

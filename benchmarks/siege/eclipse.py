@@ -1,7 +1,5 @@
 """Count the partners that lie, of eight honest nodes beside four members that do all to be their partners.
 
-    python benchmarks/siege/eclipse.py [--seconds 60]
-
 The liars name nobody but themselves, accuse honest members of being dead, and ask each honest node for an exchange 30
 times a second; they exchange the vectors that they receive. Newcomers come after a quarter of the time: through an
 honest node, through a liar, and through both. Prints the share of finished exchanges that were with liars.
@@ -9,20 +7,9 @@ honest node, through a liar, and through both. Prints the share of finished exch
 
 from __future__ import annotations
 
-import argparse
-import os
 import random
-import sys
 import time
-from pathlib import Path
 
-os.environ["OMP_NUM_THREADS"] = "1"  # set before numpy and torch are imported; nodes are forked from this process
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-sys.path.insert(0, str(Path(__file__).resolve().parent))
-
-import digits_node
 import trio
 from foe import Foe, Member, Target
 from fortress import Fortress
@@ -34,6 +21,7 @@ from gossip.wire.messages import Gossip
 HONEST, LIARS = 8, 4
 ASK_EVERY_S = 1 / 30
 ACCUSE_EVERY_S = 1.0
+JOIN_S = 60.0
 
 
 def lie(target: Target) -> None:
@@ -69,11 +57,8 @@ def share(nodes: list[Patient], liars: set[str], after: float) -> tuple[float, f
     return sum(partner in liars for partner in partners) / max(1, len(partners)), len(partners) / len(nodes)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seconds", type=float, default=60.0, help="how long the liars lie")
-    seconds = parser.parse_args().seconds
-    digits_node.warm_up()
+def play(seconds: float) -> None:
+    """Let the liars lie for so long, and print the table."""
     with Fortress({}) as fortress:
         honest = fortress.raise_nodes(HONEST)
         calm_from = time.monotonic()
@@ -82,7 +67,7 @@ def main() -> None:
         target = fortress.target(honest)
         began = time.monotonic()
         fortress.besieger(lambda: lie(target))
-        fortress.until(lambda: all(node.now["alive"] >= HONEST + LIARS for node in honest), "the liars")
+        fortress.until(lambda: all(node.now["alive"] >= HONEST + LIARS for node in honest), JOIN_S, "the liars")
         time.sleep(seconds / 4)
         liar_seed = target.seeds.read_text().split()[0]
         seeds = {"an honest seed": [honest[0].address], "a liar": [liar_seed], "both": [liar_seed, honest[1].address]}
@@ -101,7 +86,3 @@ def main() -> None:
                 continue
             lasted = time.monotonic() - (began if name == "old" else min(node.rows[0]["t"] for node in nodes))
             print(f"| {name} | {lying:.0%} | {lying / members:.2f} | {exchanges / lasted:.1f} |", flush=True)
-
-
-if __name__ == "__main__":
-    main()

@@ -70,9 +70,7 @@ async def never_reads(foe: Foe) -> None:
                 await trio.sleep(0.05)
             await trio.sleep(0.2)
 
-    async with trio.open_nursery() as nursery:
-        for address in foe.target.nodes:
-            nursery.start_soon(attack_node, address)
+    await foe.at_each_node(attack_node)
 
 
 @attack("200 links a second, each up to its Hello", named="")
@@ -86,9 +84,7 @@ async def flood_connections(foe: Foe) -> None:
                 line.close()
             await trio.sleep(0.02)
 
-    async with trio.open_nursery() as nursery:
-        for address in foe.target.nodes:
-            nursery.start_soon(attack_node, address)
+    await foe.at_each_node(attack_node)
 
 
 @attack("300 links of 300 members, held open", named="", newcomer=True)
@@ -101,11 +97,7 @@ async def crowd(foe: Foe) -> None:
                 await line.read_all(member.on_message)
             await trio.sleep(0.5)
 
-    async with trio.open_nursery() as nursery:
-        for address in foe.target.nodes:
-            for _ in range(75):
-                nursery.start_soon(attack_node, address)
-                await trio.sleep(0.01)
+    await foe.at_each_node(attack_node, 75)
 
 
 @attack("300 members that come and go: each takes every offer and makes its own, and streams nothing", named="")
@@ -127,8 +119,4 @@ async def crowd_stall(foe: Foe) -> None:
             await member.offer(line)
             await trio.sleep(1.0)
 
-    async with trio.open_nursery() as nursery:
-        for address in foe.target.nodes:
-            for _ in range(75):
-                nursery.start_soon(attack_node, address)
-                await trio.sleep(0.01)
+    await foe.at_each_node(attack_node, 75)

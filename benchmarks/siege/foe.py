@@ -302,6 +302,14 @@ class Foe:
             await member.serve(self.nursery)
         return await member.live(self.nursery)
 
+    async def at_each_node(self, attack: Callable[[Address], Awaitable[None]], times: int = 1) -> None:
+        """Run an attack on each node, so many at once and one after the other, until it is cancelled."""
+        async with trio.open_nursery() as nursery:
+            for address in self.target.nodes:
+                for _ in range(times):
+                    nursery.start_soon(attack, address)
+                    await trio.sleep(0.01)
+
     def seed(self, member: Member) -> None:
         """Make a newcomer dial this member first."""
         with self.target.seeds.open("a") as file:

@@ -78,13 +78,11 @@ async def invite_all_the_time(foe: Foe, pause_s: float, on_joined: OnJoined | No
 async def group_silent(foe: Foe) -> None:
     member = await foe.member()
     member.handlers[Invite] = nothing
-    await trio.sleep_forever()
 
 
 @attack("group: joins, and sends no slice", mixing="group")
 async def group_stall(foe: Foe) -> None:
     await joining_member(foe)
-    await trio.sleep_forever()
 
 
 @attack("group: joins, and says Commit without a slice", mixing="group")
@@ -95,7 +93,6 @@ async def group_commit(foe: Foe) -> None:
         await line.send(Commit(begin.session))
 
     member.handlers[Begin] = begun
-    await trio.sleep_forever()
 
 
 @attack("group: sends half of each slice, as a new member every 4 s", mixing="group", named="")
@@ -121,7 +118,6 @@ async def group_abort(foe: Foe) -> None:
         await line.send(Abort(begin.session, next(codes)))
 
     member.handlers[Begin] = begun
-    await trio.sleep_forever()
 
 
 @attack("group: invites all members all the time, and begins no group", mixing="group")

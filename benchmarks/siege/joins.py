@@ -1,7 +1,5 @@
 """Real joins of a swarm of four honest nodes and two members that serve the same noise.
 
-    python benchmarks/siege/joins.py [--joins 40]
-
 Half of the newcomers meet liars that state a small version, and half liars that state the honest one. A join is
 poisoned if the newcomer's accuracy is more than 5 points below the others' when it begins. Prints a line for each kind
 of liar.
@@ -9,19 +7,8 @@ of liar.
 
 from __future__ import annotations
 
-import argparse
-import os
-import sys
 import time
-from pathlib import Path
 
-os.environ["OMP_NUM_THREADS"] = "1"  # set before numpy and torch are imported; nodes are forked from this process
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-sys.path.insert(0, str(Path(__file__).resolve().parent))
-
-import digits_node
 import numpy as np
 import trio
 from foe import Foe, Target
@@ -51,20 +38,16 @@ def join(fortress: Fortress, honest: list[Patient]) -> tuple[float, float]:
     """Start a newcomer; return the seconds until it has joined, and how far its accuracy is below the others'."""
     began = time.monotonic()
     newcomer = fortress.start([honest[0].address])
-    fortress.until(lambda: newcomer.event("joined") is not None and bool(newcomer.looks), "a newcomer", JOIN_S)
-    seconds = newcomer.event("joined")["t"] - began
+    fortress.until(lambda: newcomer.event("joined") is not None and bool(newcomer.looks), JOIN_S, "a newcomer")
+    seconds = newcomer.joined["t"] - began
     below = np.mean([node.now["accuracy"] for node in honest]) - newcomer.looks[0]["accuracy"]
     newcomer.process.kill()
     newcomer.process.wait()
-    fortress.nodes.remove(newcomer)
     return seconds, float(below)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--joins", type=int, default=40, help="how many newcomers in all")
-    arguments = parser.parse_args()
-    digits_node.warm_up()
+def play(count: int) -> None:
+    """Let so many newcomers join, and print the table."""
     print(
         "| liars state | joins | poisoned | longest join | furthest below the others |\n|---|---|---|---|---|",
         flush=True,
@@ -75,12 +58,10 @@ def main() -> None:
             time.sleep(3.0)
             target = fortress.target(honest)
             fortress.besieger(lambda target=target, version=version: lie(target, version))
-            fortress.until(lambda nodes=honest: all(node.now["alive"] >= HONEST + LIARS for node in nodes), "the liars")
-            joins = [join(fortress, honest) for _ in range(arguments.joins // 2)]
+            fortress.until(
+                lambda nodes=honest: all(node.now["alive"] >= HONEST + LIARS for node in nodes), JOIN_S, "the liars"
+            )
+            joins = [join(fortress, honest) for _ in range(count // 2)]
         poisoned = sum(below > POISONED for _, below in joins)
         longest, furthest = (max(column) for column in zip(*joins, strict=True))
         print(f"| {name} | {len(joins)} | {poisoned} | {longest:.1f} s | {100 * furthest:.1f} points |", flush=True)
-
-
-if __name__ == "__main__":
-    main()

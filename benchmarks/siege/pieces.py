@@ -71,7 +71,6 @@ async def lying_seeds(foe: Foe, vector: np.ndarray[Any, Any], send: Send) -> Non
         member = await foe.member()
         await serve(member, vector, send)
         foe.seed(member)
-    await trio.sleep_forever()
 
 
 @attack("two of a newcomer's three seeds give it the same noise", named="", newcomer=True, seeds=2)

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import itertools
-from typing import Any
 
 import numpy as np
 import trio
 import trio.lowlevel
 from attack import attack
-from foe import Foe, Member, nothing
+from foe import Foe, nothing
 from line import Line, chunk_of
 
 from gossip.wire.messages import (
@@ -28,33 +27,23 @@ from gossip.wire.messages import (
 )
 
 
-async def offer_to_all(member: Member, pause_s: float, **offer: Any) -> None:
-    """Send offers to every node, again and again."""
-    while True:
-        for line in member.open_lines():
-            await member.offer(line, **offer)
-        await trio.sleep(pause_s)
-
-
 @attack("offers to everybody, all the time, and streams nothing")
 async def offer_stall(foe: Foe) -> None:
     member = await foe.member(mixes=True)
     member.handlers[Chunk] = nothing
-    await offer_to_all(member, 0.05)
+    await member.offer_for_ever(0.05)
 
 
 @attack("takes every offer, and streams nothing")
 async def accept_stall(foe: Foe) -> None:
     member = await foe.member(mixes=True)
     member.handlers[Chunk] = nothing
-    await trio.sleep_forever()
 
 
 @attack("answers no offer")
 async def answer_stall(foe: Foe) -> None:
     member = await foe.member()
     member.handlers[Offer] = nothing
-    await trio.sleep_forever()
 
 
 @attack("streams everything, and never says commit; nor does it answer how it ended")
@@ -67,7 +56,7 @@ async def commit_stall(foe: Foe) -> None:
             await member.send_vector(session, member.decoded(session))
 
     member.handlers[Chunk], member.handlers[Commit], member.handlers[Outcome] = chunk, nothing, nothing
-    await offer_to_all(member, 0.1)
+    await member.offer_for_ever(0.1)
 
 
 @attack("stalls at one step after another: half a body, no second half, an accept and silence, a fetch never read")
@@ -97,7 +86,7 @@ async def stalls(foe: Foe) -> None:
             await line.send(Abort(session.number, "replaced"))
 
     member.handlers[Chunk] = chunk
-    await offer_to_all(member, 0.2)
+    await member.offer_for_ever(0.2)
 
 
 @attack("offers and accepts, and aborts when everything has been streamed, giving an innocent reason")
@@ -109,12 +98,12 @@ async def aborts(foe: Foe) -> None:
             await line.send(Abort(chunk.session, "replaced"))
 
     member.handlers[Chunk] = chunk
-    await offer_to_all(member, 0.05)
+    await member.offer_for_ever(0.05)
 
 
 @attack("mixes with everybody as often as it can", partners=1, named="")
 async def monopoly(foe: Foe) -> None:
-    await offer_to_all(await foe.member(mixes=True), 0.02)
+    await (await foe.member(mixes=True)).offer_for_ever(0.02)
 
 
 @attack("a patient liar: theirs and half a unit more in one direction, below what is cut off", partners=1, named="")
@@ -122,7 +111,7 @@ async def frog(foe: Foe) -> None:
     member = await foe.member(mixes=True)
     push = np.full(foe.target.elements, 0.5 / foe.target.elements**0.5, np.float32)
     member.transform = lambda vector: vector + push
-    await offer_to_all(member, 0.02)
+    await member.offer_for_ever(0.02)
 
 
 @attack("sends NaN, 1e38, the vector's opposite and noise by turns", partners=1)
@@ -134,7 +123,7 @@ async def poison(foe: Foe) -> None:
         lambda v: rng.standard_normal(v.size).astype(np.float32) * 10,
     ])  # fmt: skip
     member.transform = lambda vector: next(lies)(vector)
-    await offer_to_all(member, 0.05)
+    await member.offer_for_ever(0.05)
 
 
 @attack("says commit before busy, so that it might count with the next partner", named="")
@@ -146,7 +135,6 @@ async def third_party(foe: Foe) -> None:
         await line.send(Busy(offer.session))
 
     member.handlers[Offer] = offered
-    await trio.sleep_forever()
 
 
 @attack("refuses every offer for one reason after another", named="")
@@ -158,7 +146,6 @@ async def refuser(foe: Foe) -> None:
         await line.send(Refuse(offer.session, next(codes)))
 
     member.handlers[Offer] = offered
-    await trio.sleep_forever()
 
 
 @attack("an exchange of a part first, then all under Moniqua", partners=1, named="", codec="moniqua4")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 import os
 import random
@@ -54,10 +55,7 @@ async def drip(stream: Any, every_s: float) -> None:
 
 @attack("80 sockets to each node that say nothing, without the secret", named="address", newcomer=True)
 async def silent(foe: Foe) -> None:
-    async with trio.open_nursery() as nursery:
-        for address in foe.target.nodes:
-            for _ in range(80):
-                nursery.start_soon(hold, address, b"")
+    await foe.at_each_node(functools.partial(hold, first=b""), 80)
 
 
 @attack("a byte a second: before TLS, and inside a Hello, a header and a body", named="address", newcomer=True)
@@ -190,9 +188,7 @@ async def absurd(foe: Foe) -> None:
                     break
             await trio.sleep(0.02)
 
-    async with trio.open_nursery() as nursery:
-        for address in foe.target.nodes:
-            nursery.start_soon(attack_node, address)
+    await foe.at_each_node(attack_node)
 
 
 EXTREMES: dict[str, list[Any]] = {
@@ -268,6 +264,4 @@ async def other_secret(foe: Foe) -> None:
             except Exception:  # expected: the TLS handshake fails
                 await trio.sleep(0.05)
 
-    async with trio.open_nursery() as nursery:
-        for address in foe.target.nodes:
-            nursery.start_soon(attack_node, address)
+    await foe.at_each_node(attack_node)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from attack import Attack
-from swarm_lab import Patient
+from swarm_lab import Patient, between, taken
 
 __all__ = ["BUDGET_MB", "Verdict", "accuracy", "contacts", "mixing", "names", "progressed", "resident"]
 
@@ -87,7 +87,7 @@ def mixing(nodes: Iterable[Patient], since: float, until: float, newcomer: Patie
         honest.add(newcomer.id)
     steps = mixes = 0
     for node in nodes:
-        rows = [row for row in node.looks if since <= row["t"] <= until]
+        rows = between(node, since, until)
         if len(rows) > 1:
             steps += rows[-1]["steps"] - rows[0]["steps"]
             first, last = rows[0]["t"], rows[-1]["t"]
@@ -97,41 +97,29 @@ def mixing(nodes: Iterable[Patient], since: float, until: float, newcomer: Patie
     return mixes / steps if steps else 0.0
 
 
-def steps(nodes: Iterable[Patient], since: float, until: float) -> int:
-    total = 0
-    for node in nodes:
-        rows = [row for row in node.looks if since <= row["t"] <= until]
-        total += rows[-1]["steps"] - rows[0]["steps"] if rows else 0
-    return total
-
-
-def progressed(nodes: Iterable[Patient], since: float, until: float, batch: int) -> float:
+def progressed(nodes: list[Patient], since: float, until: float, batch: int) -> float:
     """Return the largest growth of a node's count of the swarm's samples, divided by the samples trained meanwhile."""
-    nodes = list(nodes)
-    grown = 0
-    for node in nodes:
-        rows = [row for row in node.looks if since <= row["t"] <= until]
-        grown = max(grown, rows[-1]["swarm_samples"] - rows[0]["swarm_samples"] if rows else 0)
-    trained = batch * steps(nodes, since, until)
-    return grown / trained if trained else float("nan")
+    rows = [of_one for node in nodes if (of_one := between(node, since, until))]
+    grown = max((of_one[-1]["swarm_samples"] - of_one[0]["swarm_samples"] for of_one in rows), default=0)
+    trained = batch * taken(nodes, since, until)
+    return max(0, grown) / trained if trained else float("nan")
 
 
 def contacts(nodes: Iterable[Patient], since: float, until: float) -> float:
     """Return the members that a node was in contact with, itself included: the mean of the node that had most."""
-    counts = [[row["alive"] for row in node.looks if since <= row["t"] <= until] for node in nodes]
+    counts = [[row["alive"] for row in between(node, since, until)] for node in nodes]
     return max((statistics.fmean(of_node) for of_node in counts if of_node), default=float("nan"))
 
 
 def accuracy(nodes: Iterable[Patient], since: float, until: float) -> float:
     """Return the mean accuracy over the nodes and over this time."""
-    values = [row["accuracy"] for node in nodes for row in node.looks if since <= row["t"] <= until]
+    values = [row["accuracy"] for node in nodes for row in between(node, since, until)]
     return statistics.fmean(values) if values else float("nan")
 
 
 def resident(nodes: Iterable[Patient], since: float, until: float) -> list[float]:
     """Return the peak resident memory of each node in this time, in MB."""
-    readings = [[row["rss"] / 1e6 for row in node.looks if since <= row["t"] <= until] for node in nodes]
-    return [max(of_node) if of_node else float("nan") for of_node in readings]
+    return [max((row["rss"] / 1e6 for row in between(node, since, until)), default=float("nan")) for node in nodes]
 
 
 def names(logs: Sequence[Path], identities: Iterable[str], address: bool) -> str:

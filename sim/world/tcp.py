@@ -3,7 +3,8 @@
 A :class:`~sim.world.line.Line` is one direction of one connection. :class:`Transport` computes how much later than
 without TCP data arrives on it. The constants are Linux's: ten segments at first (RFC 6928), growing 1.9-fold per round
 trip; a retransmission timeout of a round trip and 200 ms, doubled each time (RFC 6298, with Linux's minimum).
-Measurements of kernels over emulated links are next to ``benchmarks/tcp_model.py``, which compares.
+Measurements of kernels over emulated links are in ``benchmarks/tcp_kernel.csv``, which ``tests/sim/world/test_tcp.py``
+compares.
 
 ``cubic`` is Linux's default. It takes each loss for congestion: its window falls to 0.7 and grows by its curve, or by
 0.53 segments a round trip where that is more (RFC 9438, section 4.3). That limits a long stream to ``segment / rtt *

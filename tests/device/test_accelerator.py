@@ -1,4 +1,4 @@
-"""Tests of `make accelerator`: aims, page, parts that hang, and all of it on a simulated device."""
+"""Tests of `make accelerator`: aims, parts that hang, and all of it on a simulated device."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks import accelerator, accelerator_device, accelerator_page, accelerator_run
+from benchmarks import accelerator, accelerator_aims, accelerator_device, accelerator_run
 from benchmarks.accelerator_device import Shape
 from benchmarks.accelerator_device import accelerator as device_of
 from benchmarks.accelerator_run import Part
@@ -63,7 +63,7 @@ def all_figures():
 
 
 def met(figures):
-    return [aim.met for aim in accelerator_page.aims(figures)]
+    return [aim.met for aim in accelerator_aims.aims(figures)]
 
 
 def test_the_figures_of_the_largest_model_decide():
@@ -93,30 +93,16 @@ def test_each_aim_can_be_missed(number, worse):
 
 def test_an_aim_without_its_figures_is_neither_met_nor_missed():
     assert met([]) == [None] * AIMS
-    assert "not measured" in accelerator_page.shown(accelerator_page.aims([]))
+    assert "not measured" in accelerator_aims.shown(accelerator_aims.aims([]))
 
 
 def test_the_exit_code_tells_a_failed_part_and_a_missed_aim():
-    missed = accelerator_page.aims([row(lost=0.5)])
+    missed = accelerator_aims.aims([row(lost=0.5)])
     done, failed = {"nodes": {"ok": True}}, {"nodes": {"ok": False}}
-    assert accelerator_run.code(done, accelerator_page.aims(all_figures()), simulated=False) == 0
+    assert accelerator_run.code(done, accelerator_aims.aims(all_figures()), simulated=False) == 0
     assert accelerator_run.code(done, missed, simulated=False) == 2
     assert accelerator_run.code(done, missed, simulated=True) == 0, "aims mean nothing there"
     assert accelerator_run.code(failed, missed, simulated=False) == 1
-
-
-def test_the_page_has_every_figure_and_every_aim():
-    figures = all_figures()
-    parts = {"all": {"ok": False, "seconds": 3.0, "reason": "exit code 1\n    a line", "figures": figures}}
-    judged = [aim.row() for aim in accelerator_page.aims(figures)]
-    text = accelerator_page.page({"parts": parts, "aims": judged})
-    assert text.count("| met |") == AIMS
-    assert "| all | 3.0 | failed: exit code 1 |" in text
-    assert "50.0 GB/s from the device and 40.0 GB/s to it" in text
-    lines = [line for line in text.splitlines() if line.startswith("|")]
-    assert len(lines) == 5 * 2 + AIMS + 1 + 4 + 4 + 5 * 2
-    assert not any("None" in line or "nan" in line for line in lines)
-    assert accelerator_page.page({"parts": {}, "aims": []}).startswith("# On a GPU")
 
 
 @pytest.mark.parametrize("real", [True, False])
@@ -129,11 +115,11 @@ def test_figures_of_a_real_device_alone_are_written_to_the_results(real, tmp_pat
     assert accelerator_run.main() == 0
     printed = capsys.readouterr().out
     assert ("There is no GPU here" in printed) == (accelerator_run.SIMULATED in printed) == (not real)
-    assert sorted(path.name for path in tmp_path.iterdir()) == (["accelerator.json", "accelerator.md"] if real else [])
+    assert sorted(path.name for path in tmp_path.iterdir()) == (["accelerator.json"] if real else [])
     if real:
         found = json.loads((tmp_path / "accelerator.json").read_text())
         assert found == {
-            "simulated": False, "parts": outcome, "aims": [one.row() for one in accelerator_page.aims(all_figures())],
+            "simulated": False, "parts": outcome, "aims": [one.row() for one in accelerator_aims.aims(all_figures())],
         }  # fmt: skip
 
 
@@ -222,7 +208,6 @@ def test_everything_runs_to_its_end_on_a_simulated_device(tmp_path):
     assert all(part["ok"] for part in found["parts"].values())
     assert [aim["met"] is None for aim in found["aims"]] == [False] * AIMS
     figures = [figure for part in found["parts"].values() for figure in part["figures"]]
-    assert accelerator_page.page(found).count("\n## ") == 5
     ranks = [figure for figure in figures if figure["figure"] == "ranks"]
     found = [(one["ranks"], one["sharded"], one["right"]) for one in ranks]
     assert found == [(1, False, True), (2, False, True), (1, True, True)]

@@ -41,6 +41,11 @@ def page():
 
 
 @pytest.fixture(scope="module")
+def pages():
+    return load("pages")
+
+
+@pytest.fixture(scope="module")
 def goodput():
     return load("goodput")
 
@@ -51,24 +56,6 @@ def storm():
 
 
 # -- the model -------------------------------------------------------------------------------------------------------
-def test_two_pauses_explain_thirty_published_figures(model):
-    misses = list(model.misses(model.fitted()))
-    assert len(misses) == 30
-    assert max(map(abs, misses)) < 4.5
-    assert math.sqrt(sum(miss**2 for miss in misses) / 30) < 2.2
-    assert model.published(8) == 88
-    assert model.published(64) is None
-
-
-def test_the_fit_finds_the_pauses_that_made_the_figures(model, monkeypatch):
-    true = model.Pauses(31.5, 112.0)
-    figures = {
-        kind: tuple(100 * model.predicted(kind, chips, true) for chips in model.SCALES) for kind in model.PUBLISHED
-    }
-    monkeypatch.setattr(model, "PUBLISHED", figures)
-    assert model.fitted() == true
-
-
 def test_availability_is_that_of_a_renewal_process(model):
     rng, up_s, pause_s = random.Random(1), model.failure_s(150_000), 22.5
     up = [rng.expovariate(1 / up_s) for _ in range(20_000)]
@@ -104,37 +91,37 @@ def test_a_barrier_never_beats_learners_that_do_not_wait(model):
 TEXT = "# Title\n\n<!-- table: one -->\n<!-- end -->\n\nProse.\n\n<!-- table: two -->\nold\n<!-- end -->\nLast.\n"
 
 
-def test_a_table_is_replaced_and_the_prose_stays(page, tmp_path):
+def test_a_table_is_replaced_and_the_prose_stays(pages, tmp_path):
     path = tmp_path / "page.md"
     path.write_text(TEXT)
     for _ in range(2):  # the second time over the first
-        page.put(path, "two", [["a", "b"], ["1", "2"]])
+        pages.put(path, "two", [["a", "b"], ["1", "2"]])
     text = path.read_text()
     assert text.startswith("# Title\n\n<!-- table: one -->\n<!-- end -->\n\nProse.\n")
     assert text.endswith("<!-- table: two -->\n\n| a | b |\n| --- | --- |\n| 1 | 2 |\n\n<!-- end -->\nLast.\n")
 
 
-def test_a_table_without_a_place_is_refused_and_nothing_is_written(page, tmp_path):
+def test_a_table_without_a_place_is_refused_and_nothing_is_written(pages, tmp_path):
     path = tmp_path / "page.md"
     path.write_text(TEXT)
     with pytest.raises(ValueError, match="has no table 'three'"):
-        page.put(path, "three", [["a"]])
+        pages.put(path, "three", [["a"]])
     with pytest.raises(ValueError, match="has not 2 cells"):
-        page.put(path, "two", [["a", "b"], ["1"]])
+        pages.put(path, "two", [["a", "b"], ["1"]])
     assert path.read_text() == TEXT
 
 
 def test_the_page_has_a_place_for_every_table(page):
     text = page.PAGE.read_text(encoding="utf-8")
-    for name in ("model", "goodput", "worlds", "accuracy", "storm"):
+    for name in ("goodput", "worlds", "accuracy", "storm"):
         assert f"<!-- table: {name} -->\n" in text
 
 
-def test_what_was_not_played_is_a_dash_and_what_was_has_its_spread(page, model):
+def test_what_was_not_played_is_a_dash_and_what_was_has_its_spread(page):
     figures = {"trained": 0.5, "kept": 0.4, "idle": 0.1, "accuracy": 0.9, "worst": 0.8, "average": 0.95}
     runs = {(8, "100 Gbit/s", "iid"): [figures, figures | {"trained": 0.6}], (16, "100 Gbit/s", "iid"): [figures]}
     runs[16, "with a notice", "iid"] = [figures | {"kept": 0.5}]
-    one, two, eight, sixteen = page.goodput_rows(model.Pauses(22.5, 78.0), (2, 8, 16), runs)[1:]
+    one, two, eight, sixteen = page.goodput_rows((2, 8, 16), runs)[1:]
     assert one[3] == "58"
     assert two[-3:] == ["-", "-", "-"]
     assert eight[3] == "88"
@@ -147,22 +134,23 @@ def test_what_was_not_played_is_a_dash_and_what_was_has_its_spread(page, model):
 
 
 # -- the simulator ---------------------------------------------------------------------------------------------------
-def test_learners_lose_the_time_they_are_away_and_the_steps_that_die_with_them(goodput, model, monkeypatch):
+def test_learners_lose_the_time_they_are_away_and_the_steps_that_die_die_with_them(goodput, monkeypatch):
     monkeypatch.setattr(goodput, "STEPS", 80)
-    pauses = model.Pauses(22.5, 78.0)
-    calm = goodput.play((4, "no failures", "iid", 3), pauses)
-    failing = goodput.play((4, "100 Gbit/s", "iid", 3), pauses)
+    calm = goodput.play((4, "no failures", "iid", 3))
+    failing = goodput.play((4, "100 Gbit/s", "iid", 3))
     assert calm["kept"] == calm["trained"] == pytest.approx(1.0, abs=0.02)
     assert 0.0 < failing["kept"] < failing["trained"] < 0.95
     assert failing["virtual_s"] > calm["virtual_s"]
 
 
-def test_a_run_that_was_played_with_other_settings_is_not_known(goodput, model):
-    job, pauses = (4, "100 Gbit/s", "iid", 1), model.Pauses(22.5, 78.0)
-    cache = {job: {"world": goodput.world_of(job, pauses), "figures": {"trained": 0.5}}}
-    assert goodput.known(job, pauses, cache) == {"trained": 0.5}
-    assert goodput.known(job, model.Pauses(23.0, 78.0), cache) is None
-    assert goodput.known((4, "100 Gbit/s", "iid", 2), pauses, cache) is None
+def test_a_finished_run_is_known_by_all_of_its_settings(pages, goodput, monkeypatch, tmp_path):
+    monkeypatch.setattr(pages, "ROOT", tmp_path)
+    played, other = (goodput.scenario((4, "100 Gbit/s", "iid", seed)) for seed in (1, 2))
+    pages.Runs("goodput").add(played, {"trained": 0.5})
+    again = pages.Runs("goodput")
+    assert again.get(played) == {"trained": 0.5}
+    assert again.get(other) is None
+    assert pages.Runs("goodput", fresh=True).get(played) is None
 
 
 # -- the storm -------------------------------------------------------------------------------------------------------

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 from benchmarks.replay import __main__ as command
-from benchmarks.replay import cli
 from benchmarks.replay.links import EmulatedLinks, missing
 from benchmarks.replay.play import Playing, looks, read
 from sim.learning.learners import Learners
@@ -117,6 +116,6 @@ def test_stopped_it_says_what_is_kept_and_leaves_no_process(monkeypatch, capsys,
     monkeypatch.setattr(Playing, "go", stop)
     file = tmp_path / "any.toml"
     file.write_text("duration_s = 5\npeers = 2\nmembership = { start = 'seed' }\ntask = { model = 'linear' }\n")
-    assert cli.replay([file], seeds=1, quiet=True) == 130
+    assert command.main([str(file), "--seeds", "1"]) == 130
     assert "Stopped; nothing was saved" in capsys.readouterr().err
     assert multiprocessing.active_children() == []

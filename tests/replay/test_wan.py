@@ -62,10 +62,11 @@ def test_a_disturbed_run_is_played_again_with_other_losses(wan):
     assert saved == [1, 2, 3, 4]
 
 
-def test_an_accuracy_is_of_all_four(wan):
+def test_an_accuracy_is_of_all_four(wan, monkeypatch):
+    rows = [[{"kind": "look", "at": at, "accuracy": 0.1 * rank}] for rank, at in enumerate((5.0, 2.0, 3.0, 4.0))]
+    rows[1].append({"kind": "look", "at": 6.0, "accuracy": 0.5})
+    monkeypatch.setattr(wan.Swarm, "rows", rows)
     swarm = wan.Swarm.__new__(wan.Swarm)
-    swarm.rows = [[{"kind": "look", "at": at, "accuracy": 0.1 * rank}] for rank, at in enumerate((5.0, 2.0, 3.0, 4.0))]
-    swarm.rows[1].append({"kind": "look", "at": 6.0, "accuracy": 0.5})
     ((first, before), (second, after)) = swarm.accuracies()
     assert (first, second) == (5.0, 6.0)
     assert before == pytest.approx(0.15)

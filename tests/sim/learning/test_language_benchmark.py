@@ -19,7 +19,10 @@ def language():
     spec = importlib.util.spec_from_file_location("language", BENCHMARKS / "language.py")
     module = importlib.util.module_from_spec(spec)
     sys.modules["language"] = module  # a dataclass looks for its module there
+    path = list(sys.path)
+    sys.path.insert(0, str(BENCHMARKS))
     spec.loader.exec_module(module)
+    sys.path[:] = path
     yield module
     del sys.modules["language"]
 
@@ -55,8 +58,7 @@ def test_a_rate_at_the_edge_of_what_was_played_is_not_called_the_best(language):
 
 
 def test_a_row_is_compared_with_synchronous_training_of_the_same_optimizer(language):
-    lines = language.section(known(language, 0.01))
-    rows = [line.split(" | ") for line in lines if line.startswith(("| Muon", "| AdamW"))]
+    _, *rows = language.table(known(language, 0.01))
     assert len(rows) == len(language.ROWS)
     for cells in rows:
         assert cells[6] == ("+0.0" if cells[1].startswith(language.SYNC) else "+10.0")

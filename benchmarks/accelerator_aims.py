@@ -1,4 +1,4 @@
-"""The aims of the accelerator's measurements, and the page of their figures."""
+"""The aims of the accelerator's measurements."""
 
 from __future__ import annotations
 
@@ -109,82 +109,3 @@ def shown(judged: Sequence[Aim]) -> str:
     """Return the aims as lines of text."""
     words = {True: "met", False: "MISSED", None: "not measured"}
     return "\n".join(f"{words[aim.met]:12}  {aim.aim}: {aim.found or '-'}" for aim in judged)
-
-
-# -- the page ----------------------------------------------------------------------------------------------------------
-def page(result: dict[str, Any]) -> str:
-    """Return docs/results/accelerator.md for the figures of a real device."""
-    figures = [figure for part in result["parts"].values() for figure in part["figures"]]
-    machine = next(iter(select(figures, "machine")), {})
-    about = ", ".join(f"{name} {value}" for name, value in machine.items() if name not in ("device", "date", "figure"))
-    blocks = [
-        "# On a GPU",
-        f"{machine.get('device', 'An unknown device')}, {about}; {machine.get('date', 'no date')}. The heads of "
-        "`benchmarks/accelerator.py` and `benchmarks/accelerator_equal.py` define the figures.",
-        "```\nmake accelerator\n```",
-        "## Aims",
-        table(["aim", "found", ""], [[aim["aim"], aim["found"], WORDS[aim["met"]]] for aim in result["aims"]]),
-        "## Parts",
-        table(["part", "s", ""], [[name, part["seconds"], outcome(part)] for name, part in result["parts"].items()]),
-        "## Copies",
-        limits(figures),
-        table(
-            ["", "parameters", "type", "call, ms", "stall, ms", "GB/s", "bytes a parameter"],
-            [[
-                row["operation"], f"{row['parameters']:,}", row["dtype"], ms(row["call_s"]), ms(row["stall_s"]),
-                f"{row['rate_gb_s']:.1f}", f"{row['bytes_a_parameter']:.2f}",
-            ] for row in select(figures, "boundary")],
-        ),
-        "## Two nodes on one device",
-        table(
-            [
-                "parameters", "a mix every", "settings", "step, ms", "without, ms", "lost", "mixes", "lost a mix, ms",
-                "longest step(), ms", "MiB beyond training", "reserved, MiB", "waits",
-            ],
-            [[
-                f"{row['parameters']:,}", row["every"], settings(row), ms(row["step_s"]),
-                " and ".join(ms(without) for without in row["step_without_s"]), f"{row['lost']:.2%}", row["mixes"],
-                ms(row["lost_a_mix_s"]), ms(row["longest_step_s"]), row["memory_bytes"] >> 20,
-                row["reserved_bytes"] >> 20, row["waits"],
-            ] for row in select(figures, "nodes")],
-        ),
-        "## Equal to the CPU",
-        table(
-            ["swarm", "accuracy, % (loss)", "node", "pause, ms", "steps/s alone", "in the swarm", "longest step(), ms"],
-            [[
-                row["swarm"], f"{row['score']:.2f}", node["device"], ms(node["pause_s"]),
-                f"{node['alone_steps_s']:.1f}", f"{node['together_steps_s']:.1f}", ms(node["longest_step_s"]),
-            ] for row in select(figures, "equal") for node in row["nodes"]],
-        ),
-    ]  # fmt: skip
-    return "\n\n".join(blocks) + "\n"
-
-
-WORDS = {True: "met", False: "**missed**", None: "not measured"}
-
-
-def outcome(part: dict[str, Any]) -> str:
-    counts = next(iter(select(part["figures"], "tests")), {})
-    counted = ", ".join(f"{count} {word}" for word, count in counts.items() if word != "figure")
-    return "; ".join(filter(None, ["done" if part["ok"] else f"failed: {part['reason'].splitlines()[0]}", counted]))
-
-
-def limits(figures: Sequence[Figure]) -> str:
-    rates = next(iter(select(figures, "limits")), None)
-    if rates is None:
-        return "The limits of page-locked copies were not measured."
-    down, up = rates["down_gb_s"], rates["up_gb_s"]
-    return f"Page-locked copies reach {down:.1f} GB/s from the device and {up:.1f} GB/s to it."
-
-
-def settings(row: Figure) -> str:
-    return ", ".join(f"{name} = {value:g}" for name, value in row["settings"].items()) or "default"
-
-
-def ms(seconds: float | None) -> str:
-    return "-" if seconds is None else f"{1e3 * seconds:.2f}"
-
-
-def table(heads: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
-    lines = [heads, ["---"] * len(heads), *rows]
-    return "\n".join(f"| {' | '.join(str('-' if cell is None else cell) for cell in line)} |" for line in lines)
