@@ -15,6 +15,7 @@ import signal
 import sys
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
+from functools import partial
 from pathlib import Path
 
 from benchmarks.replay import links
@@ -69,9 +70,9 @@ def report_of(plan: Plan, seeds: int, runs: int) -> Report:
     """Predict a scenario with ``seeds`` seeds, and play it ``runs`` times in real time, each with the next seed."""
     is_shown = sys.stderr.isatty()
 
-    def say(sentence: str) -> None:
+    def say(sentence: str, run: str = "") -> None:
         if is_shown:
-            print(f"\r\033[K{plan.scenario.name}: {sentence}", end="", file=sys.stderr, flush=True)
+            print(f"\r\033[K{plan.scenario.name}: {run}{sentence}", end="", file=sys.stderr, flush=True)
 
     report = Report(plan.scenario.name)
     say(f"{seeds} simulations")
@@ -82,8 +83,7 @@ def report_of(plan: Plan, seeds: int, runs: int) -> Report:
             for process in multiprocessing.active_children():  # At ^C do not wait for unfinished work.
                 process.terminate()
     for number in range(runs):
-        name = f"run {number + 1} of {runs}"
-        report.add_run(play(with_seed(plan, number), lambda sentence, name=name: say(f"{name}, {sentence}")))
+        report.add_run(play(with_seed(plan, number), partial(say, run=f"run {number + 1} of {runs}, ")))
     say("")
     return report
 
