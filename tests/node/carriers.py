@@ -1,4 +1,4 @@
-"""Every way on which a vector can travel between two links, and the two ends that its contract is tested with."""
+"""All carriers of vectors between two links, and the pairs of ends for the tests of their contract."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ async def tls_pair() -> list[ByteStream]:
 
 
 async def sealed_pair() -> list[ByteStream]:
-    """Return two ends of which each has read that the other left TLS."""
+    """Return two ends, each of which has read that the other left TLS."""
     alice, bob = await tls_ends(loopback_pair)
     ends = [await leave_tls(alice, DIALLER, ACCEPTOR), await leave_tls(bob, ACCEPTOR, DIALLER)]
     for end in ends:
@@ -68,12 +68,12 @@ async def sealed_pair() -> list[ByteStream]:
 
 
 class Carrier(NamedTuple):
-    """One way for a vector: the streams of a link, whether it is worth threads, and how many lanes there are."""
+    """A carrier of vectors: the streams of its link, whether vectors are worth a thread, and its lanes."""
 
     streams: Callable[[], Awaitable[list]]
     large: bool = False
     lanes: int = 0
-    threads: bool = False  # Threads carry it.
+    threads: bool = False  # Threads carry the vector.
 
 
 CARRIERS = {
@@ -141,7 +141,7 @@ async def unless_cancelled(task) -> None:
 
 
 class Receiver(DifferenceReceiver):
-    """A receiver that notes in which threads it computed."""
+    """A receiver that records the names of the threads in which it computes."""
 
     threads: set[str]
 
@@ -187,7 +187,7 @@ class End:
         )
 
     async def join(self, nursery, stream, dialled):
-        """Run one more connection as a lane of the link. Return once it is admitted."""
+        """Run another connection as a lane of the link. Return once it is admitted."""
         lane = Lane(self.link, stream, FrameReader(stream))
         nursery.start_soon(lane.run, dialled, self.place, self.session.on_body)
         await until(lambda: lane.is_open)
@@ -241,7 +241,7 @@ async def half_a_chunk(stream, theirs):
 
 
 def stall(end, other, nursery):
-    """End a link as the runtime does that finds its session stalled, 9 s later."""
+    """End a link like the runtime does when it finds, 9 s later, that the session has stalled."""
     (stalled,) = end.sessions.stalled_sessions(end.link.clock.current_time() + 9.0, 3.0)
     stalled.link.close_now()
 

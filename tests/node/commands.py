@@ -31,7 +31,7 @@ def gossip(*args: str | Path, cwd: Path | None = None, **variables: str) -> subp
 
 
 def refused(monkeypatch, capsys, *args: str | Path) -> tuple[int, str]:
-    """The exit code and stderr of a command that is refused before it does anything."""
+    """Return the exit code and stderr of a command that is refused before it acts."""
     monkeypatch.setattr(sys, "argv", ["gossip", *map(str, args)])
     with pytest.raises(SystemExit) as ended:
         command.main()

@@ -1,4 +1,4 @@
-"""Nodes in this process, each beside a training loop in a thread of its own."""
+"""Fixtures that run nodes in this process, each with a training loop in its own thread."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ STEP_S = 0.005  # No test needs more steps a second. Each costs the loop and the
 
 
 class Trainee(threading.Thread):
-    """``with Node(...)`` and a loop of ``work(); node.step()`` until stopped; ``do`` runs a function between steps."""
+    """A thread that trains with a Node until it is stopped; ``do`` runs a function between two steps."""
 
     def __init__(self, model, optimizer=None, work=None, **options):
         super().__init__(daemon=True)
         self.model, self.optimizer, self.work = model, optimizer, work
         self.options = {"config": QUICK} | options
-        self.made = self.node = None  # from the beginning, and once it is entered
+        self.made = self.node = None  # ``made`` is set at construction, ``node`` at entry.
         self.at_entry = {}
         self.error = None
         self.left_in_s = None
@@ -57,7 +57,7 @@ class Trainee(threading.Thread):
                         function, answer = self.tasks.get()
                         try:
                             answer.put(function(node))
-                        except Exception as error:  # it belongs to the test that asked
+                        except Exception as error:  # The caller of do() raises it.
                             answer.put(error)
                     loss = self.work() if self.work is not None else None
                     node.step(loss=loss, samples=4)
@@ -80,13 +80,13 @@ class Trainee(threading.Thread):
     def stop(self):
         self.stopping = True
         if not self.running.is_set() and self.made is not None:
-            self.side.network.failure = NEVER_RAN  # Otherwise it waits for members beside the next tests.
+            self.side.network.failure = NEVER_RAN  # Otherwise it waits for members during later tests.
         self.join(10)
         assert not self.is_alive()
 
 
 def until(what, seconds=20.0):
-    """Wait until it holds; the assertion names what did not."""
+    """Wait until ``what()`` is true; fail after ``seconds``."""
     end = time.monotonic() + seconds
     while not what():
         assert time.monotonic() < end, f"waited {seconds:g} s in vain"
@@ -103,13 +103,13 @@ def _plain_environment(monkeypatch):
 
 @pytest.fixture(autouse=True)
 def _quick_joins(monkeypatch):
-    """Over loopback the table of members arrives within milliseconds, and most tests begin with several joins."""
+    """Shorten the wait for the first table of members, which arrives within milliseconds over loopback."""
     monkeypatch.setattr("gossip.state_transfer.runs.FIRST_TABLE_S", 0.1)
 
 
 @pytest.fixture
 def train():
-    """``train(model, optimizer, work, **node_options)`` starts a Trainee, waits until it trains, and ends it after."""
+    """``train(model, optimizer, work, **node_options)`` starts a Trainee, and returns it once it trains."""
     started = []
 
     def start(*args, **options):
@@ -152,7 +152,7 @@ def end(trainees):
 
 @pytest.fixture
 def warm_nodes(monkeypatch):
-    """The nodes of a LocalSwarm are forked from a process that has imported all that they need."""
+    """Fork the nodes of a LocalSwarm from a process that has imported everything that they need."""
 
     def start(command, **options):
         assert command[0] == sys.executable
@@ -173,7 +173,7 @@ def quick():
 
 @pytest.fixture
 def secret(tmp_path):
-    """A swarm's, in a file of its owner's alone."""
+    """Return a file with a swarm's secret that only its owner can read."""
     path = tmp_path / "secret"
     path.write_text(new_secret())
     path.chmod(0o600)
@@ -182,7 +182,7 @@ def secret(tmp_path):
 
 @pytest.fixture
 def store(monkeypatch):
-    """The faulty store, empty and sound; attempts follow each other at once."""
+    """Yield the faulty store, empty and without faults, and retry failed transfers at once."""
     import fsspec
     from fsspec.implementations.memory import MemoryFileSystem
 
@@ -192,7 +192,7 @@ def store(monkeypatch):
     fsspec.register_implementation("faulty", Faulty, clobber=True)
     for name, value in {"store": {}, "pseudo_dirs": [""], "errors": [], "half": False, "calls": []}.items():
         monkeypatch.setattr(Faulty, name, value)
-    monkeypatch.setattr(MemoryFileSystem, "store", {})  # Examples of the documents save there as well.
+    monkeypatch.setattr(MemoryFileSystem, "store", {})  # Examples of the documents save here as well.
     Faulty.goes_on.set()
     monkeypatch.setattr(copies, "FIRST_WAIT_S", 0.001)
     monkeypatch.setattr(uploads, "CHECK_PERIOD_S", 0.01)

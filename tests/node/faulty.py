@@ -1,4 +1,4 @@
-"""Two nodes that mix, in the first of which faults are made."""
+"""Two nodes that mix, with helpers that cause faults in the first one."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ import trio
 
 from tests.node.conftest import Trainee, until
 
-AGAIN_S = 2.0  # within which another network side is there
+AGAIN_S = 2.0  # The next network side has to start within this time.
 ELEMENTS = 512
 
 
 class Pair:
-    """Two nodes that mix; faults are made in the first."""
+    """Two nodes that mix; a test causes faults in the first."""
 
     def __init__(self, **options):
         model = {"x": np.zeros(ELEMENTS, np.float32)}
@@ -51,7 +51,7 @@ class Pair:
         self.side.network.call(function)
 
     def forgive(self):
-        """No restart was lately."""
+        """Forget the past restarts, so that the next fault causes no back-off."""
         self.service.faults._restarted_at.clear()
 
     @contextlib.contextmanager
@@ -71,8 +71,7 @@ class Pair:
             del self.service.make_peer
 
     def begins_anew(self, fault, soon=True):
-        """``fault`` makes one in the network side. Another comes in time, is linked and mixes, while the loop goes
-        on."""
+        """Cause a fault of the network side. Assert that another one soon takes over, while the loop trains on."""
         self.forgive()
         old, restarts = self.side.network.runtime, self.service.faults.restarts
         steps, samples, run = self.side.run.steps, self.node.swarm_samples, self.side.network.peer.view.run_id
@@ -102,7 +101,7 @@ def raises():
 
 
 def crash():
-    """Of trio's loop itself."""
+    """Raise in a system task of trio, which ends trio's loop."""
 
     async def task():
         raises()

@@ -13,10 +13,10 @@ import socket
 import sys
 import time
 
-CLIENT_HELLO = b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03"  # how TLS begins
-DRIP_S = 1.0  # between two bytes of one connection
-AGAIN_S = 0.1  # from the end of a connection to the next
-TCP_REPAIR = 19  # a socket in repair ends without a word to its peer
+CLIENT_HELLO = b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03"  # The beginning of a TLS ClientHello.
+DRIP_S = 1.0  # The time between two bytes on a connection.
+AGAIN_S = 0.1  # The time until a closed connection is replaced.
+TCP_REPAIR = 19  # A socket in repair mode closes without telling its peer.
 
 
 def opened(host: str, port: int, source: str) -> socket.socket:
@@ -29,7 +29,7 @@ def opened(host: str, port: int, source: str) -> socket.socket:
 
 
 def begin(sock: socket.socket, kind: str) -> bool:
-    """Say what the kind says first; whether the connection stays open on this side."""
+    """Send what the kind sends first. Return whether the connection stays open on this side."""
     if kind == "slowloris":
         sock.send(CLIENT_HELLO)
     elif kind == "half-closed":

@@ -1,4 +1,4 @@
-"""Nodes without their network, and links that carry a chunk when they are told to: for tests of group means."""
+"""Nodes without their network, and links that carry a chunk on command, for tests of group means."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Pool(VectorPool):
 
 
 class End:
-    """One end of a link; ``peer`` is who is at the other."""
+    """One end of a link to ``peer``."""
 
     received_at = sent_at = -math.inf
 
@@ -64,7 +64,7 @@ class End:
 
 
 class One:
-    """A node without its network: what it was told is in ``said``."""
+    """A node without its network; ``said`` collects its reports."""
 
     def __init__(self, me, vector, config, members):
         self.me, self.vector, self.config, self.said = me, vector, config, []
@@ -102,7 +102,7 @@ class One:
         self.gathers.go_on(SESSION)
 
     def run_job(self, job):
-        """Large ones are left for the test to run."""
+        """Run a small job; leave a large one in ``tasks`` for the test."""
         if job.elements > streams.INLINE_ELEMENTS:
             self.tasks.append(job)
         else:
@@ -116,7 +116,7 @@ class One:
 
 
 class Group:
-    """Nodes and links between all of them; ``pump`` moves one chunk over one link, in an order of its own."""
+    """Nodes with links between all of them; ``pump`` moves one chunk over a random link."""
 
     def __init__(self, members=3, elements=5_000, codec="fp32", seed=0, **changes):
         config = tuned(mixing="group", **{"chunk_elements": 1024, **changes})
@@ -141,7 +141,7 @@ class Group:
         ]  # fmt: skip
 
     def pump(self):
-        """False when nothing is left to send."""
+        """Move one chunk; return False if none is left to send."""
         ways = self.ways()
         if not ways:
             return False
@@ -166,7 +166,7 @@ class Group:
             pass
 
     def expected(self, trim=0):
-        """mean - Q(ours) of each, straight from what the parts are."""
+        """Return mean - Q(ours) of each node, computed from the definition."""
         code, size = CODECS[self.codec], self.nodes[0].vector.size
 
         def through(values, start=0):
@@ -186,7 +186,7 @@ class Group:
 
 
 def in_trio(test):
-    """Runs a test inside trio: what is tested asks it for the time, and waits for nothing."""
+    """Run a test inside trio, because the code under test asks trio for the time."""
 
     @functools.wraps(test)
     def inside(*arguments, **named):

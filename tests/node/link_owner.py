@@ -1,4 +1,4 @@
-"""What a Connector belongs to, in place of a Runtime."""
+"""An owner for a Connector under test, in place of a Runtime."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from node.faults import Faults
 
 
 class LinkOwner:
-    """``missed`` gets the peers whose dial failed, ``told`` the events, and ``is_known`` says who is a known member."""
+    """``missed`` receives the peers whose dial failed, ``told`` the notices; ``is_known`` recognises members."""
 
     def __init__(self, me, run_link=None, missed=print, told=print, is_known=lambda peer: True):
         self.run_link, self.on_dial_failed, self.notify = run_link, missed, told
@@ -18,4 +18,4 @@ class LinkOwner:
         self.peer = SimpleNamespace(membership=membership, on_seed_busy=ignored, on_own_seed=ignored)
 
     def report_misbehaviour(self, who, kind):
-        """Nobody counts it."""
+        """Ignore the report."""

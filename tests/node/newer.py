@@ -1,8 +1,10 @@
-"""Nodes of the version after ours, as a program: a protocol range that goes one further, one message and one field of
-a message more, and records with more behind them. Everything else is this version's.
+"""A program that runs nodes of the next version.
 
-A line of its input, ``[LISTEN, SEED...]`` in JSON, starts a node, and the number of a node ends it, as the end of the
-input ends all. What each node sees is printed as one JSON object a line.
+Its protocol range goes one version further, it has one more message and one more field in a message, and its records
+end with additional data. Everything else is this version's.
+
+A line ``[LISTEN, SEED...]`` in JSON on its standard input starts a node. A node's number ends that node, and the end of
+the input ends all nodes. Each node prints its view as one JSON object per line.
 """
 
 import json
@@ -28,7 +30,7 @@ class Dance:
     tune: tuple[str, ...] = wire_field("names", 4)
 
 
-messages.Offer = Offer  # before anybody else imports it
+messages.Offer = Offer  # Replace it before any other module imports it.
 
 import torch  # noqa: E402
 from torch import nn  # noqa: E402
@@ -82,7 +84,7 @@ def train(number: int, listen: str, seeds: list[str], stop: threading.Event) -> 
                     "number": number, "id": trained.id, "address": trained.address, "mixes": mixes, "extra": extra,
                     "links": [peer.hex() for peer in list(trained._training.network.runtime.links.by_peer)],
                 })  # fmt: skip
-                sys.stdout.write(said_now + "\n")  # in one call, since other nodes print as well
+                sys.stdout.write(said_now + "\n")  # Write in one call, since other nodes print as well.
                 sys.stdout.flush()
 
 

@@ -1,4 +1,4 @@
-"""A Runtime without a network and without a training thread: what is asked of it, it does at once."""
+"""A Runtime without a network and without a training thread, which does at once what it is told."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ OTHER = identity(1).id
 
 
 def runtime(config=None, vector=None):
-    """Of a ready peer; ``events`` is what people were told."""
+    """Return a Runtime with a ready peer; ``events`` collects its notices."""
     config = config or Config(filter="none")
     peer = make_peer(0, (), Scenario([], 0.0, config), trio.current_time())
     vector = np.zeros(ELEMENTS, np.float32) if vector is None else vector
@@ -55,7 +55,7 @@ def runtime(config=None, vector=None):
 
 
 def link(peer=OTHER, capacity_bytes=4_096):
-    """A link to ``peer`` and who reads what it sends; it waits after so many bytes that nobody reads."""
+    """Return a link to ``peer`` and a reader of its far end. Sends wait once ``capacity_bytes`` are unread."""
     near, far = memory_stream_pair(capacity_bytes)
     return Link(near, FrameReader(near), PeerId(peer)), FrameReader(far)
 
@@ -75,7 +75,7 @@ def in_trio(test):
 
 
 def wants_snapshot(node):
-    """The peer has promised an exchange, for which it needs a snapshot."""
+    """Have the peer promise an exchange that needs a snapshot, unless it has one. Return the session."""
     exchange = next(iter(node.peer.exchanges.table.values()), None)
     if exchange is None:
         node.peer.linked_peers[OTHER] = 0.0

@@ -1,4 +1,4 @@
-"""What tests of sealed links share: two ends' shares, a key, and the bytes as somebody slow writes them."""
+"""Helpers for tests of sealed links: two ends' shares, a key, and a plain implementation of keys and records."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import hmac
 
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 
-DIALLER, ACCEPTOR = bytes(range(32)), bytes(range(32, 64))  # shares, as docs/protocol.md has them
-ENDS = DIALLER + bytes(range(64, 80)), ACCEPTOR + bytes(range(80, 96))  # with ids
+DIALLER, ACCEPTOR = bytes(range(32)), bytes(range(32, 64))  # Shares, as in docs/protocol.md.
+ENDS = DIALLER + bytes(range(64, 80)), ACCEPTOR + bytes(range(80, 96))  # Each is a share and an id.
 KEY = b"k" * 32
 
 

@@ -1,4 +1,4 @@
-"""Members that share data, without a node: a test says who is there and what is trained."""
+"""Members that share data, without nodes: a test sets the members and the trained samples."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A store that fails as a test says, and what tests ask of nodes that save there."""
+"""A store that fails as a test tells it to, and helpers for nodes that save there."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def notices(node, *kinds):
 
 
 def weight_at(path, tmp_path, files=Faulty):
-    """The weight in a checkpoint of the store."""
+    """Return the weight in a checkpoint of the store."""
     local = tmp_path / f"copy{next(names)}.safetensors"
     local.write_bytes(files().cat_file(path))
     return float(checkpoint.load(local).tensors["weight"][0, 0])

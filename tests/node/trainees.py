@@ -1,4 +1,4 @@
-"""Small models, what two of them are towards each other, and a node in a process of its own."""
+"""Small models, helpers that compare them, and a node in a process of its own."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def alone_at(value):
 
 
 def spread(*models):
-    """The largest difference of any parameter between two of them."""
+    """Return the largest difference of any parameter between two models."""
     flat = [torch.cat([p.detach().flatten() for p in m.parameters()]) for m in models]
     return max(float((a - b).abs().max()) for a in flat for b in flat)
 
@@ -72,7 +72,7 @@ def alive(trainee):
 
 
 def mixed(*trainees, times=5):
-    """Counts from now, so that what was changed before has been mixed."""
+    """Return a check that each node completes ``times`` more exchanges from now on."""
     before = [t.node.metrics().exchanges_done for t in trainees]
     return lambda: all(t.node.metrics().exchanges_done >= b + times for t, b in zip(trainees, before, strict=True))
 

@@ -1,4 +1,4 @@
-"""A small model, and vectors of models: the quick way, and the plain one to compare it with."""
+"""A small model, and the vectors of models, read in the fast way and in the obvious way."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ def mlp():
 
 
 def vector_of(state, full=False):
-    """The weights that are exchanged; ``full``: all of them and the optimizer's state, as a newcomer takes them."""
+    """Return the exchanged weights or, with ``full``, all weights and the optimizer's state, as for a newcomer."""
     if not full:
         out = np.full(state.size(), np.nan, np.float32)
         state.begin_read(out)

@@ -1,4 +1,4 @@
-"""Chromium without a window, driven through a pipe: what a page shows, and what it complained of."""
+"""Chromium without a window, driven through a pipe: it shows a page, and reports the errors of its console."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ FLAGS = (
 
 
 def found():
-    """Where it is; None without one."""
+    """Return the path of Chromium, or None if it is not installed."""
     return next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome", "chrome"))), None)
 
 
 class Browser:
-    """One page of it. ``evaluate`` runs a script in the page, ``complaints`` are what its console had as errors."""
+    """A browser with one page. ``evaluate`` runs a script in the page; ``complaints`` has the errors of its console."""
 
     def __init__(self, folder, width=1200, height=1300, dark=False):
         (theirs_in, self.out), (self.into, theirs_out) = os.pipe(), os.pipe()
 
-        # The protocol wants them as 3 and 4: a shell puts them there, whatever numbers they have.
+        # The protocol needs descriptors 3 and 4: a shell puts the pipes there, whatever numbers they have.
         line = f'exec "$0" "$@" 3<&{theirs_in} 4>&{theirs_out}'
         self.process = subprocess.Popen(
             ["bash", "-c", line, found(), *FLAGS, f"--user-data-dir={folder}", f"--window-size={width},{height}"],
@@ -86,6 +86,6 @@ class Browser:
         return self.call("Page.captureScreenshot", format="png", captureBeyondViewport=True)["data"]
 
     def close(self):
-        os.killpg(self.process.pid, signal.SIGKILL)  # the group is its own
+        os.killpg(self.process.pid, signal.SIGKILL)  # The process leads a group of its own.
         self.process.wait()
         os.close(self.out), os.close(self.into)

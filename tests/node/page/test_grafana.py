@@ -1,4 +1,4 @@
-"""The dashboard names metrics and labels that there are, and misses none."""
+"""The dashboard uses only metrics and labels that exist, and uses all of them."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from tests.harness.world import World  # noqa: E402
 
 ROOT = Path(__file__).parents[3]
 DASHBOARD = json.loads((ROOT / "deploy" / "grafana" / "gossip.json").read_text(encoding="utf-8"))
-OURS = {"job", "instance", "le"}  # what Prometheus adds
+OURS = {"job", "instance", "le"}  # Labels that Prometheus adds.
 
 
 @pytest.fixture(scope="module")
 def exposed():
-    """Every sample's name, with its labels."""
+    """Return the name of every sample, with its labels."""
     [node] = World(9).swarm(1)
     peer = node.peer
     peer.membership.update_me(1e9, loss=0.25)

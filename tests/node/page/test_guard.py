@@ -1,4 +1,4 @@
-"""Who is let in to a page, and who is not."""
+"""Access to a node's page: without a token on loopback, and with the swarm's token elsewhere."""
 
 from __future__ import annotations
 

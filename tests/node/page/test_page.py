@@ -1,4 +1,4 @@
-"""A node's page over real HTTP: what it says, and that nobody who asks can make it take more than its bounds."""
+"""A node's page over real HTTP: its contents, and its bounds whatever visitors do."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def get(port, target="/", headers=None, method="GET", host="127.0.0.1"):
 
 
 class Stream:
-    """An event stream, read as a browser reads it."""
+    """A reader of an event stream, as in a browser."""
 
     def __init__(self, port):
         self.connection = http.client.HTTPConnection("127.0.0.1", port, timeout=20)
@@ -209,12 +209,12 @@ def test_one_nodes_page_asks_others_by_the_secret(train, tmp_path, stream):
     assert rows[second.node.id]["exchanges_done"] is not None
 
 
-# Whoever asks --------------------------------------------------------------------------------------------------------
+# Access and limits ---------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
 def guarded(train, tmp_path):
-    """The port of a page that wants a token, and the header that opens it."""
+    """Return a node whose page wants a token, the port of that page, and the header with the token."""
     secret = tmp_path / "swarm.secret"
     secret.write_text(new_secret())
     secret.chmod(0o600)
@@ -230,7 +230,7 @@ def test_idle_sockets_keep_no_monitor_out(guarded, until, monkeypatch):
         for number in range(200):
             one = stack.enter_context(socket.create_connection(("127.0.0.1", port)))
             if number % 2:
-                one.sendall(b"GET /healthz HTTP/1.1\r\nHost: ")  # a request that never ends
+                one.sendall(b"GET /healthz HTTP/1.1\r\nHost: ")  # This request never ends.
         until(lambda: server.waiting)
         for target in ("/healthz", "/metrics"):
             assert get(port, target, token)[0] == 200
@@ -301,7 +301,7 @@ def test_whatever_is_sent_is_answered_with_a_sentence_or_closed_and_is_no_fault_
             other.sendall(sent)
             other.shutdown(socket.SHUT_WR)
             answer = other.recv(4096)
-        except OSError:  # closed while we sent
+        except OSError:  # The server closed while we sent.
             answer = b""
     assert answer == b"" or re.match(rb"HTTP/1\.1 4\d\d ", answer)
     assert get(port_of(node), "/healthz")[0] == 200

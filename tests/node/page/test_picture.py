@@ -1,4 +1,4 @@
-"""The swarm as a page has it: rows that keep what was last said, and lines that never grow beyond their bound."""
+"""The page's view of a swarm: its rows keep what members last reported, and its curves stay within their bound."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_one_that_does_not_answer_keeps_its_last_row_marked_old():
 
 
 def test_all_figures_of_a_row_are_of_one_life():
-    """The record of one that was started again counts its earlier lives as well, and what it tells does not."""
+    """A restarted node's record counts its earlier lives as well, but its answer does not."""
     picture, other = SwarmPicture(ME), member(1, steps=1000, samples=4000, loss=0.9)
     looked(picture, [other])
     picture.on_answer(other.id, {"steps": 3, "samples": 12, "loss": 0.5, "exchanges_done": 1}, 100.5)
@@ -102,7 +102,7 @@ HOSTILE = {
 
 
 def test_samples_a_second_are_those_of_the_last_ten_seconds():
-    """Of a node with one step of 100 samples in 4 s, in a swarm that trains 100 a second."""
+    """The node takes a step of 100 samples every 4 s, in a swarm that trains 100 samples a second."""
     picture = SwarmPicture(ME)
     for second in range(60):
         looked(picture, now=100.0 + second, samples=100 * (second // 4), swarm_samples=100 * second)
@@ -115,7 +115,7 @@ def test_samples_a_second_are_those_of_the_last_ten_seconds():
 
 @pytest.mark.parametrize("step_s", [0.1, 1.0, 4.0, 9.0])
 def test_the_curve_of_samples_a_second_opens_without_a_spike(step_s):
-    """A large first step in a first second was many times the pace that followed."""
+    """Once, a large first step in the first second showed many times the pace that followed."""
     picture = SwarmPicture(ME)
     for second in range(60):
         done = 1000 * math.floor((second + 0.1) / step_s)
@@ -130,7 +130,7 @@ def test_the_curve_of_samples_a_second_opens_without_a_spike(step_s):
 
 @pytest.mark.parametrize("at", [2, 30])
 def test_the_samples_of_a_run_that_is_taken_over_were_not_trained_in_that_second(at):
-    """As when a checkpoint is loaded, or a swarm joined."""
+    """A node takes a run over when it loads a checkpoint or joins a swarm."""
     picture = SwarmPicture(ME)
     for second in range(60):
         taken_over = second >= at
@@ -169,7 +169,7 @@ def test_whatever_a_member_says_a_row_has_short_texts_and_numbers_that_json_has(
 
 def test_ten_thousand_members_make_no_more_rows_and_lines_than_are_shown():
     picture = SwarmPicture(ME)
-    for turn in range(3):  # others each time, as one who makes identities would have it
+    for turn in range(3):  # New identities each time, as a Sybil attacker makes them.
         others = [member(1 + turn * 5_000 + number, loss=1.0) for number in range(5_000)]
         looked(picture, others, 100.0 + turn)
         picture.take_next_queries(10_000, 100.0 + turn)

@@ -1,4 +1,4 @@
-"""The page's script without a browser: what it makes of what members say. And in Chromium, where there is one."""
+"""The page's script without a browser, and in Chromium where it is installed."""
 
 from __future__ import annotations
 
@@ -173,7 +173,7 @@ def test_a_browser_shows_how_one_is_killed_and_another_joins(train, browser, tmp
 
 
 def test_the_page_draws_with_the_colours_of_the_simulators_reports(call):
-    """Who has looked at the one finds the other's curves at once; neither package knows of the other."""
+    """The page and the reports share their colours, though neither package imports the other."""
     light, dark = re.findall(r":root \{(.*?)\}", (SCRIPT.parent / "page.css").read_text())
     assert re.findall(r"--s\d: (#\w+);", light) == [pair[0] for pair in COLOURS]
     assert re.findall(r"--s\d: (#\w+);", dark) == [pair[1] for pair in COLOURS]
