@@ -32,7 +32,7 @@ dist.init_process_group(
     "gloo", init_method=f"file://{folder}/store", rank=rank, world_size=size, timeout=timedelta(seconds=60)
 )
 group = dist.group.WORLD
-if nodes > 1:  # the ranks are several nodes, each of as many
+if nodes > 1:  # Divide the ranks into nodes of equal size.
     each = size // nodes
     groups = [dist.new_group(list(range(first, first + each))) for first in range(0, size, each)]
     group = groups[rank // each]
@@ -41,7 +41,7 @@ generator = torch.Generator().manual_seed(5)
 truth = torch.randn(20, 4, generator=generator)
 x = torch.randn(4000, 20, generator=generator)
 y = (x @ truth).argmax(1)
-torch.manual_seed(0 if sharded else rank)  # each rank another model, until the first has its swarm's
+torch.manual_seed(0 if sharded else rank)  # Unsharded ranks begin with different models.
 layers = nn.Sequential(nn.Linear(20, 33 if wrong == "layout" else 32), nn.ReLU(), nn.Linear(32, 4))
 if not sharded:
     model = DistributedDataParallel(layers, process_group=group)
@@ -56,7 +56,7 @@ else:
         fully_shard(layer, mesh=mesh)
     model = fully_shard(layers, mesh=mesh)
 if os.environ.get("WRONG") == "group":
-    group = dist.new_group([0])  # on all ranks, and only rank 0 is in it
+    group = dist.new_group([0])  # All ranks call this, but only rank 0 is a member.
     wrong = "others" if rank else ""
 if "APART" in os.environ:
     operation.PORTION_BYTES, state.STAGED_BYTES = 1200, 1000
@@ -74,12 +74,12 @@ config = Config(mix_every_steps=4)
 
 address = folder / "address"
 if nodes > 1 and rank // each:
-    dist.barrier()  # the first has written where it is
+    dist.barrier()  # The first node has written its address.
     seeds = [address.read_text()]
 if wrong == "others":
     sys.exit()
 node = Node(model, optimizer, seeds=seeds, config=config, group=group)
-if "OVER_DEVICE" in os.environ:  # as beside NCCL, whose group carries vectors from device to device, in pieces
+if "OVER_DEVICE" in os.environ:  # Imitate NCCL, whose group carries vectors from device to device, in pieces.
     channel.PIECE_BYTES, channel.SMALL_BYTES = 1000, 600
     opened, side = channel.GroupChannel.open, torch.device("cpu")
     channel.GroupChannel.open = lambda self: (opened(self), setattr(self, "vector_device", side))

@@ -38,14 +38,14 @@ from node.model.sharded.work import Operation
 from node.observe.members import SwarmView
 from node.observe.metrics import Metrics
 
-PATIENCE_S = 15.0  # Of the group: for a rank that stands still, and on a busy machine for one that comes late.
-FULL_STEPS = 30  # of an honest loop that nothing ends
+PATIENCE_S = 15.0  # The timeout of the group, for a rank that stops and, on a busy machine, for one that is late.
+FULL_STEPS = 30  # The steps of an honest loop that no attack ends.
 ELEMENTS = 6 * 3 + 3
 ESCAPES = "\x1b[2J\x1b]0;owned\x07\r\nTraceback: no"
 
 
 class Trap:
-    """A pickle that would leave a mark."""
+    """An object whose pickle would leave a mark."""
 
     def __init__(self, folder):
         self.folder = folder
@@ -56,7 +56,7 @@ class Trap:
 
 # -- by rank 0, which all others obey ------------------------------------------------------------------------------
 def frame(ranks, size, data=b""):
-    """The first part of a word, which says how long it is."""
+    """Send the first part of a message, which states its size."""
     row = np.zeros(FRAME_BYTES, np.uint8)
     row[:8] = np.frombuffer(size.to_bytes(8, "little"), np.uint8)
     row[8 : 8 + len(data)] = np.frombuffer(data, np.uint8)
@@ -64,7 +64,7 @@ def frame(ranks, size, data=b""):
 
 
 def raw(data):
-    """These bytes as a word."""
+    """Return an attack that sends ``data`` as a message."""
 
     def attack(ranks, folder):
         frame(ranks, len(data), data[: FRAME_BYTES - 8] if len(data) <= FRAME_BYTES - 8 else b"")
@@ -79,7 +79,7 @@ def says(kind, what=None):
 
 
 def record(name, *values):
-    """A record whose fields are of any type."""
+    """Return a packed record, whose fields may have any type."""
     return msgpack.ExtType(plain.RECORD, msgpack.packb([name, *values]))
 
 
@@ -91,7 +91,7 @@ def nested(levels):
 
 
 def layers(levels, size):
-    """Large bytes within levels that are each copied to be looked into."""
+    """Return ``size`` bytes inside nested extension types, each of which is copied to be decoded."""
     data = msgpack.packb(bytes(size))
     for _ in range(levels):
         data = msgpack.packb(msgpack.ExtType(plain.TUPLE, b"\x91" + data))
@@ -99,7 +99,7 @@ def layers(levels, size):
 
 
 def many(element, size=plain.MAX_BYTES - 100):
-    """A word that is an array of as many of an element as there is room for."""
+    """Return a message with an array of ``element``, repeated as often as there is room."""
     count = size // len(element)
     return b"\x92\xa4wait\xdd" + count.to_bytes(4, "big") + element * count
 
@@ -114,7 +114,7 @@ def positions(*places):
 
 
 def mirrored(described):
-    """The weights as they should be, and the optimizers like this."""
+    """Return an attack that sends valid weights, and then ``described`` as the optimizers."""
 
     def attack(ranks, folder):
         says("mirror")(ranks, folder)
@@ -126,7 +126,7 @@ def mirrored(described):
 
 
 def other_length(size):
-    """A broadcast that is not as long as the others wait for."""
+    """Return an attack that broadcasts ``size`` bytes, while the other rank awaits another length."""
 
     def attack(ranks, folder):
         ranks.broadcast_array(np.zeros(size, np.uint8))
@@ -140,7 +140,7 @@ def lies_about_size(ranks, folder):
 
 
 def trained(samples=0, **told):
-    """As it should be until the others train; then a sum that says this."""
+    """Return an attack that behaves until the other rank trains, and then sends this summary."""
 
     def attack(ranks, folder):
         news = SwarmReport(
@@ -231,7 +231,7 @@ BY_RANK_0 = {
 
 # -- by another rank, which takes part in sums -----------------------------------------------------------------------
 def row_of(tensor):
-    """These in the place of this rank's row of the next sum."""
+    """Return an attack that sends ``tensor(row)`` in place of this rank's row of each sum."""
 
     def attack(node, folder):
         channel = node._training.ranks.channel
@@ -251,20 +251,20 @@ def changed(row, index, value):
 
 
 def writes(text):
-    """A reason that the honest rank reads when this one is gone."""
+    """Return an attack that writes ``text`` as the reason of its end, and then leaves."""
 
     def attack(node, folder):
         channel = node._training.ranks.channel
         channel.store.set(REASON_KEY, text)
         ranks = node._training.ranks
-        ranks.is_open, ranks.pending_sum = False, None  # go without a word
+        ranks.is_open, ranks.pending_sum = False, None  # Leave without telling the other rank.
         channel.close()
 
     return attack
 
 
 def speaks(node, folder):
-    """Broadcasts of its own where all others make sums."""
+    """Broadcast while the other rank sums."""
     for _ in range(40):
         channel = node._training.ranks.channel
         options = dist.BroadcastOptions()
@@ -308,7 +308,7 @@ that is the one that sent it."""
 
 
 def opened(rank):
-    """A node's start, as far as its START call."""
+    """Start a node's ranks as far as the START call."""
     ranks = Ranks(GroupChannel(dist.group.WORLD))
     ranks.open()
     if rank == 0:
@@ -330,7 +330,7 @@ def node_of(seeds):
 
 
 def honest(seeds, steps=FULL_STEPS):
-    """A loop that does what the documents say, and how it ended."""
+    """Run a loop as documented, and return how it ended."""
     before, began = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.monotonic()
     kind, text, taken = "", "", 0
     try:
@@ -349,12 +349,12 @@ def honest(seeds, steps=FULL_STEPS):
 
 
 def hostile(rank, attack, folder, seeds):
-    """Attack, and what the honest rank gave as its reason, as far as it gave one."""
+    """Attack. On rank 0, return the reason that the honest rank gave, if it gave one."""
     if rank == 0:
         ranks = opened(rank)
         with contextlib.suppress(LocalError, RuntimeError):
             attack(ranks, folder)
-            while True:  # until the other has gone
+            while True:  # Take part in sums until the other rank has left.
                 ranks.begin_summary(Call.STEP, announced=StepSummary())
                 ranks.finish_summary()
         reason = ranks.channel.read_reason()
@@ -368,7 +368,7 @@ def hostile(rank, attack, folder, seeds):
 
 
 def together(folder, name, rank):
-    """Wait for the other, which may take several of its group's patiences: in a sum, in a step and in its end."""
+    """Wait for the other rank, which may need several timeouts: in a sum, in a step and at its end."""
     (folder / f"{rank} {name.replace('*', '')}").touch()
     end = time.monotonic() + 6 * PATIENCE_S
     while not (folder / f"{1 - rank} {name.replace('*', '')}").exists():
@@ -379,7 +379,7 @@ def together(folder, name, rank):
 def main():
     attacker, rank, port, folder, seeds = *map(int, sys.argv[1:4]), Path(sys.argv[4]), sys.argv[5:]
     torch.set_num_threads(1)
-    store = dist.TCPStore("127.0.0.1", port, 2, rank == 0, timeout=timedelta(seconds=60))  # a busy machine is slow
+    store = dist.TCPStore("127.0.0.1", port, 2, rank == 0, timeout=timedelta(seconds=60))  # A busy machine is slow.
     dist.init_process_group("gloo", store=store, rank=rank, world_size=2, timeout=timedelta(seconds=PATIENCE_S))
     attacks, aborting = (BY_RANK_1, ABORTED_BY_1) if attacker else (BY_RANK_0, ABORTED_BY_0)
     if "ONLY" in os.environ:
@@ -397,7 +397,7 @@ def main():
     together(folder, "last", rank)
     if rank == attacker:
         (folder / "reasons").write_text(json.dumps(reasons))
-    steps = honest(seeds)  # both, at last
+    steps = honest(seeds)  # Finally, both ranks are honest.
     (folder / f"last-{rank}").write_text(json.dumps(steps))
     dist.destroy_process_group()
 

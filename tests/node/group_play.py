@@ -1,4 +1,4 @@
-"""Groups of two processes for tests: started, looked at, waited for, and ended."""
+"""Groups of two processes: helpers that start, inspect, await and end them."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Pair:
         self.ranks = []
         for rank in range(2):
             command = [sys.executable, str(FOLDER / script), *arguments, str(rank), str(self.port), str(folder), *seeds]
-            with (folder / f"errors-{rank}").open("w") as errors:  # a pipe that nobody reads would hold it up
+            with (folder / f"errors-{rank}").open("w") as errors:  # A full pipe would block the rank.
                 self.ranks.append(subprocess.Popen(command, env=inherited | environment, stderr=errors))
 
     def read(self, name, rank=0):
@@ -41,7 +41,7 @@ class Pair:
         return self.read("seen", rank)["steps"] if (self.folder / f"seen-{rank}").exists() else 0
 
     def go_on(self, steps=100, seconds=60.0):
-        """Wait until both ranks have trained so many steps more."""
+        """Wait until both ranks have trained ``steps`` more steps."""
         before = [self.steps(rank) for rank in range(2)]
         self.until(lambda: all(self.steps(rank) > before[rank] + steps for rank in range(2)), seconds)
 
@@ -56,12 +56,12 @@ class Pair:
         return [(self.folder / f"errors-{rank}").read_text()[-2000:] for rank in range(2)]
 
     def sentence(self, rank):
-        """The last line that it said, without torch's "[rank1]: " before it."""
+        """Return the last line of the rank's stderr, without torch's prefix "[rank1]: "."""
         lines = (self.folder / f"errors-{rank}").read_text(errors="replace").strip().splitlines() or [""]
         return re.sub(r"^\[rank\d+\]: ", "", lines[-1])
 
     def end(self, seconds=60.0):
-        """Have both stop, and return their exit codes."""
+        """Tell both ranks to stop, and return their exit codes."""
         (self.folder / "stop").touch()
         return self.codes(seconds)
 
@@ -93,6 +93,6 @@ def listening(pid):
 
 
 def peak_mb(pid):
-    """The most memory that a process had so far."""
+    """Return the peak memory of a process in MiB."""
     found = re.search(r"VmHWM:\s+(\d+) kB", Path(f"/proc/{pid}/status").read_text())
     return int(found[1]) / 1024

@@ -1,4 +1,4 @@
-"""Loops that all ranks of one node run alike, and what is looked at in them."""
+"""Loops that all ranks of one node run alike, and helpers that inspect the ranks."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def net(seed=0, dtype=torch.float32):
 
 
 def trained_by(node):
-    """What holds the state and the optimizers of this rank, rank 0 or another."""
+    """Return the object that holds this rank's state and optimizers, on rank 0 or another rank."""
     return getattr(node._training, "live", node._training)
 
 
@@ -28,7 +28,7 @@ def flat(model):
 
 
 def trained(model, optimizer, step):
-    """One step on what is the same on every rank, as all-reduced gradients are."""
+    """Take a step on inputs that are equal on every rank, which stands for all-reduced gradients."""
     generator = torch.Generator().manual_seed(step)
     inputs = torch.randn(16, 6, generator=generator, dtype=model[0].weight.dtype)
     loss = model(inputs).square().mean()
@@ -53,7 +53,7 @@ def pull(model, target):
 
 
 def ranks(loop, size=2, make=None, dtype=torch.float32, **options):
-    """Of each rank another model at first."""
+    """Return a group and a thread for each rank, each with a different model at first."""
     group = MemoryGroup(size)
     options = {"config": QUICK} | options
     found = []
@@ -75,7 +75,7 @@ def model_of(node):
 
 
 def looked(node):
-    """What a loop could decide by."""
+    """Return everything on which a loop could base a decision."""
     return flat(model_of(node)), node.swarm_samples, node.finished, node.members, dict(node.metrics()), node.id
 
 

@@ -10,7 +10,7 @@ from node import Node
 
 
 class Sum:
-    """Done when every rank has given its row; each then holds the sum."""
+    """A sum that is done when every rank has given its row; each row then holds the sum."""
 
     def __init__(self, group):
         self.group, self.rows, self.closed = group, [], False
@@ -33,7 +33,7 @@ class Sum:
 
 
 class MemoryGroup:
-    """``channels``: one for each rank. Every call must be the same on all ranks."""
+    """A group in memory, with a channel for each rank. The ranks must make the same calls."""
 
     def __init__(self, size):
         self.size, self.closed = size, False
@@ -112,7 +112,7 @@ class MemoryChannel:
 
 
 class RankThread(threading.Thread):
-    """``with Node(..., group=channel) as node: loop(node, rank)``."""
+    """A thread that runs ``loop(node, rank)`` with a Node of its channel."""
 
     def __init__(self, channel, model, optimizer, loop, options):
         super().__init__(daemon=True)
@@ -129,7 +129,7 @@ class RankThread(threading.Thread):
 
 
 def play(ranks, seconds=40):
-    """Run these to their ends."""
+    """Run the ranks until they end."""
     for rank in ranks:
         rank.start()
     for rank in ranks:

@@ -1,4 +1,4 @@
-"""A node of several ranks: all hold the same weights at the same step, and say the same of the swarm."""
+"""A node of several ranks: all hold the same weights at the same step, and report the same of the swarm."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def _channels_are_groups(monkeypatch):
 
 def test_ranks_begin_with_the_weights_of_rank_0_and_its_optimizer(quick):
     _, pair = ranks(lambda node, rank: flat(trained_by(node).state._model))
-    trained(pair[0].model, pair[0].optimizer, 0)  # its momentum is there, the other's is not
+    trained(pair[0].model, pair[0].optimizer, 0)  # Rank 0's optimizer has momentum, the other's has none.
     no_errors(play(pair))
     assert torch.equal(pair[0].result, pair[1].result)
     momenta = [[rank.optimizer.state[p]["momentum_buffer"] for p in rank.model.parameters()] for rank in pair]
@@ -72,7 +72,7 @@ def test_of_a_partly_frozen_model_with_two_optimizers_all_is_the_same_on_all_ran
 
 def test_a_model_that_brings_its_own_state_is_the_same_on_all_ranks(quick):
     class Doubles(State):
-        """Holds more than its vectors of float32 say."""
+        """A state of more precision than its vectors of float32."""
 
         def __init__(self, value):
             self.weights = np.full(5, value)
@@ -99,7 +99,7 @@ def test_a_model_that_brings_its_own_state_is_the_same_on_all_ranks(quick):
 
 
 def beside(config, loop, train, other_make=lambda p: torch.optim.SGD(p, lr=0.01), **options):
-    """The ranks of one node beside another node of the same swarm, whose weights move them."""
+    """Run the ranks of one node next to another node of the same swarm, whose weights move them."""
     model = net(99)
     optimizer = other_make(model.parameters())
     other = train(model, optimizer, lambda: trained(model, optimizer, 10**6), config=config)
@@ -121,7 +121,7 @@ WAYS = {
 
 @pytest.mark.parametrize("way", WAYS)
 def test_all_ranks_hold_the_same_after_every_step_beside_another_node(train, way, monkeypatch):
-    monkeypatch.setattr(vectors, "MIN_KERNEL_ELEMENTS", 1)  # as large models are copied and added to
+    monkeypatch.setattr(vectors, "MIN_KERNEL_ELEMENTS", 1)  # Copy and add as for large models.
     changed, change = [], Follower.apply_change
     monkeypatch.setattr(Follower, "apply_change", lambda side, told: (changed.append(told), change(side, told)))
     options, changes = WAYS[way]
@@ -176,7 +176,7 @@ def test_a_member_keeps_half_of_what_a_node_of_several_ranks_has_learned_since_i
 
 @pytest.mark.parametrize(("seconds", "sums"), [(0.0, 64), (10.0, 5)], ids=["long steps", "short steps"])
 def test_steps_at_which_nothing_changes_cost_at_most_a_sum_and_nobody_waits_for_it(monkeypatch, seconds, sums):
-    """Two at first, until the length of a step is known, and then one in 16, if they are short."""
+    """Two sums at first, until the length of a step is known; then one in 16 steps, if these are short."""
     monkeypatch.setattr("node.loop.ranks.leader.SUM_S", seconds)
 
     def loop(node, rank):
@@ -200,7 +200,7 @@ def test_samples_of_all_ranks_are_summed_and_the_last_step_is_in_a_checkpoint(tm
         for _step in range(5):
             node.step(samples=3 + rank)
         late, state = node.swarm_samples, node.state_dict()
-        node.save(tmp_path / "run")  # rank 0 writes, and nobody waits for it
+        node.save(tmp_path / "run")  # Rank 0 writes, and no rank waits for it.
         node.settle(0.0)
         return late, state["swarm_samples"], node.swarm_samples
 
@@ -236,7 +236,7 @@ def test_what_is_loaded_is_on_all_ranks_in_its_own_type(tmp_path):
 
 
 def test_weights_on_trial_come_and_go_on_all_ranks(train, until, quick):
-    """Those of another run prove worse, and the old ones are put back, with the optimizer's state of each rank."""
+    """The weights of another run prove worse. Each rank returns to the old weights and its optimizer's state."""
     bad = net(1)
     larger = train(bad, work=pull(bad, 30.0), config=dataclasses.replace(quick, merge="never"))
     until(lambda: larger.node.swarm_samples > 2000)
@@ -305,7 +305,7 @@ def test_what_changes_the_model_waits_for_an_open_boundary_and_copies_wait_for_i
     assert [session for session, _, _ in seen.snapshots] == [7]
     assert told[0] == ("change", UpdateTold(10, False, None))
     assert (told[1] == 1.0).all()
-    update(2.0)  # comes too late for a visit
+    update(2.0)  # This update comes too late for a visit.
     meeting.shut()
     assert not meeting.has_requests
     assert not meeting.visit(lambda weights: None).updates

@@ -1,4 +1,4 @@
-"""What all ranks of one node call together: its run goes on and ends on all, and what fails on one is told on all."""
+"""Calls that all ranks of a node make together: the run goes on and ends on all, and all learn of an error."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_a_node_that_cannot_join_says_so_on_all_ranks():
 
 
 def test_a_node_that_cannot_listen_says_so_on_all_ranks():
-    """Rank 0 then knows nothing that it could tell the others of its swarm."""
+    """Rank 0 then has nothing to tell the other ranks about a swarm."""
     with socket.create_server(("127.0.0.1", 0)) as taken:
         _, pair = ranks(lambda node, rank: None, listen=f"127.0.0.1:{taken.getsockname()[1]}")
         play(pair)
@@ -120,8 +120,8 @@ def test_what_ends_in_another_ranks_death_is_told_in_a_sentence_from_what_torch_
     def loop(node, rank):
         run(node, 3)
         if rank == 1:
-            node._training.ranks.channel.close()  # as the kernel does for a process that is killed,
-            node._training.ranks.is_open = False  # which says nothing
+            node._training.ranks.channel.close()  # The kernel closes the sockets of a killed process, without a reason.
+            node._training.ranks.is_open = False
             raise SystemExit
         raise RuntimeError("[gloo/transport/tcp/pair.cc:537] Read error [127.0.0.1]:10979: Connection reset by peer.")
 
@@ -148,7 +148,7 @@ def test_ranks_with_other_models_or_optimizers_are_refused():
 def test_an_optimizer_that_is_sharded_over_the_ranks_is_refused():
     class Sharded(torch.optim.SGD):
         def consolidate_state_dict(self, to=0):
-            """As torch.distributed.optim.ZeroRedundancyOptimizer has."""
+            """Stand for the method of torch.distributed.optim.ZeroRedundancyOptimizer."""
 
     _, pair = ranks(lambda node, rank: None, make=lambda p: Sharded(p, lr=0.1))
     play(pair)
@@ -159,7 +159,7 @@ def test_a_closed_node_says_so_on_every_rank():
     def loop(node, rank):
         run(node, 3)
         node.close()
-        node.close()  # once more does no harm
+        node.close()  # A second call does no harm.
         with pytest.raises(LocalError, match="This Node is closed"):
             run(node, 20)
         with pytest.raises(LocalError, match="used already"):

@@ -1,4 +1,4 @@
-"""A node of several ranks on devices, whose exchanges' changes go from device to device."""
+"""A node of several ranks on devices: the changes of its exchanges go from device to device."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.cuda
 
 
 class DeviceChannel(MemoryChannel):
-    """A channel that relays as NCCL does, in the order of each rank's current stream. No host waits for a device."""
+    """A channel that relays like NCCL, in the order of each rank's current stream. No host waits for a device."""
 
     def relays(self, size):
         return True

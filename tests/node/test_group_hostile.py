@@ -13,14 +13,15 @@ from torch import nn
 from tests.node.group_hostile import ABORTED_BY_0, ABORTED_BY_1, BY_RANK_0, BY_RANK_1, PATIENCE_S
 from tests.node.group_play import Pair
 
-MOST_MB = 1024  # that a word may take while it is decoded
+MOST_MB = 1024  # The most memory that decoding a message may take.
 
 pytestmark = pytest.mark.slow
 
 UNREADABLE = "What came from another rank of this node's group is no message of this version ("
 SILENT = f"of this node's group did nothing for {PATIENCE_S:g} s"
 OTHERS = {
-    "many numbers": "Rank 0 of this node's group ", "many texts": "Rank 0 of this node's group ",  # no more comes then
+    # Nothing more comes then.
+    "many numbers": "Rank 0 of this node's group ", "many texts": "Rank 0 of this node's group ",
     "an unknown record": "Rank 0 of this node's group runs another version of this package: install the same on all.",
     "an error of many lines": "?[2J?]0;owned???Traceback: no",
     "silence": f"Rank 0 {SILENT}",
@@ -30,18 +31,19 @@ BY_OTHERS = {
     "a gap of years": UNREADABLE,
     "broadcasts": f"Rank 1 of this node's group has failed (Silence: {PATIENCE_S:g})",
     "another call": "The ranks of this node's group are in different calls, this one in step",
-    "another call of its own": "of this node's group",  # the first to notice leaves, perhaps before the other does
+    # The first rank to notice leaves, perhaps before the other does.
+    "another call of its own": "of this node's group",
     "an error of many lines": "Rank 1 of this node's group has failed (LocalError: ?[2J?]0;owned???Traceback: no",
     "a reason of many lines": "?[2J?]0;owned???Traceback: no", "a reason that is no text": "\ufffd\ufffd\ufffd",
     "a reason of megabytes": "zzz", "silence": f"Rank 1 {SILENT}",
 }  # fmt: skip
-SLOWLY = {"a reason of megabytes": "Rank 1 of this node's group has ended"}  # where a busy store takes over 5 s for it
-ALL_S = 600.0  # for all attacks one after another, which take a minute of an idle machine
+SLOWLY = {"a reason of megabytes": "Rank 1 of this node's group has ended"}  # A busy store takes over 5 s for it.
+ALL_S = 600.0  # All attacks one after another take a minute on an idle machine.
 
 
 @pytest.fixture(scope="module")
 def from_above(tmp_path_factory):
-    """Every attack of a hostile rank 0, one after another on the nodes of one honest process."""
+    """Run every attack of a hostile rank 0, one after another, on the nodes of one honest process."""
     pair = Pair(tmp_path_factory.mktemp("above") / "pair", "group_hostile.py", ["0"])
     try:
         assert pair.codes(ALL_S) == [0, 0], pair.errors()
@@ -52,7 +54,7 @@ def from_above(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def bystander():
-    """Another node of the swarm, in this process."""
+    """Run another node of the swarm in this process."""
     from tests.node.conftest import QUICK, Trainee, end
 
     trainee = Trainee(nn.Linear(6, 3), config=QUICK)
@@ -64,7 +66,7 @@ def bystander():
 
 @pytest.fixture(scope="module")
 def from_below(tmp_path_factory, bystander):
-    """Every attack of a hostile rank 1, on nodes whose rank 0 is a member of the bystander's swarm."""
+    """Run every attack of a hostile rank 1, on nodes whose rank 0 is a member of the bystander's swarm."""
     address = bystander.node.address
     pair = Pair(tmp_path_factory.mktemp("below") / "pair", "group_hostile.py", ["1"], [address])
     try:
@@ -79,7 +81,7 @@ def ended(pair, name):
 
 
 def is_clean(text):
-    """Whether a terminal can show it on a few lines."""
+    """Return True if a terminal can show the text on a few lines."""
     return text.isprintable() and len(text) < 2500
 
 
@@ -97,8 +99,8 @@ def test_whatever_rank_0_says_the_other_ends_with_a_sentence_and_bounded_memory(
 def test_rank_0_is_told_why_the_other_has_gone(from_above):
     reasons = json.loads((from_above.folder / "reasons").read_text())
     told = {name for name, reason in reasons.items() if reason.startswith("Rank 1 of this node's group has failed (")}
-    own = {"many numbers", "many texts", "silence"}  # these end by the patience of either
-    own |= {name for name in BY_RANK_0 if name.startswith("a sum")}  # what all hear of at once
+    own = {"many numbers", "many texts", "silence"}  # These end by the timeout of either rank.
+    own |= {name for name in BY_RANK_0 if name.startswith("a sum")}  # All ranks notice these at once.
     assert set(BY_RANK_0) - own <= told
     assert all(map(is_clean, reasons.values()))
 
@@ -131,7 +133,7 @@ def test_the_swarms_other_node_goes_on_and_mixed_with_each_of_these(from_below, 
 
 @pytest.mark.parametrize(("attacker", "name"), [(0, one) for one in ABORTED_BY_0] + [(1, one) for one in ABORTED_BY_1])
 def test_where_gloo_itself_aborts_a_rank_the_swarm_goes_on(tmp_path, bystander, attacker, name):
-    """A message longer than the awaited one ends the process inside gloo: no code of a node can stand in its way."""
+    """A message longer than the awaited one ends the process inside gloo, where a node's code cannot prevent it."""
     seeds = [bystander.node.address] if attacker else []
     pair = Pair(tmp_path / "pair", "group_hostile.py", [str(attacker)], seeds, ONLY=name)
     try:

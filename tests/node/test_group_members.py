@@ -1,4 +1,4 @@
-"""A hostile member of the swarm against a group: what rank 0 hands on to all ranks harms none of them."""
+"""A hostile member of the swarm against a group: nothing that rank 0 passes on harms the other ranks."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ GROWN_MB = 64.0
 
 
 class Foe(threading.Thread):
-    """A member that does what an attack says, in a thread of this process, until it is stopped."""
+    """A member in a thread of this process that carries out an attack until it is stopped."""
 
     def __init__(self, foe, target, attack):
         super().__init__(daemon=True)
@@ -61,7 +61,10 @@ class Foe(threading.Thread):
 
 
 def figures(pair):
-    """What rank 1 was told of the swarm's figures: by name mean, median, min, max, members, oldest samples."""
+    """Return the swarm's figures as rank 1 saw them.
+
+    Each name maps to mean, median, min, max, members and oldest samples.
+    """
     return pair.read("seen", 1)["row"][4]
 
 
@@ -69,7 +72,7 @@ def tells(member, packed):
     member.update(extra=(packed,))
 
 
-# Each attack returns a check that it has come as far as rank 1.
+# Each attack returns a check that it has reached rank 1.
 def figures_of_any_name(member):
     named = {"\x1b[2J\n": 1e308, "accuracy": -1e308, "loss": 1e308, "": 1.0, "a" * 100: 5e-324}
     tells(member, msgpack.packb({name: [value, MOST] for name, value in named.items()}))
@@ -89,7 +92,7 @@ def figures_nested_deep(member):
 
 
 def extension_types(member):
-    """What the ranks of a group say to each other, where a figure should stand."""
+    """Send the extension types of the ranks' own messages in place of figures."""
     record = msgpack.ExtType(3, msgpack.packb(["UpdateTold", 1 << 40, False, None]))
     tells(member, msgpack.packb({"loss": [record, 1], "accuracy": [msgpack.ExtType(2, b"load"), 1], "z": [2.0, 1]}))
     return lambda pair: "z" in figures(pair) and figures(pair)["loss"][4] == 1
@@ -102,10 +105,10 @@ def the_largest_numbers(member):
 
 
 def sent(member, value):
-    """For each vector that it is sent, it sends one of this value alone."""
+    """Answer each vector with one that holds ``value`` only."""
     given = []
     member.transform = lambda vector: (given.append(vector), np.full_like(vector, value))[1]
-    return lambda pair: given  # after a few it is given no more: none of them passed the checks
+    return lambda pair: given  # After a few it receives no more vectors, since its own fail the checks.
 
 
 def vectors_that_are_no_numbers(member):
@@ -155,7 +158,7 @@ def test_what_a_member_says_and_sends_leaves_all_ranks_training_and_the_same(tmp
         assert besieger.ready.wait(20)
         assert besieger.error is None, besieger.error
         known = besieger.member.identity.id.hex()
-        pair.until(lambda: known in str(pair.read("seen", 1)["row"][2]))  # the other rank has heard of it as well
+        pair.until(lambda: known in str(pair.read("seen", 1)["row"][2]))  # The other rank has heard of it as well.
         pair.go_on(400)
         pair.until(lambda: besieger.came(pair))
         pair.go_on(400)

@@ -1,4 +1,4 @@
-"""A node of several ranks as they are: processes over gloo, each with its part of the gradients."""
+"""A node of several ranks in real processes over gloo, each with its part of the gradients."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from node import Node
 from tests.reliability.namespaces import switched
 
 CHILD = Path(__file__).with_name("group_child.py")
-ENDS_S = 20.0  # a killed process is noticed when its sockets close, at once: what this bounds is a busy machine
+ENDS_S = 20.0  # A killed process is noticed at once, when its sockets close; a busy machine may take longer.
 
 
 @pytest.fixture
@@ -47,7 +47,7 @@ def test_a_group_of_one_is_a_node_over_torchs_own_channel(alone, tmp_path):
         channel = node._training.ranks.channel
         assert channel.timeout == timedelta(seconds=30), "as long as its gradients would wait"
     assert channel.control is None
-    node.close()  # once more does no harm
+    node.close()  # A second call does no harm.
 
 
 def test_a_program_may_have_one_node_after_another_over_one_group(alone):
@@ -80,7 +80,7 @@ def test_a_node_over_one_rank_of_several_warns(caplog):
             return self.ranks
 
     model = nn.parallel.DistributedDataParallel.__new__(nn.parallel.DistributedDataParallel)
-    nn.Module.__init__(model)  # as far as Node looks at it
+    nn.Module.__init__(model)  # Set up only what Node reads.
     model.module, model.process_group = nn.Linear(4, 2), Group()
     Node(model)
     assert not caplog.records
@@ -96,9 +96,9 @@ def inside(space):
 
 @pytest.fixture
 def launch(tmp_path):
-    """``launch(name, size, seeds, spaces, **environment)`` starts the ranks of a group, or of several.
+    """``launch(name, size, seeds, spaces, **environment)`` starts the ranks of one group or several.
 
-    Of ``spaces``, network namespaces, each rank takes one in turn, and sees no processes but its own.
+    Each rank takes one of ``spaces``, which are network namespaces, in turn, and sees no processes but its own.
     """
     started = []
 
@@ -141,13 +141,13 @@ def until(what, seconds=120.0):
 
 
 def ended(ranks, seconds=120.0):
-    """Of each its exit code and the last line that it said."""
+    """Wait for the ranks. Return the exit code and the last line of stderr of each."""
     end = time.monotonic() + seconds
     found = []
     for rank in ranks:
         _, said = rank.communicate(timeout=max(0.1, end - time.monotonic()))
         found.append((rank.returncode, said.strip().splitlines()[-1:] or [""]))
-    return [(code, lines[0].partition("]: ")[2]) for code, lines in found]  # torch puts "[rank1]: " before
+    return [(code, lines[0].partition("]: ")[2]) for code, lines in found]  # torch puts "[rank1]: " first.
 
 
 def results(folder, size):
@@ -167,8 +167,11 @@ OVER_DEVICE = {"OVER_DEVICE": "yes"}
     ids=["whole", "sharded", "a whole one joins sharded ones", "a sharded one joins whole ones", "on several hosts"],
 )
 def test_two_nodes_of_two_ranks_learn_together_and_a_third_joins_them(launch, first, third):
-    """The first four processes are one torch.distributed world of two groups. Where all are whole, the third node's
-    vectors go the way that they go beside NCCL, as far as that can be without it."""
+    """The first four processes are one torch.distributed world of two groups.
+
+    If all models are whole, the third node's vectors take the way that they take with NCCL, as far as this is possible
+    without it.
+    """
     folder, ranks = launch("four", 4, **first, NODES="2")
     until((folder / "mixed-2").exists)
     late, newcomers = launch("late", 2, [(folder / "address").read_text()], **third)
@@ -211,7 +214,7 @@ def test_two_nodes_of_a_rank_on_each_of_two_hosts_learn_together_and_end_togethe
 
 
 def held_by(path):
-    """The weights and momenta in a checkpoint, as a whole model holds them that has loaded it."""
+    """Return the weights and momenta of a checkpoint, as a whole model that has loaded it holds them."""
     model = nn.Sequential(nn.Linear(20, 32), nn.ReLU(), nn.Linear(32, 4))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
     with Node(model, optimizer, config=Config()) as node:

@@ -17,20 +17,20 @@ from tests.node.group_play import Pair, listening, peak_mb
 
 pytestmark = pytest.mark.slow
 
-STORE_MAGIC = struct.pack("<BI", 0, 0x3C85F7CE)  # how a client of a TCPStore begins
-GROWN_MB = 64.0  # by whatever strangers send: their bytes are a few MB in all
+STORE_MAGIC = struct.pack("<BI", 0, 0x3C85F7CE)  # The first bytes of a TCPStore's client.
+GROWN_MB = 64.0  # The most memory that strangers may cause; they send a few MB.
 PATIENCE_S = 5.0
 
 
 def store_frames():
-    """Each query of the store's protocol with a length that is not there."""
+    """Yield each query of the store's protocol with a length that no data follow."""
     for query in range(20):
         for size in (2**62, 2**30):
             yield STORE_MAGIC + struct.pack("<BQ", query, size) + bytes(64)
 
 
 def gloo_frames():
-    """A connection that says which pair it is of, and a message of that pair of 2**62 bytes."""
+    """Yield a gloo connection for each pair, with a message of 2**62 bytes for that pair."""
     for pair in range(8):
         yield struct.pack("<q", pair) + struct.pack("<QQQQQQQ", 2**62, 2, 0, 0, 2**62, 0, 0)
 
@@ -47,7 +47,7 @@ def frames():
 
 
 def throw(place, data):
-    """Send that to whatever listens there, and hang up, whether or not it is taken."""
+    """Send ``data`` to an address and close the connection, whether or not the data are accepted."""
     with socket.socket() as end:
         end.settimeout(1.0)
         try:
@@ -60,7 +60,7 @@ def throw(place, data):
 
 @pytest.fixture
 def group(tmp_path, train):
-    """A group in a swarm with another node, which is in this process: ``(pair, other)``."""
+    """Run a group in a swarm with another node, which is in this process: ``(pair, other)``."""
     other = train(nn.Linear(6, 3))
     pair = Pair(tmp_path / "pair", "group_loop.py", seeds=[other.node.address], PATIENCE_S=str(PATIENCE_S))
     try:
@@ -100,7 +100,7 @@ def test_strangers_at_every_port_stop_nobody_and_take_no_memory(group):
 
 
 def test_who_reaches_the_store_can_choose_the_sentence_with_which_a_group_ends_and_no_more(group):
-    """The store asks nobody who they are. What is read of it is one line of text, whatever was written there."""
+    """The store authenticates no client. Whatever is written there, a group reads one line of text."""
     pair, other = group
     client = dist.TCPStore("127.0.0.1", pair.port, is_master=False, timeout=timedelta(seconds=5))
     known = next(key for key in client.list_keys() if "gossip/1/" in key)
@@ -117,7 +117,7 @@ def test_who_reaches_the_store_can_choose_the_sentence_with_which_a_group_ends_a
 
 @pytest.mark.parametrize("still", [0, 1])
 def test_a_rank_that_stands_still_ends_the_other_after_the_groups_timeout(group, still):
-    """With rank 0 stands the store, which then answers nobody."""
+    """If rank 0 stops, so does its store, which then answers no rank."""
     pair, other = group
     pair.ranks[still].send_signal(signal.SIGSTOP)
     began = time.monotonic()

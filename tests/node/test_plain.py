@@ -88,7 +88,7 @@ def nested(levels):
 
 
 def test_tuples_nest_as_deep_as_may_be_read_and_no_deeper():
-    """Each level takes 40 KB of the C stack: a few hundred ended the process."""
+    """Each level takes 40 KB of the C stack. Once, a few hundred levels ended the process."""
     assert unpack_value(pack_value(nested(MAX_DEPTH - 1))) == nested(MAX_DEPTH - 1)
     with pytest.raises(ConfigError, match="nested deeper than 24 levels"):
         pack_value(nested(MAX_DEPTH))
@@ -107,7 +107,7 @@ def test_what_is_told_has_a_largest_size():
 
 
 def test_more_lists_than_any_rank_tells_are_refused_before_they_take_memory(monkeypatch):
-    monkeypatch.setattr("node.loop.ranks.plain.MAX_CONTAINERS", 1 << 12)  # of so many each is looked at
+    monkeypatch.setattr("node.loop.ranks.plain.MAX_CONTAINERS", 1 << 12)  # A lower limit makes the test fast.
     with pytest.raises(LocalError, match="more than 4096 lists and mappings"):
         unpack_value(b"\xdd" + (1 << 13).to_bytes(4, "big") + b"\x90" * (1 << 13))
     assert unpack_value(b"\xdd" + (1 << 11).to_bytes(4, "big") + b"\x90" * (1 << 11)) == [[]] * (1 << 11)

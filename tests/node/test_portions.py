@@ -1,4 +1,4 @@
-"""Ranks that do not see rank 0's memory get the same elements as those that map it, and need no more of its memory."""
+"""Ranks that cannot map rank 0's memory get the same elements as ranks that can, in bounded portions."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ SMALL_BYTES = 240  # A portion of 60 elements, or of 20 positions.
 
 
 class Wires:
-    """Messages between the ranks of a group, with the largest of those that held elements."""
+    """Messages between the ranks of a group; ``most_bytes`` is the size of the largest one with elements."""
 
     def __init__(self, size):
         self.queues = {(one, other): queue.Queue() for one in range(size) for other in range(size)}
@@ -34,7 +34,7 @@ class Wires:
 
 
 class Rank:
-    """One end of the wires."""
+    """A rank's end of the wires."""
 
     def __init__(self, wires, rank):
         self.wires, self.rank = wires, rank
@@ -57,7 +57,7 @@ class Rank:
 
 
 def performed(parts, operation, shards):
-    """Do an operation's portions as ``ShardWork`` does."""
+    """Process the portions of an operation as ``ShardWork`` does."""
     for portion in parts.of(operation, shards):
         if operation.is_at_positions:
             for shard, among, inside in matching_positions(shards, portion.positions):
@@ -75,7 +75,7 @@ def performed(parts, operation, shards):
 
 
 def apart(ranks, vector, operation, absent):
-    """Do an operation on all ranks, of which some are ``absent`` from the host of rank 0.
+    """Process an operation on all ranks, some of which are ``absent`` from rank 0's host.
 
     Returns:
         The vector afterwards, each rank's tensors, and the wires.

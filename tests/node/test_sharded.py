@@ -65,7 +65,7 @@ def step(model, optimizer, seed=0):
 
 
 class Pair:
-    """The same model and optimizer twice, whole and sharded, after a step."""
+    """An equal whole and sharded model, each with its optimizer, after a step."""
 
     def __init__(self, world, make=lambda p: torch.optim.AdamW(p, lr=0.01), dtype=torch.float32, steps=1):
         self.models = net(dtype=dtype), sharded(net(dtype=dtype))
@@ -98,7 +98,7 @@ class Pair:
 
 @pytest.fixture(params=["mapped", "staged"])
 def way(request, monkeypatch):
-    """The two places of vectors: memory that all ranks map, or staged copies, here in many pieces."""
+    """Place vectors in memory that all ranks map, or in staged copies of many pieces."""
     monkeypatch.setattr(sharded_state, "STAGED_BYTES", 64)
     return request.param
 
@@ -150,7 +150,7 @@ def test_moments_are_read_and_mixed_as_those_of_a_whole_model(world, way):
     for state, optimizer in zip((pair.whole, pair.sharded), pair.optimizers, strict=True):
         assert state.moment_form() is None  # Nothing is mixed unless the node says so.
         state.mix_state = "auto"
-        optimizer.state.pop(optimizer.param_groups[0]["params"][1])  # As of a layer that had no gradient yet.
+        optimizer.state.pop(optimizer.param_groups[0]["params"][1])  # A layer without a gradient so far has no state.
     form = pair.whole.moment_form()
     assert form == pair.sharded.moment_form()
     start, stop = 7, form.elements - 2
