@@ -1,5 +1,7 @@
-"""What is small leaves in the call that decided it, and together: no task has its turn before, and nothing is lost
-where the kernel takes a part of it."""
+"""Small messages and vectors leave within the call that sends them, before any other task runs.
+
+The writing task of a link sends what the kernel did not take.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,7 @@ SMALL, LARGE = 1_024, 1 << 18  # elements: what both sockets hold at once, and t
 
 
 async def linked(nursery):
-    """A link whose writing task waits, one of several of a node, and its other end."""
+    """Return a node's links, one of them with an idle writing task, and the far end of that link."""
     near, far = await loopback_pair()
     link = Link(near, FrameReader(near), PeerId(bytes(16)))
     links = Links()
@@ -41,7 +43,7 @@ def pooled(elements):
 
 
 def agreed(links, link, sender):
-    """An Accept and its stream are decided, and performed."""
+    """Send an Accept and begin its stream in one batch."""
     links.batch_depth += 1
     link.send(Accept(7, 0.0, 0.5, "fp32"))
     link.start_bulk(7, sender)
@@ -55,13 +57,13 @@ async def test_an_accept_and_its_vector_are_out_before_any_task_has_its_turn():
         links, link, far = await linked(nursery)
         pool, vector, sender = pooled(SMALL)
         agreed(links, link, sender)
-        pool.give(vector)  # as the session does
+        pool.give(vector)  # The session gives it back at this point, too.
         assert pool.take().array is vector.array, "the kernel has a copy"
         assert not link.bulk
         assert not link.outbox
         assert links.waiting_bytes == link.outbox_bytes == 0
         count = 0
-        with far.lend() as sock:  # whose calls wait in the kernel, and give no task its turn
+        with far.lend() as sock:  # Calls on this socket block and let no other task run.
             while count < link.bytes_sent:
                 count += len(sock.recv(SOCKET_BYTES))
         assert count == link.bytes_sent > 4 * SMALL
@@ -106,7 +108,7 @@ async def test_what_the_end_of_a_stream_sends_goes_behind_what_was_taken_before(
 
         link.on_finished = finished
         sender = Sender(7, np.zeros(SMALL, np.float32), FP32, SMALL)
-        sender.next_frame()  # all of it is sent, and the link learns it when it asks for more
+        sender.next_frame()  # All of it is sent; the link learns this when it asks for more.
         links.batch_depth += 1
         link.send(Nack(1))
         link.start_bulk(7, sender)
@@ -160,7 +162,7 @@ async def test_a_vector_of_many_chunks_leaves_the_loop_to_others_meanwhile():
         links, link, _ = await linked(nursery)
         sender = Sender(
             7, np.zeros(4 * FLUSHED_CHUNKS * 256, np.float32), FP32, 256
-        )  # all of which the sockets would hold
+        )  # The sockets would hold all of these.
         agreed(links, link, sender)
         assert sender.position == FLUSHED_CHUNKS * 256
         nursery.cancel_scope.cancel()

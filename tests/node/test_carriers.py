@@ -89,7 +89,7 @@ async def test_messages_go_beside_a_vector_in_order(name):
 @pytest.mark.parametrize("how", ENDS)
 @in_trio
 async def test_of_a_chunk_that_never_becomes_whole_nothing_is_used(name, how):
-    """In threads, one waits for the rest of the chunk, the other for a partner that reads nothing."""
+    """If threads carry the vector, one waits for the rest of the chunk, the other for a partner that reads nothing."""
     ours, theirs = vectors()
     began = time.monotonic()
     with contextlib.suppress(
@@ -101,7 +101,7 @@ async def test_of_a_chunk_that_never_becomes_whole_nothing_is_used(name, how):
             await half_a_chunk(other, theirs)
             if CARRIERS[name].threads:
                 await until(lambda: at_work() == ["gossip-receive", "gossip-send"])
-            await trio.sleep(0.05)  # all wait in the kernel
+            await trio.sleep(0.05)  # All wait in the kernel.
             ENDS[how](end, other, nursery)
             if how == "cut" and CARRIERS[name].lanes:
                 end.link.close_now()  # The end of one lane leaves its link alone.
@@ -115,7 +115,7 @@ async def test_of_a_chunk_that_never_becomes_whole_nothing_is_used(name, how):
 @pytest.mark.parametrize("whole", [False, True])
 @in_trio
 async def test_a_vector_that_is_no_longer_wanted_is_not_written(name, whole):
-    """Its session ends in the middle of a chunk, and its vectors belong to others when the rest comes."""
+    """The session ends in the middle of a chunk, and its vectors have other owners when the rest arrives."""
     ours, theirs = vectors()
     pool = VectorPool(ModelState({"x": ours}))
     pair = PairAverage(Transfer(1, PARTNER, "fp32"), Vector(ours.copy()), FP32, None, pool)
@@ -131,7 +131,7 @@ async def test_a_vector_that_is_no_longer_wanted_is_not_written(name, whole):
         for vector in taken:
             vector.array.fill(7.0)
         await other.send_all(rest)
-        if whole:  # the chunks that follow are dropped
+        if whole:  # The chunks that follow are dropped.
             sender = Sender(1, theirs, FP32, CHUNK)
             sender.next_frame()
             while (frame := sender.next_frame()) is not None:
@@ -179,7 +179,7 @@ async def test_a_chunk_that_does_not_fit_ends_the_connection(name, change):
 @pytest.mark.parametrize("name", [name for name in CARRIERS if "sealed" not in name])
 @in_trio
 async def test_a_chunk_with_a_wrong_bit_is_not_used(name):
-    """Sealed records carry no checksum of a chunk, since their own end the link; tests of sealed links have that."""
+    """Sealed records have no checksum per chunk, since their own seal ends the link; tests of sealed links show it."""
     ours, theirs = vectors()
     async with trio.open_nursery() as nursery:
         end, other = await one_end(name, nursery, ours)

@@ -22,7 +22,7 @@ ME, ASKED, OTHER = (MemberRecord(PeerId(name * 16), b"k" * 32, 1, address=HERE) 
 
 
 class OneStream:
-    """A network on which everybody who is dialled answers with the same stream."""
+    """A network on which every dial is answered with the same stream."""
 
     def __init__(self, stream):
         self.stream = stream
@@ -34,7 +34,7 @@ class OneStream:
 
 
 class Greeting:
-    """A greeter that learns who answers, and calls ``then`` as its last deed."""
+    """A greeter that learns who answers, and finally calls ``then``."""
 
     def __init__(self, record, then):
         self.record, self.then = record, then
@@ -95,7 +95,7 @@ def test_a_connection_that_cannot_be_tuned_is_closed(monkeypatch):
 
 
 class Faulty:
-    """A handshake, or a way to the network, that meets a fault of the program."""
+    """A handshake, or a way to the network, that meets a bug in the program."""
 
     async def greet(self, *_given):
         raise ZeroDivisionError

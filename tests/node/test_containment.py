@@ -1,4 +1,4 @@
-"""What one link's message brings out ends that link; what one exchange's work brings out ends that exchange."""
+"""A fault at one link's message ends that link only; a fault in one exchange's work ends that exchange only."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def vector(value=0.0):
 
 
 def faulty(peer, kinds, times):
-    """The peer meets a fault at the first so many messages of these kinds."""
+    """Make the peer raise at the first ``times`` messages of these kinds."""
     plain, left = peer.receive, [times]
 
     def receive(sender, message, now):
@@ -63,7 +63,7 @@ def test_a_fault_at_one_members_message_ends_its_link_and_nothing_else(train, un
     left = trainees[0].do(lambda node: faulty(node._training.network.peer, (Ping, Gossip), 3))
     until(lambda: not left[0])
     before = trainees[0].node.metrics().exchanges_done
-    until(lambda: trainees[0].node.metrics().exchanges_done > before + 5)  # they dial again
+    until(lambda: trainees[0].node.metrics().exchanges_done > before + 5)  # They dial again.
     assert len(told) == 1
     assert re.search(r"A message from [0-9a-f]{8} raised ZeroDivisionError in test_containment.py:\d+", told[0])
     assert "stranger" not in told[0]
@@ -174,7 +174,7 @@ def offer(session):
 
 @in_trio
 async def test_an_offer_whose_session_is_over_is_not_sent_when_its_link_comes():
-    """Sent, and refused, it would have bound the link for good: no idle link, and no room made of it."""
+    """Its refusal would leave the link bound for good: it could neither go idle nor make room for another."""
     node = runtime()
     ours, _ = link()
     for message in (
@@ -210,7 +210,7 @@ async def test_what_began_and_waits_for_its_link_is_sent():
 
 
 async def accepts_from(node, ours, *messages):
-    """All of these come over the link, and then its end."""
+    """Let the link receive these messages, and then end."""
     left = list(messages)
 
     class Reader:
@@ -218,7 +218,7 @@ async def accepts_from(node, ours, *messages):
             return (left[0], int(isinstance(left.pop(0), Chunk))) if left else None
 
         async def discard(self, count):
-            """It is thrown away."""
+            """Discard the body."""
 
     ours.reader = Reader()
     await LinkLife(node, ours).read()
@@ -231,7 +231,7 @@ async def test_an_offer_that_is_refused_binds_no_link():
     node.links.add(ours)
     node.perform(node.peer.on_linked(OTHER, OTHER_RECORD, node.now))
 
-    await accepts_from(node, ours, offer(5), Outcome(6), Fetch(7, (), 3, 1))  # the first of another layout
+    await accepts_from(node, ours, offer(5), Outcome(6), Fetch(7, (), 3, 1))  # The first offers another layout.
     assert not node.sessions.links
     ready = node.peer.local
     await accepts_from(node, ours, Offer(8, ready.fingerprint, ready.run_id, 0.0, 0.5, "fp32"))
@@ -261,8 +261,10 @@ async def test_an_offer_that_crosses_the_end_of_an_idle_link_benches_nobody():
 @pytest.mark.parametrize("message", [Outcome(7), Settled(7, True)])
 @in_trio
 async def test_how_an_exchange_ended_is_asked_and_told_over_the_newest_link(message):
-    """The one that its session began on may be why it is asked: behind packets that are sent again and again the answer
-    came too late, and one side dropped what the other had mixed."""
+    """The link on which the session began may be congested.
+
+    Once, an answer came too late behind retransmitted packets, and one side dropped what the other had mixed.
+    """
     node = runtime()
     (old, _), (new, _) = link(), link()
     said = []
@@ -287,7 +289,7 @@ async def test_a_chunk_of_a_session_that_failed_here_before_it_began_is_late_and
 
 @in_trio
 async def test_an_offer_over_a_link_that_this_node_is_closing_begins_nothing():
-    """The answer would not go out, and the exchange fail on this side alone."""
+    """Its answer could not be sent, so that the exchange would fail on this side alone."""
     node = runtime()
     ours, _ = link()
     node.links.add(ours)
@@ -309,7 +311,7 @@ async def test_an_offer_over_a_link_that_this_node_is_closing_begins_nothing():
 )
 @in_trio
 async def test_whatever_one_link_brings_is_bounded_in_number(message, allowed):
-    """Late chunks of a byte, which move nothing, and questions after the status, whose answers are long, too."""
+    """Late chunks of one byte move nothing, and status queries have long answers."""
     node = runtime()
     ours, _ = link()
     ours.send = lambda message: None

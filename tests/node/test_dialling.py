@@ -49,7 +49,7 @@ def black_hole(host):
 @contextlib.contextmanager
 def refusing():
     with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))  # nobody listens
+        sock.bind(("127.0.0.1", 0))  # Without listen(), dials are refused.
         yield target_of(sock)
 
 
@@ -168,7 +168,7 @@ def test_the_budget_of_dials_is_bounded_whatever_is_named():
 
 
 class Refusing:
-    """A network on which nobody answers, and that counts the dials."""
+    """A network that refuses and counts all dials."""
 
     def __init__(self):
         self.dials = []
@@ -219,7 +219,7 @@ def test_seeds_are_dialled_without_a_budget():
 
 
 def test_whoever_asks_to_be_tried_is_tried_within_the_budget_of_the_host():
-    """Otherwise members could scan the ports of a host through others, those of whoever shares theirs too."""
+    """Otherwise a member could have others scan the ports of a host, even of one that it shares."""
     network = Refusing()
 
     async def main():

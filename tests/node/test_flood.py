@@ -1,4 +1,4 @@
-"""A thousand connections at once from one host: what they take is bounded, and members notice nothing."""
+"""A thousand connections at once from one host take bounded resources, and members notice nothing."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def resident_bytes():
 
 
 def more_descriptors():
-    """In the child: it holds a thousand sockets."""
+    """Raise the limit of descriptors in the child, which holds a thousand sockets."""
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(max(4 * COUNT, 1024), most), most))
 

@@ -1,4 +1,4 @@
-"""Group means on real links: all come to one vector, from our own layout's memory, or the group has failed."""
+"""Group means on real links: all members reach the same vector, or the group fails."""
 
 from __future__ import annotations
 
@@ -174,7 +174,7 @@ def test_a_flipped_bit_costs_the_link_and_its_member_is_left_out():
 @pytest.mark.parametrize("statistics", [0, 700])
 @in_trio
 def test_what_a_late_member_still_sends_changes_nothing(codec, statistics):
-    """A chunk of its mean is arriving when it is left out; with a raw codec it goes into the result's own memory."""
+    """A chunk of its mean is arriving when the member is left out. A raw codec writes into the result's own memory."""
     group = Group(2, 4_000, codec)
     a, b = group.nodes
     for one in group.nodes:
@@ -212,7 +212,7 @@ def test_what_a_late_member_still_sends_changes_nothing(codec, statistics):
 
 @in_trio
 def test_statistics_stay_as_they_are_where_a_mean_is_missing():
-    """They are values in the result, where weights are differences."""
+    """Statistics are values in the result, where weights are differences."""
     group = Group(2, 4_000)
     b = group.nodes[1]
     b.averager.outer_step.parameters = 1_000
@@ -268,8 +268,8 @@ def test_chunks_that_belong_to_no_part_are_protocol_errors():
     right = Chunk(SESSION, own.start, 1024, 0)
     assert len(b.gathers.buffer_for(link, right, 4096)) == 4096
     for chunk in (
-        dataclasses.replace(right, start=member_slices(4_000, 3)[2].start),  # the slice of another
-        dataclasses.replace(right, start=own.start + ALIGN),  # out of order
+        dataclasses.replace(right, start=member_slices(4_000, 3)[2].start),  # The slice of another member.
+        dataclasses.replace(right, start=own.start + ALIGN),  # A chunk out of order.
         dataclasses.replace(right, start=4_000),
         dataclasses.replace(right, elements=own.stop - own.start + 1),
         dataclasses.replace(right, start=theirs.start, elements=theirs.stop - theirs.start + 1),
@@ -294,7 +294,7 @@ def test_what_is_kept_of_what_comes_early_is_no_more_than_a_vector():
 
 @in_trio
 def test_one_member_that_sends_too_much_early_costs_the_others_nothing():
-    """It filled the room of all, and the next honest chunk ended an honest link."""
+    """Once, such a member used up the room of all, and the next honest chunk ended an honest link."""
     group = Group(4, 8_000)
     one = group.nodes[0]
     liar, honest, _ = (one.links[peer] for peer in group.ids[1:])
@@ -311,7 +311,7 @@ def test_one_member_that_sends_too_much_early_costs_the_others_nothing():
 
 @in_trio
 def test_small_chunks_that_come_early_are_looked_at_one_by_one():
-    """As many as there may be: looking through all of them for each takes minutes of the network thread."""
+    """Searching all early chunks for each one takes minutes of the network thread."""
     group = Group(2, 1 << 22)
     one, peer = group.nodes[0], group.ids[1]
     begun = time.process_time()
@@ -321,7 +321,8 @@ def test_small_chunks_that_come_early_are_looked_at_one_by_one():
         one.gathers.on_body(one.links[peer], chunk)
     assert one.gathers.early[SESSION].chunks == 4_000
     assert len(one.gathers.early[SESSION].filled_chunks()) == 4_000
-    assert time.process_time() - begun < 5.0  # 0.02 s; before, 2 s, and four times as much for twice as many
+    # It takes 0.02 s. Once, it took 2 s, and four times as much for twice as many.
+    assert time.process_time() - begun < 5.0
 
 
 @in_trio
@@ -363,14 +364,14 @@ def test_only_links_over_which_something_is_owed_have_stalled():
     now = trio.current_time()
     assert a.gathers.stalled_links(now + 1.0, 3.0) == []
     assert set(a.gathers.stalled_links(now + 4.0, 3.0)) == {a.links[b.me], a.links[c.me]}
-    a.links[b.me].received_at = now + 2.0  # bytes of a chunk that is not whole
+    a.links[b.me].received_at = now + 2.0  # Bytes of an incomplete chunk arrive.
     assert a.gathers.stalled_links(now + 4.0, 3.0) == [a.links[c.me]]
     a.links[b.me].received_at = -math.inf
     while b.links[a.me].bulk and a.averager.groups[SESSION].missing_values.get(1) is not None:
         header, body = b.links[a.me].bulk[SESSION].next_frame()
         group.deliver(a, a.links[b.me], decode(header[PREFIX_BYTES:], len(body)), bytes(body))
     now = trio.current_time()
-    assert a.gathers.stalled_links(now + 4.0, 3.0) == [a.links[c.me]]  # b's mean waits for c as well
+    assert a.gathers.stalled_links(now + 4.0, 3.0) == [a.links[c.me]]  # b's mean waits for c as well.
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, 1e30])

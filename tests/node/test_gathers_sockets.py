@@ -17,7 +17,7 @@ def linear(value):
 
 
 def mixed(nodes, times):
-    """Counts from now."""
+    """Return a check that each node completes more than ``times`` exchanges from now on."""
     before = [one.node.metrics().exchanges_done for one in nodes]
     return lambda: all(one.node.metrics().exchanges_done > b + times for one, b in zip(nodes, before, strict=True))
 

@@ -1,4 +1,4 @@
-"""Who keeps whom out without the swarm's secret: the pool of strangers, and the dials that wait for each other."""
+"""Limits for strangers without the swarm's secret: the pool of handshakes, and the queue of dials."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ ME = MemberRecord(PeerId(b"m" * 16), b"", 1, address=Address("10.0.0.1", 7))
 
 
 class Stream:
-    """A connection from somewhere that may have sent a byte."""
+    """A connection from some address that may have sent a byte."""
 
     def __init__(self, host, has_received=False):
         self.peer_host, self.has_received, self.closed = host, has_received, False
@@ -144,7 +144,7 @@ def test_eighty_silent_sockets_of_one_address_keep_hardly_anybody_out():
                 try:
                     with await connect_from("127.0.0.2", address) as sock:
                         await sock.recv(100)  # our Hello
-                        await sock.recv(100)  # and then the end
+                        await sock.recv(100)  # Then the stream ends.
                 except OSError:
                     await trio.sleep(0.02)
 
@@ -176,7 +176,7 @@ def test_eighty_silent_sockets_of_one_address_keep_hardly_anybody_out():
 
 # -- dials -------------------------------------------------------------------------------------------------------------
 class Swallowing:
-    """A network in which the addresses of one host answer at once, by refusing, and all others swallow packets."""
+    """A network in which the addresses of one host refuse at once, and all others swallow packets."""
 
     def __init__(self, answering):
         self.answering, self.under_way, self.most = answering, 0, 0
@@ -196,7 +196,10 @@ class Swallowing:
 
 
 def dialling(autojump_clock, familiar, dials, then):
-    """Connector on such a network, told to make these dials and then those; seconds that each of ``then`` took."""
+    """Make ``dials`` and, 8 s later, ``then``.
+
+    Return the network, the seconds of each of ``then``, and the failed peers.
+    """
     network, took, missed = Swallowing("10.0.0.2"), {}, []
 
     async def main():
@@ -210,7 +213,7 @@ def dialling(autojump_clock, familiar, dials, then):
             for address, peer in dials:
                 connector.dial(address, peer)
             begun = [trio.current_time()]
-            await trio.sleep(8.0)  # and what swallowed packets once is known by then
+            await trio.sleep(8.0)  # By then the addresses that swallow packets are known.
             begun = [trio.current_time()]
             for address, peer in then:
                 connector.dial(address, peer)

@@ -1,4 +1,4 @@
-"""What a launcher says of other hosts: where a node listens then, the secret that it needs, and whom it waits for."""
+"""Launches over several hosts: the address to listen at, the required secret, and the members to wait for."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ COORDINATOR = Address("10.0.0.1", 29501)
     "environment",
     [
         TORCHRUN,
-        {**MASTER, "WORLD_SIZE": "2", "RANK": "0"},  # as Kubernetes' operators for training have it
+        {**MASTER, "WORLD_SIZE": "2", "RANK": "0"},  # The variables of Kubernetes' training operators.
         {**MASTER, "OMPI_COMM_WORLD_SIZE": "4", "OMPI_COMM_WORLD_LOCAL_SIZE": "2"},
     ],
 )
@@ -58,7 +58,7 @@ def gathered(environment, **given):
 
 @pytest.fixture
 def routes(monkeypatch):
-    """This machine is 10.0.0.2 on the way to the coordinator, and 192.168.7.5 on every other."""
+    """Give this machine the address 10.0.0.2 towards the coordinator, and 192.168.7.5 towards all others."""
     known = {"10.0.0.1": "10.0.0.2", "host0": "127.0.0.1"}
     monkeypatch.setattr("node.settings.routed", lambda target, _v6: known.get(target.host, "192.168.7.5"))
 
@@ -77,7 +77,7 @@ def test_a_node_listens_where_the_other_hosts_of_its_launch_reach_it(secret):
 
 @pytest.mark.usefixtures("routes")
 def test_a_node_that_returns_without_its_launcher_shows_its_address_on_the_way_to_members_that_it_knew(secret):
-    """Its machine's default route may lead into another network, in which nobody reaches it."""
+    """Its machine's default route may lead into another network, where no member reaches it."""
     settings, anywhere = gathered({"GOSSIP_SECRET_FILE": str(secret)}), Address("0.0.0.0", 7700)
     known = [Address("127.0.0.1", 7701), Address("10.0.0.1", 7700)]
     assert advertised_address(settings, anywhere, known) == Address("10.0.0.2", 7700)

@@ -1,4 +1,4 @@
-"""What one link carries, in which order, and what becomes of it when nobody reads."""
+"""The order of frames on a link, and the limits of a link that its peer does not read."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ FP32 = get_codec("fp32")
 
 
 def linked(capacity_bytes=4_096):
-    """A link, and who reads what it sends; it waits after so many bytes that nobody reads."""
+    """Return a link and a reader of its far end. Sends wait once ``capacity_bytes`` are unread."""
     near, far = memory_stream_pair(capacity_bytes)
     return Link(near, FrameReader(near), PeerId(bytes(16))), FrameReader(far)
 
 
 async def kinds(reader, count):
-    """The types of the next so many messages; what chunks carry is thrown away."""
+    """Return the types of the next ``count`` messages; discard the bodies of chunks."""
     found = []
     for _ in range(count):
         got = await reader.read_message()
@@ -43,8 +43,10 @@ async def kinds(reader, count):
 
 
 def test_no_chunk_goes_ahead_of_what_was_sent_before_it():
-    """An Accept is said, and its stream begun, while the link waits to send something else: a chunk that came first
-    would belong to nothing, and end the link."""
+    """An Accept is sent, and its stream begins, while the link is busy sending.
+
+    A chunk ahead of the Accept would belong to no session, and end the link.
+    """
     before = 2 * CONTROL_BURST
 
     async def main():
@@ -53,7 +55,7 @@ def test_no_chunk_goes_ahead_of_what_was_sent_before_it():
             nursery.start_soon(link.write_loop, lambda session: None, lambda session: None)
             for number in range(before):
                 link.send(Nack(number))
-                await trio.testing.wait_all_tasks_blocked()  # the first of them is being sent
+                await trio.testing.wait_all_tasks_blocked()  # The first of them is being sent.
             link.send(Accept(7, 0.0, 0.5, "fp32"))
             link.start_bulk(7, Sender(7, np.zeros(SIZE, np.float32), FP32, 1_024))
             with trio.fail_after(10):
@@ -81,15 +83,18 @@ def test_a_stream_goes_on_between_control_frames_that_never_end():
 
 
 def pooled():
-    """A vector of a pool, and what sends it."""
+    """Return a pool, a vector of it, and a Sender of that vector."""
     pool = VectorPool(ModelState({"x": np.zeros(SIZE, np.float32)}))
     vector = pool.take()
     return pool, vector, Sender(7, vector.array, FP32, SIZE, lease=pool.lease(vector))
 
 
 def test_a_vector_that_is_being_sent_goes_back_to_the_pool_when_its_chunk_is_out():
-    """The session ends in the middle of a chunk. Whoever took the vector then would write into what is being sent, and
-    its partner would be told that the checksum is wrong."""
+    """The session ends in the middle of a chunk.
+
+    If another exchange took the vector then, it would overwrite the chunk, and the partner would report a wrong
+    checksum.
+    """
 
     async def main():
         link, reader = linked()
@@ -99,7 +104,7 @@ def test_a_vector_that_is_being_sent_goes_back_to_the_pool_when_its_chunk_is_out
             link.start_bulk(7, sender)
             await trio.testing.wait_all_tasks_blocked()
             link.stop_bulk(7, sender)
-            pool.give(vector)  # as the session does
+            pool.give(vector)  # The session gives it back at this point, too.
             other = pool.take()
             assert other.array is not vector.array
             with trio.fail_after(10):
@@ -162,7 +167,7 @@ def test_a_link_that_nobody_reads_is_closed_at_so_many_bytes():
 
 
 def test_links_that_nobody_reads_hold_no_more_together_than_is_allowed(monkeypatch):
-    """The one that holds most is closed, and no other."""
+    """Only the link with the largest backlog is closed."""
     monkeypatch.setattr(pools, "OUTBOXES_BYTES", 20 * len(encode(RECORDS)))
 
     async def main():
@@ -212,7 +217,7 @@ def test_nothing_begins_on_a_link_that_is_closing(end):
         pool.add(newer)
         assert pool.newest(newer.peer) is newer
         if end == "theirs":
-            newer.is_orderly = True  # they said that they do not need it
+            newer.is_orderly = True  # The other side said that it does not need the link.
         else:
             getattr(newer, end)()
         assert pool.newest(newer.peer) is older
@@ -223,17 +228,17 @@ def test_nothing_begins_on_a_link_that_is_closing(end):
 
 
 class Finished:
-    """A vector of which all chunks are sent."""
+    """A sender whose chunks have all been sent."""
 
     def next_frame(self, apart=False):
         return None
 
     def let_go(self):
-        """Nothing holds it."""
+        """Release nothing."""
 
 
 def test_a_flush_from_within_a_flush_sends_nothing_ahead_of_what_was_popped():
-    """The end of a vector is noticed while frames are taken, and what it makes a node say is flushed at once."""
+    """The link notices the end of a vector while it takes frames, and its callback's message is flushed at once."""
 
     async def main():
         near, far = await loopback_pair()

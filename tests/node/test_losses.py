@@ -1,4 +1,4 @@
-"""Links on which lost packets are taken for a full path: told from those that are full, and said once."""
+"""Links that take packet loss for congestion are told from congested ones, and reported once."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ CUBIC = b"cubic".ljust(16, b"\0")
 
 
 def info(rtt_ms=51.0, again=100, least_ms=50.4, sent=10_000, busy_s=0.0, no_room_s=0.0):
-    """As the kernel tells it."""
+    """Return a ``tcp_info`` as the kernel lays it out."""
     told = bytearray(232)
     for at, value in ((RTT_US, 1e3 * rtt_ms), (RETRANSMITTED, again), (MIN_RTT_US, 1e3 * least_ms), (SENT, sent)):
         struct.pack_into("=I", told, at, int(value))
@@ -36,7 +36,7 @@ def looked(*looks, control=CUBIC):
 
 
 def steadily(looks=10, **last):
-    """As many looks, between which as much was sent and lost each time."""
+    """Return records of ``looks`` looks, between which equal numbers of packets are sent and lost."""
     again, sent = last.pop("again", 100), last.pop("sent", 10_000)
     return [info(again=again * n // looks, sent=sent * n // looks, **last) for n in range(1, looks + 1)]
 
@@ -48,13 +48,13 @@ def test_a_path_that_loses_one_packet_in_a_hundred_holds_cubic_to_what_mathis_sa
 
 
 @pytest.mark.parametrize(("control", "told"), [
-    (b"bbr", steadily()),  # takes it for what it is
-    (CUBIC, steadily(again=30)),  # as a queue that is full now and then loses
-    (CUBIC, steadily(rtt_ms=90.0)),  # the queue stands: it is full by what we send
-    (CUBIC, steadily(sent=800, again=40)),  # too little to know
-    (CUBIC, steadily(rtt_ms=0.4, least_ms=0.3)),  # known too soon to cost much
-    (CUBIC, [told[:150] for told in steadily()]), (b"", [b""]),  # an old kernel, or none that tells
-    (CUBIC, [info(again=60, sent=600), *(info(again=60, sent=600 + 500 * n) for n in range(1, 10))]),  # a slow start
+    (b"bbr", steadily()),  # BBR tells random loss from congestion.
+    (CUBIC, steadily(again=30)),  # A queue that is now and then full drops packets.
+    (CUBIC, steadily(rtt_ms=90.0)),  # Our own traffic fills a standing queue.
+    (CUBIC, steadily(sent=800, again=40)),  # Too few packets for a verdict.
+    (CUBIC, steadily(rtt_ms=0.4, least_ms=0.3)),  # Losses on so short a path cost little.
+    (CUBIC, [told[:150] for told in steadily()]), (b"", [b""]),  # An old kernel, or one without TCP_INFO.
+    (CUBIC, [info(again=60, sent=600), *(info(again=60, sent=600 + 500 * n) for n in range(1, 10))]),  # Slow start.
 ])  # fmt: skip
 def test_nothing_is_said_of_what_bbr_would_not_change_or_what_nobody_can_know(control, told):
     assert looked(*told, control=control).loss is None
@@ -70,7 +70,7 @@ def test_a_receiver_without_room_on_a_long_path_is_what_more_connections_help(na
 
 
 class Stand:
-    """A link whose socket is told of, and has sent a lot since the last look."""
+    """A link with a scripted socket that has sent a lot since the last check."""
 
     def __init__(self, looks):
         self.peer, self.stream, self.looks, self.sent_bytes = MEMBER, PlainStream.__new__(PlainStream), looks, 0
@@ -87,7 +87,7 @@ def test_it_is_said_once_counted_as_long_as_it_is_so_and_widened(monkeypatch):
         for stand in stands:
             stand.sent_bytes += MIN_BYTES
         losses.check_links(n * CHECK_PERIOD_S)
-        losses.check_links((n + 0.5) * CHECK_PERIOD_S)  # sooner than a look is due
+        losses.check_links((n + 0.5) * CHECK_PERIOD_S)  # Too early for another check.
     assert [kind for kind, _ in said] == ["lossy"]
     assert "1a2b3c4d 1.0 %" in said[0][1]
     assert "modprobe tcp_bbr" in said[0][1]

@@ -1,4 +1,4 @@
-"""Who misbehaves on a real link is named, in the log and to whoever asks for the status."""
+"""Members that misbehave on a real link are named in the log and in the status."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from node.transport.tcp import TcpNetwork
 
 
 async def speak(node, identity, words):
-    """Greet as a member, say these bytes, and read until the link ends or a second is over."""
+    """Join as a member, send ``words``, and read until the link ends or a second has passed."""
     side = node._training
     layout = side.live.state.layout
     record = signed(
@@ -53,7 +53,7 @@ def test_whoever_says_what_no_honest_node_says_is_named_at_the_third_time_and_no
     assert named(ours.node) == ()
     trio.run(speak, ours.node, liar, b"no frame at all")
     for _ in range(5):
-        trio.run(speak, ours.node, honest, encode(Ping(1, ())))  # and then it is gone without a word
+        trio.run(speak, ours.node, honest, encode(Ping(1, ())))  # The connection then ends without a Close.
     assert named(ours.node) == ((liar.id.hex(), "fault", 3),)
     log = (tmp_path / "log.jsonl").read_text()
     assert log.count(f"Member {liar.id.hex()[:8]} misbehaves") == 1
@@ -63,15 +63,15 @@ def test_whoever_says_what_no_honest_node_says_is_named_at_the_third_time_and_no
 def test_whoever_floods_a_link_is_named_for_that(train, until):
     ours = train(nn.Linear(4, 2))
     flooder = Identity.fresh()
-    flood = encode(Gossip(())) * 5_000  # which nobody answers
+    flood = encode(Gossip(())) * 5_000  # Gossip has no answer.
     for _ in range(3):
         trio.run(speak, ours.node, flooder, flood)
-    until(lambda: named(ours.node) == ((flooder.id.hex(), "flood", 3),))  # noted when the link has ended
+    until(lambda: named(ours.node) == ((flooder.id.hex(), "flood", 3),))  # Noted when the link has ended.
 
 
 def test_whoever_asks_for_more_than_it_reads_is_named_for_that(train, until, monkeypatch):
-    """Its questions come in one piece, of whose answers 32 leave at once. More of them would be a flood as well."""
-    monkeypatch.setattr(links, "OUTBOX_FRAMES", 16)  # or what the kernel takes of so short answers would take a minute
+    """The queries arrive in one piece, and 32 answers leave at once. More queries would be a flood, too."""
+    monkeypatch.setattr(links, "OUTBOX_FRAMES", 16)  # Otherwise the kernel would hold the short answers of a minute.
     ours = train(nn.Linear(4, 2))
     asker, honest = Identity.fresh(), Identity.fresh()
     for _ in range(3):
@@ -80,7 +80,7 @@ def test_whoever_asks_for_more_than_it_reads_is_named_for_that(train, until, mon
         trio.run(speak, ours.node, asker, encode(Ping(1, ())) * 200)
     assert named(ours.node) == ()
     trio.run(speak, ours.node, asker, encode(Ping(1, ())) * 200)
-    until(lambda: named(ours.node) == ((asker.id.hex(), "unread", 3),))  # noted when the link has ended
+    until(lambda: named(ours.node) == ((asker.id.hex(), "unread", 3),))  # Noted when the link has ended.
 
 
 def test_where_connections_come_from_that_never_say_who_they_are_is_named(train, until):

@@ -13,7 +13,7 @@ from node.loop.network_side import NetworkSide
 
 
 class Loops:
-    """A service whose first loop of trio ends by a fault once told so, and whose later ones run until they are left."""
+    """A service whose first trio loop fails on command; its later loops run until they are left."""
 
     def __init__(self):
         self.fail, self.is_left, self.runtime = threading.Event(), threading.Event(), None
@@ -45,7 +45,7 @@ def side(monkeypatch):
 def test_a_function_that_was_lost_between_two_loops_runs_once_in_the_next(side):
     calls = []
     side.service.fail.set()
-    while side.call(list):  # Until the loop has ended. The next one waits.
+    while side.call(list):  # The call succeeds until the loop has ended; the next loop waits.
         try:
             side.token.run_sync_soon(list)
         except trio.RunFinishedError:

@@ -1,4 +1,4 @@
-"""What of a node outlives a fault of its network side, and what is told of the fault."""
+"""Parts of a node that survive a fault of its network side, and the report of that fault."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Faults of the network side that come again, at the start, or where a user asked to hear of them."""
+"""Repeated faults of the network side, faults at the start, and faults that a user asked to see."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_after_three_restarts_within_ten_minutes_it_is_tried_once_a_minute():
 
 @pytest.fixture
 def resting(monkeypatch):
-    """A pair whose first node met faults so often that its network side is tried once a minute."""
+    """Yield a pair whose first node had so many faults that it restarts its network side once a minute."""
     made = Pair()
     made.service.faults._restarted_at.extend([time.monotonic()] * 3)
     made.call(raises)
@@ -156,7 +156,7 @@ def test_the_next_network_side_goes_on_from_the_same_outer_step(monkeypatch):
 
 
 def test_a_port_that_another_has_taken_meanwhile_ends_no_node(pair, monkeypatch):
-    """It is tried again: a user who trains is not to hear of it as of a port in use at the start."""
+    """The node tries again: the error of a port in use is for the start, not for a training user."""
     listening, left = tcp.listening, [1]
 
     async def taken(address, backlog):
@@ -208,7 +208,7 @@ def test_a_fault_of_the_very_start_is_raised(monkeypatch):
 
 
 def test_a_node_that_cannot_join_for_faults_says_so(monkeypatch):
-    """It has no weights to train alone, and its caller waits."""
+    """The node has no weights to train alone, and its caller waits."""
     seed = Pair.__new__(Pair)
     seed.trainees = [Trainee({"x": np.zeros(8, np.float32)})]
     Pair.begin(seed.trainees[0])
@@ -247,7 +247,7 @@ def test_a_fault_while_it_joins_begins_the_joining_anew(report, monkeypatch):
 
 
 def test_a_loop_in_lockstep_is_let_go_on(monkeypatch):
-    """It stands at its boundary for a mix that nobody will finish."""
+    """The loop waits at a boundary for a mix that no node will finish."""
     config = dataclasses.replace(QUICK, max_version_gap=0)
     made = Pair(config=config)
     try:

@@ -1,4 +1,4 @@
-"""Two members leave TLS for sealed records: nothing is lost on the way, and an end is told from a cut."""
+"""Two members leave TLS for sealed records: no byte is lost on the way, and an end is told from a cut."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ async def test_a_proper_close_is_an_end_and_another_is_none(pair):
         await bob.send_all(b"w")
         assert (
             await receive_exactly(alice, 1) == b"w"
-        )  # a socket that is closed with bytes unread resets its connection
+        )  # A socket that is closed with unread bytes resets its connection.
         await alice.send_all(b"farewell")
         await alice.aclose()
         assert await receive_exactly(bob, 8) == b"farewell"
@@ -86,7 +86,7 @@ async def test_a_proper_close_is_an_end_and_another_is_none(pair):
         assert await bob.receive_into(memoryview(bytearray(8))) == 0
         with pytest.raises(BrokenLinkError):
             await alice.send_all(b"more")
-    for forged in (0, 1):  # an end that nobody sealed: in TLS's place, and behind a record
+    for forged in (0, 1):  # Two unsealed ends: directly after TLS, and after a record.
         async with sealed_pair(memory_pair) as (alice, bob):
             if forged:
                 await alice.send_all(b"w")
@@ -115,7 +115,7 @@ async def test_a_cancelled_receive_loses_nothing_and_a_torn_send_is_the_last():
         await alice.send_all(b"patience")
         assert await receive_exactly(bob, 8) == b"patience"
         with trio.move_on_after(0.01):
-            await alice.send_all(bytes(1_000_000))  # nobody reads
+            await alice.send_all(bytes(1_000_000))  # Bob does not read.
         with pytest.raises(BrokenLinkError):
             await alice.send_all(b"more")
         await alice.aclose()

@@ -86,7 +86,7 @@ async def test_what_is_said_meanwhile_goes_both_ways_between_chunks():
 
 
 async def some_of_a_chunk(other, theirs, count, spoiled=None):
-    """So many bytes of the first one's record; returns what is left of it, with one byte changed where that is said."""
+    """Send ``count`` bytes of the first chunk's record, with byte ``spoiled`` changed. Return the rest."""
     header, body = Sender(1, theirs, FP32, CHUNK).next_frame()
     sealed = bytearray()
 

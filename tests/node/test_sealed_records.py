@@ -1,4 +1,4 @@
-"""Sealed records: what is sent comes whole and in order, or not at all, whatever somebody on the path does."""
+"""Sealed records arrive whole and in order or not at all, whatever an attacker on the path does."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ PAGE = (Path(__file__).parents[2] / "docs" / "protocol.md").read_text()
 
 # -- without a connection ----------------------------------------------------------------------------------------------
 def at_once(work):
-    """What a coroutine returns that never waits."""
+    """Return the result of a coroutine that never waits."""
     try:
         work.send(None)
     except StopIteration as end:
@@ -56,7 +56,7 @@ def at_once(work):
 
 
 def sealed_bytes(*pieces, key=KEY, end=False, first=0):
-    """What a side sends that says these pieces, and then perhaps that it was all."""
+    """Return the sealed records of these pieces and, with ``end``, the sealed end."""
     sent = bytearray()
     sealer = Sealer(key, "here")
     sealer.direction.records = first
@@ -73,7 +73,7 @@ def sealed_bytes(*pieces, key=KEY, end=False, first=0):
 
 
 def opened_bytes(sent, key=KEY, first=0, buffer_bytes=RECORD_BYTES, read_bytes=None):
-    """All that the other side takes in of ``sent``, and how it ends: with None, or with what was raised."""
+    """Return what the other side reads of ``sent``, and the error that ends it, or None."""
     left, found = memoryview(sent), bytearray()
     opener = Opener(key, "there")
     opener.direction.records = first
@@ -225,7 +225,7 @@ def reader_of(sent):
 
 
 def test_large_records_pass_through_room_that_is_given_back(monkeypatch):
-    """Nothing fits where it belongs: all goes through the room, of which an idle link has none."""
+    """No record fits the caller's buffer: all go through a larger one, which an idle link does not hold."""
     rooms = Rooms()
     monkeypatch.setattr(sealed, "ROOMS", rooms)
     opener, read = Opener(KEY, "there"), reader_of(sealed_bytes(*[bytes(RECORD_BYTES)] * 3))
@@ -264,7 +264,7 @@ def test_all_comes_in_order_however_it_is_cut(sizes, buffer_bytes, read_bytes):
 
 
 def test_what_may_not_come_is_never_waited_for():
-    """A thread's call waits for all that it is asked for, where that is much."""
+    """A call in a thread waits for all the bytes that it asks for, if these are many."""
     frames = [os.urandom(100), os.urandom(RECORD_BYTES), os.urandom(RECORD_BYTES // 2)]
     sent = memoryview(sealed_bytes(*frames))
 
@@ -287,8 +287,10 @@ def test_what_may_not_come_is_never_waited_for():
 
 @in_trio
 async def test_a_member_between_two_others_cannot_give_both_its_links_one_key():
-    """It dials one with the share that the other gave it, and answers that one with the share that it is given: then
-    it could join the two connections and leave."""
+    """Otherwise it could join the two connections and leave.
+
+    It passes on to each side the share that the other side gave it.
+    """
     ends = []
     mallory = swarm_contexts(Identity.fresh(), SECRET)
     for dialler, acceptor in ((ALICE_CONTEXTS, mallory), (mallory, BOB_CONTEXTS)):

@@ -29,7 +29,7 @@ PATIENT = replace(QUICK, join_timeout_s=25.0)
 
 
 def lookup(*texts, secret=None, bound=HERE, told=None):
-    """As a node makes it of what it is given."""
+    """Return the SeedLookup that a node makes of these options."""
     given = Settings.gather(NodeOptions(seeds=texts), {})
     tell = (lambda sentence: None) if told is None else told.append
     return SeedLookup(given.seeds, given.expected, given.sources, secret or given.secret, bound, tell)
@@ -43,7 +43,7 @@ def found(made, times=1):
 
 @pytest.fixture
 def resolver(monkeypatch):
-    """What names stand for, in place of the system's resolver."""
+    """Stand in for the system's resolver; return its table of names."""
     names = {}
 
     def stand_in(host, port):
@@ -243,7 +243,7 @@ def free_port(host="127.0.0.1"):
 
 
 def company(*trainees, count=None):
-    """Whether they have all begun, and each sees all of them."""
+    """Return a check that all have begun, and that each sees all of them."""
     count = count or len(trainees)
     return lambda: all(t.node is not None and t.node.metrics().members_alive == count for t in trainees)
 

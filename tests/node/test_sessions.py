@@ -1,4 +1,4 @@
-"""Which streams have stalled."""
+"""Detection of stalled streams."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ B = PeerId(b"B" * 16)
 
 
 class Fills(Receiver):
-    """Bytes that go nowhere."""
+    """A receiver that discards its bytes."""
 
     def body_buffer(self, positions, size):
         return memoryview(bytearray(size))
@@ -31,7 +31,7 @@ def under_way(receiver, sent):
 
 @in_trio
 def test_a_partner_that_reads_and_sends_nothing_has_stalled():
-    """Before: whatever of ours it read was movement."""
+    """Once, the partner's reading of our bytes counted as progress."""
     sessions, session, link = under_way(Fills(1, 2048, CODECS["fp32"]), sent=False)
     begun = session.heard_at
     session.moved_at = begun + 2.9

@@ -29,7 +29,7 @@ BUFFER_BYTES = 8_192
 
 
 class Throttle:
-    """A forwarder in front of ``target`` that passes ``bytes_s`` on in each direction and holds little."""
+    """A forwarder to ``target`` that passes ``bytes_s`` in each direction and buffers little."""
 
     def __init__(self, target, bytes_s=BYTES_S):
         self.target, self.bytes_s, self.passed = target, bytes_s, 0
@@ -101,7 +101,7 @@ def wide(value, elements=ELEMENTS):
 def test_a_newcomer_joins_and_mixes_over_a_link_on_which_a_chunk_takes_longer_than_a_stall(
     threads, encrypted, train, until, throttle, monkeypatch, tmp_path, caplog
 ):
-    monkeypatch.setattr(bulk, "FIRST_ELEMENTS", 1 << 20)  # or chunks would be short from the first on
+    monkeypatch.setattr(bulk, "FIRST_ELEMENTS", 1 << 20)  # Otherwise chunks are short from the beginning.
     if threads:
         monkeypatch.setattr(streams, "LARGE_BYTES", 1)
     (tmp_path / "secret").write_text(new_secret())
@@ -124,7 +124,7 @@ def nobody_is_blamed(caplog, *nodes):
         assert [kind for who, kind in peer.misbehaviour.levels if isinstance(who, bytes)] == [], "of members"
         assert peer.exchanges.failures_by_reason == {}
         assert peer.exchanges.failures == 0
-    for sign in ("does not answer", "stopped"):  # of a member whose answers wait behind chunks, and of a stream
+    for sign in ("does not answer", "stopped"):  # Neither a member with queued answers nor a stream is reported.
         assert not any(sign in said for said in caplog.messages)
 
 

@@ -1,4 +1,4 @@
-"""Several connections of one link: what goes over them, and what becomes of it when one is cut or lies."""
+"""Several connections of one link: their contents, and the effects of a cut or of a lying peer."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ FP32 = get_codec("fp32")
 
 
 class End:
-    """One end of a link with lanes, and what comes over these. ``far``: what the other side has of each connection."""
+    """One end of a link with lanes, and the bodies that arrive. ``far`` has the other side's reader of each lane."""
 
     def __init__(self, nursery, lanes=2, dialled=False, capacity_bytes=1 << 16):
         near, far = memory_stream_pair(capacity_bytes)
@@ -60,7 +60,7 @@ class End:
 
 
 class Noted(Sender):
-    """Which says when nothing of it is read any more."""
+    """A sender that counts in ``free`` the calls of ``let_go``."""
 
     def __init__(self, *given, **named):
         super().__init__(*given, **named)
@@ -75,7 +75,7 @@ def ramp(size=SIZE):
 
 
 async def chunk_of(reader, size=None):
-    """The next chunk of a connection, and its body."""
+    """Return the next chunk of a connection, and its values."""
     message, body_bytes = await reader.read_message()
     assert isinstance(message, Chunk)
     body = bytearray(body_bytes)
@@ -147,7 +147,7 @@ async def test_no_chunk_goes_over_a_lane_before_the_words_that_go_before_it_have
         end = End(nursery, 1, capacity_bytes=16)
         await end.far[0].read_message()
         end.link.send(Nack(1))
-        await trio.testing.wait_all_tasks_blocked()  # it is being sent
+        await trio.testing.wait_all_tasks_blocked()  # It is being sent.
         end.link.send(Accept(7, 0.0, 0.5, "fp32"))
         end.link.start_bulk(7, Sender(7, ramp(LEAST_ELEMENTS), FP32, LEAST_ELEMENTS), shared=True)
         with trio.move_on_after(0.05) as waited:
@@ -168,7 +168,7 @@ async def test_what_is_stopped_is_let_go_when_the_last_chunk_of_it_is_out(cut):
             await far.read_message()
         sender = Noted(7, ramp(), FP32, LEAST_ELEMENTS)
         end.link.start_bulk(7, sender, shared=True)
-        await trio.testing.wait_all_tasks_blocked()  # both are in the middle of a chunk
+        await trio.testing.wait_all_tasks_blocked()  # Both are in the middle of a chunk.
         end.link.stop_bulk(7, sender)
         end.link.stop_bulk(7, sender)
         assert sender.free == 0
@@ -222,7 +222,7 @@ async def test_a_lane_that_the_other_side_closes_is_gone_and_the_link_goes_on():
 
 
 def agreed(receiver):
-    """A session whose vector comes over some link's lanes, and its table."""
+    """Return the table of a session whose vector arrives over lanes, and its link."""
     near, _ = memory_stream_pair()
     link = Link(near, FrameReader(near), PeerId(bytes(16)))
     sessions = StreamSessions()
@@ -256,7 +256,7 @@ async def test_over_its_link_alone_chunks_come_in_order():
 
 @pytest.fixture
 def held_up(monkeypatch):
-    """Every connection is, and looked at all the time."""
+    """Treat every connection as narrow, and check all the time."""
     monkeypatch.setattr(losses, "CHECK_PERIOD_S", 0.0)
     monkeypatch.setattr(losses, "MIN_BYTES", 0)
     monkeypatch.setattr(PathRecord, "is_narrow", True)

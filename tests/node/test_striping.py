@@ -1,4 +1,4 @@
-"""Who opens more connections of a link, who lets them in, and what a member can do with them that lies."""
+"""Extra connections of a link: their opening and admission, and the limits of a lying member."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ NAME, THERE = b"n" * 16, Address("10.0.0.1", 7)
 
 
 class Far:
-    """Connector whose dials are noted, and answered with what is given."""
+    """A Connector that records its dials, and gives the given answers."""
 
     def __init__(self, answers=()):
         self.dialled, self.spawned, self.answers = [], [], list(answers)
@@ -144,8 +144,8 @@ async def test_what_comes_when_its_link_is_gone_is_closed():
 
 @pytest.mark.parametrize(("peer", "joins", "connections", "lets_in"), [
     (OTHER, NAME, 8, True), (OTHER, b"m" * 16, 8, False), (OTHER, NAME[:8], 8, False),
-    (PeerId(b"x" * 16), NAME, 8, False),  # another member's name for it, and not its own
-    (OTHER, NAME, 2, False), (OTHER, NAME, 1, False),  # there are two already
+    (PeerId(b"x" * 16), NAME, 8, False),  # The name belongs to another member's link.
+    (OTHER, NAME, 2, False), (OTHER, NAME, 1, False),  # Two connections exist already.
 ])  # fmt: skip
 @in_trio
 async def test_a_lane_is_let_in_by_the_name_that_its_own_link_was_given(peer, joins, connections, lets_in):
@@ -162,7 +162,7 @@ async def test_a_lane_is_let_in_by_the_name_that_its_own_link_was_given(peer, jo
 
 
 class Running:
-    """A runtime with one link to a member, which says what it likes over it and over a lane."""
+    """A runtime with one link to a member, whose messages come over the link and a lane."""
 
     def __init__(self, node, main, lane):
         self.node, self.main, self.lane = node, main, lane
@@ -188,7 +188,7 @@ async def with_lane():
 
 
 async def ends(reader):
-    """With what else was said before."""
+    """Return the messages until the end, and then the error that ended the reading, if any."""
     said = []
     try:
         while (got := await reader.read_message()) is not None:

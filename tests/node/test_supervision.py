@@ -84,7 +84,7 @@ from tests.node.conftest import end, until
 from tests.node.faulty import Pair, crash, raises
 
 NOBODY = b"\x07" * 16
-FAULTS = 12  # more than the descriptors or threads that may be in use for a moment
+FAULTS = 12  # More than the descriptors or threads that may be in use for a moment.
 MESSAGES = [
     Offer(1, "", b"", 0.0, 0.5, "fp32"), Accept(1, 0.0, 0.5, "fp32"), Commit(1), Outcome(1), Settled(1, True),
     Invite(1, "", b"", 0.0, "fp32"), Joined(1, 0.0, "fp32"), Begin(1, (), 0.0, "fp32"), Busy(1), Refuse(1, "layout"),
@@ -93,8 +93,8 @@ MESSAGES = [
 MEMBERSHIP_MESSAGES = [
     Ping(1, ()), Ack(1, ()), PingReq(1, PeerId(NOBODY), ()), Nack(1), Gossip(()), Digest(b""), Records((), b""),
 ]  # fmt: skip
-# What the reader of a link does not pass to the peer: a message, the function that it leads to, and the part of the
-# network side whose method that is.
+# Messages that the reader of a link does not pass to the peer. Each has an example, the owner and the name of its
+# handler, and the part of the network side that the handler belongs to.
 DISPATCHED = {
     StatusQuery: (StatusQuery(b""), link_life, "status_page", None),
     Close: (Close("version", "Another version.", ()), Connector, "notify_once", "connector"),
@@ -130,7 +130,7 @@ def test_every_handler_effect_and_report_is_tried():
 
 
 def raise_once(monkeypatch, owner, name, is_meant=lambda *_: True):
-    """Let the next call of a function raise whose arguments are meant."""
+    """Make the next call whose arguments satisfy ``is_meant`` raise."""
     plain, left = getattr(owner, name), [1]
 
     def function(*arguments):
@@ -143,7 +143,10 @@ def raise_once(monkeypatch, owner, name, is_meant=lambda *_: True):
 
 
 def a_fault_ends_its_link_alone(pair, message):
-    """The second node sends this message (none: it sends such by itself), at which the first has a fault."""
+    """Assert that a message of the second node causes a fault in the first, which ends their link only.
+
+    Without a message, wait for one that the second node sends by itself.
+    """
     peer, found = pair.side.network.peer, pair.service.faults
     restarts, count = found.restarts, found.count
     other = pair.trainees[1].side
@@ -177,7 +180,7 @@ def test_a_fault_at_a_message_of_the_membership_ends_its_link_alone(pair, messag
 
 @pytest.mark.parametrize("kind", DISPATCHED, ids=lambda kind: kind.__name__)
 def test_a_fault_at_a_message_that_concerns_a_link_ends_that_link_alone(pair, kind, monkeypatch):
-    """The status page, the end of a link, and its lanes."""
+    """The messages concern the status page, the end of a link, and its lanes."""
     message, owner, name, part = DISPATCHED[kind]
     runtime = pair.side.network.runtime
     ours = None if part is None else getattr(runtime, part)
@@ -203,7 +206,7 @@ def test_a_fault_in_performing_an_effect_begins_the_network_side_anew(pair, effe
 
     def fault():
         monkeypatch.setattr(Runtime, "perform_one", perform_one)
-        if not isinstance(effect, Send | Snapshot | Transfer | Mix | Release):  # these come by themselves
+        if not isinstance(effect, Send | Snapshot | Transfer | Mix | Release):  # These come by themselves.
             pair.call(lambda: runtime.perform([effect]))
 
     pair.begins_anew(fault)
@@ -224,7 +227,7 @@ def test_a_fault_in_a_report_to_the_peer_begins_the_network_side_anew(pair, repo
             "update_counts",
             "on_snapshotted",
             "on_streamed",
-        ):  # these come by themselves
+        ):  # These come by themselves.
             pair.call(getattr(runtime.peer, report))
 
     pair.begins_anew(fault)
@@ -267,7 +270,7 @@ def test_a_fault_is_told_with_its_traceback_and_counted(pair, caplog):
 
 
 def test_the_next_network_side_is_a_later_life_of_the_same_node(pair):
-    """Members believe a record of a higher incarnation, and dial the address that they know."""
+    """Members accept a record of a higher incarnation, and dial the address that they know."""
     record = pair.side.network.peer.membership.me
     pair.begins_anew(lambda: pair.call(raises))
     again = pair.side.network.peer.membership.me
@@ -284,9 +287,9 @@ def test_nothing_is_left_behind_by_many_faults(pair):
         gc.collect()
         return len(os.listdir("/proc/self/fd")), threading.active_count()
 
-    pair.begins_anew(lambda: pair.call(raises), soon=False)  # other tests say how soon
+    pair.begins_anew(lambda: pair.call(raises), soon=False)  # Other tests cover the delay.
     descriptors, threads = left()
     for _ in range(FAULTS):
         pair.begins_anew(lambda: pair.call(raises), soon=False)
-    # A link may be on its way twice, and an idle worker thread ends after some seconds.
+    # A link may be opened twice meanwhile, and an idle worker thread ends after some seconds.
     until(lambda: left()[0] <= descriptors + 4 and left()[1] <= threads + 2)

@@ -64,7 +64,7 @@ both_kinds = pytest.mark.parametrize("pair", [loopback_pair, memory_pair])
 async def tls_ends(
     pair: Pair, dials: Contexts = ALICE_CONTEXTS, accepts: Contexts = BOB_CONTEXTS
 ) -> tuple[TlsStream, TlsStream]:
-    """Of one connection, and both have finished the handshake."""
+    """Return both ends of one connection after the handshake."""
     left, right = await pair()
     ends = TlsStream(left, dials, server_side=False), TlsStream(right, accepts, server_side=True)
     async with trio.open_nursery() as nursery:
@@ -96,7 +96,7 @@ async def receive_exactly(stream: ByteStream, count: int) -> bytes:
 
 
 async def drain(stream: ByteStream) -> None:
-    """Read up to a proper end."""
+    """Read until the orderly end of the stream."""
     while await stream.receive_into(memoryview(bytearray(100_000))):
         pass
 
@@ -112,7 +112,7 @@ async def expect_broken_end(stream: ByteStream) -> None:
 
 
 async def first_word(stream: TlsStream, errors: list[GossipError]) -> None:
-    """What every link does first: shake hands, say something, hear something; closed at the first failure."""
+    """Shake hands, send a word and read one, as every link does first; close at the first failure."""
     try:
         await stream.handshake()
         await stream.send_all(b"hello")
@@ -125,7 +125,7 @@ async def first_word(stream: TlsStream, errors: list[GossipError]) -> None:
 
 
 async def meet(pair: Pair, client: Contexts, server: Contexts) -> tuple[list[GossipError], list[GossipError]]:
-    """What dialler and acceptor are told, each by its own error, when they exchange a first word."""
+    """Exchange a first word. Return the errors of the dialler and those of the acceptor."""
     left, right = await pair()
     told: tuple[list[GossipError], list[GossipError]] = ([], [])
     async with trio.open_nursery() as nursery:
@@ -145,7 +145,7 @@ def without_certificate(_: Path) -> Contexts:
 
 
 def self_signed(folder: Path) -> Contexts:
-    """The right names on every certificate, but an authority of its own making."""
+    """Return contexts whose certificate has the right names, but is signed by its own key."""
     contexts = without_certificate(folder)
     identity = Identity.fresh()
     path = folder / "leaf.pem"
@@ -204,7 +204,7 @@ async def test_a_peer_that_speaks_no_tls_is_refused(server_side) -> None:
 
     async def speak_plainly() -> None:
         await right.send_all(b"GOSSIP/1 hello, I have no secret at all\r\n\r\n")
-        await right.receive_into(memoryview(bytearray(4096)))  # an alert, a ClientHello, or the end
+        await right.receive_into(memoryview(bytearray(4096)))  # Receive an alert, a ClientHello, or the end.
         await right.aclose()
 
     async with trio.open_nursery() as nursery:
@@ -240,7 +240,7 @@ def test_every_holder_of_a_secret_trusts_the_same_authority() -> None:
 @pytest.mark.parametrize("years", [(2090, 2099), (1951, 1960)])
 @in_trio
 async def test_a_clock_that_is_years_off_keeps_nobody_out(years, monkeypatch) -> None:
-    """Seen from the certificates: one is valid from 2090 on, the other was until 1960, whatever a clock says."""
+    """The certificates stand for the clock: one is valid from 2090 on, the other was until 1960."""
     monkeypatch.setattr(tls, "VALID_FROM", datetime(years[0], 1, 1, tzinfo=UTC))
     monkeypatch.setattr(tls, "VALID_UNTIL", datetime(years[1], 1, 1, tzinfo=UTC))
     theirs = swarm_contexts(BOB, SECRET)
@@ -272,7 +272,7 @@ def test_a_certificate_for_another_kind_of_key_has_no_owner() -> None:
 
 
 async def both_ways_at_once(alice: ByteStream, bob: ByteStream, count: int) -> None:
-    """So many bytes of each arrive at the other as they were."""
+    """Assert that ``count`` random bytes of each end arrive at the other unchanged."""
     payloads = os.urandom(count), os.urandom(count)
     arrived: dict[str, bytes] = {}
 
@@ -350,7 +350,7 @@ async def test_an_end_without_a_farewell_is_a_broken_link_under_tls() -> None:
     async with trio.open_nursery() as nursery:
         nursery.start_soon(alice.handshake)
         nursery.start_soon(bob.handshake)
-    await left.aclose()  # a forged FIN, or a killed process
+    await left.aclose()  # This stands for a forged FIN, or a killed process.
     with pytest.raises(BrokenLinkError):
         await bob.receive_into(memoryview(bytearray(8)))
 
@@ -373,7 +373,7 @@ async def test_an_abrupt_close_in_mid_transfer_ends_both_sides(pair, encrypted) 
                 await trio.sleep(0.02)
                 alice.close_now()
         finally:
-            alice.close_now()  # closing twice is fine
+            alice.close_now()  # Closing twice is fine.
             bob.close_now()
 
 
@@ -402,7 +402,7 @@ async def test_a_cancelled_receive_loses_nothing() -> None:
 async def test_nothing_is_sent_after_a_send_was_cut_short() -> None:
     async with tls_pair(memory_pair) as (alice, bob):
         with trio.move_on_after(0.01):
-            await alice.send_all(bytes(1_000_000))  # nobody reads
+            await alice.send_all(bytes(1_000_000))  # Bob does not read.
         with pytest.raises(BrokenLinkError):
             await alice.send_all(b"more")
         await alice.aclose()
@@ -422,7 +422,7 @@ def test_a_peer_that_never_reads_delays_a_close_by_a_second_at_most() -> None:
         with pytest.raises(BrokenLinkError):
             await send(data)
 
-    waited_s = trio.run(scene, clock=trio.testing.MockClock(autojump_threshold=0))  # the clock's seconds, not ours
+    waited_s = trio.run(scene, clock=trio.testing.MockClock(autojump_threshold=0))  # The clock's seconds, not ours.
     assert waited_s == pytest.approx(tls.LAST_WORDS_S)
 
 
@@ -439,4 +439,4 @@ async def test_a_close_that_is_cancelled_still_closes() -> None:
 @in_trio
 async def test_a_socket_reset_before_it_is_used_is_a_broken_link() -> None:
     with trio.socket.socket() as sock, pytest.raises(BrokenLinkError):
-        PlainStream(sock)  # never connected, which is what it looks like
+        PlainStream(sock)  # An unconnected socket looks the same.

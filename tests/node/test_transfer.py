@@ -1,4 +1,4 @@
-"""A vector as chunks and back: whatever arrives is the difference of the two quantised vectors, or nothing."""
+"""Vectors as chunks and back: what arrives is the difference of the two quantised vectors, or nothing."""
 
 import dataclasses
 
@@ -15,7 +15,7 @@ from tests.gossip.codecs.spreads import observe
 
 
 def frames(sender):
-    """(chunk, body) of everything a sender sends."""
+    """Yield the chunk and the body of each frame of a sender."""
     while (frame := sender.next_frame()) is not None:
         header, body = frame
         yield decode(header[PREFIX_BYTES:], len(body)), bytes(body)
@@ -97,7 +97,7 @@ def test_a_chunk_after_which_the_next_would_begin_inside_a_block_is_a_protocol_e
     odd = dataclasses.replace(chunk, elements=1500)
     with pytest.raises(ProtocolError, match="at a multiple of 256"):
         receiver.begin_chunk(odd, codec.encoded_bytes(1500))
-    last = list(frames(Sender(1, b[:1500], codec, 1536)))  # but the vector may end anywhere
+    last = list(frames(Sender(1, b[:1500], codec, 1536)))  # The vector itself may end anywhere.
     receiver = DifferenceReceiver(1, a[:1500], np.zeros(1500, np.float32), codec)
     assert [deliver(receiver, *frame) for frame in last] == [True]
 

@@ -1,4 +1,7 @@
-"""This version and the next one work together, whoever came first; those that cannot say so with both versions."""
+"""Nodes of this version and the next work together, whichever came first.
+
+Incompatible versions are both named in the error.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +28,7 @@ from tests.harness import warm
 from tests.memory_stream import memory_stream_pair
 
 NEWER = Path(__file__).with_name("newer.py")
-EXTRA = ("blue", 7, None, 2.5, b"\0\xff")  # as newer.py has it, which must not be imported here
+EXTRA = ("blue", 7, None, 2.5, b"\0\xff")  # The same as in newer.py, which must not be imported here.
 
 
 class Newer:
@@ -39,7 +42,7 @@ class Newer:
 
 
 class NewerProcess:
-    """A process that holds them, one for all tests since it imports all of ours anew."""
+    """A process for newer nodes, one for all tests since its imports take long."""
 
     def __init__(self):
         self.nodes = []
@@ -97,15 +100,16 @@ def test_two_nodes_of_the_next_version_train_with_ours_and_learn_through_it_what
     train, until, newer
 ):
     ours = train(nn.Linear(4, 2))
-    both = [newer("none", ours.node.address) for _ in range(2)]  # nobody can dial them: each is linked with ours alone
+    # No node can dial them, so each is linked with ours alone.
+    both = [newer("none", ours.node.address) for _ in range(2)]
     until(lambda: all(node.said.get("mixes", 0) >= 3 for node in both), 120)
     ids = [node.said["id"] for node in both]
     for node, other in zip(both, reversed(ids), strict=True):
-        # The record came through ours, and its owner's signature, over all of it, was checked on arrival.
+        # The record came through ours. Its owner's signature over all of it was checked on arrival.
         until(lambda node=node, other=other: node.said["extra"].get(other) == repr(EXTRA))
         assert node.said["links"] == [ours.node.id]
-        assert node.said["dances"] == 0  # it knows the message, ours does not, and nobody else is linked
-        assert set(node.said["colours"]) <= {"grey"}  # an Offer of ours lacks the field
+        assert node.said["dances"] == 0  # Its only neighbour is ours, which lacks the message.
+        assert set(node.said["colours"]) <= {"grey"}  # Our Offer lacks the field.
     assert ours.node.metrics().exchanges_done >= 3
     assert query(parse_address(ours.node.address))["metrics"]["messages_ignored"] >= 2
 
@@ -159,7 +163,7 @@ def test_versions_that_do_not_meet_are_both_named_on_both_sides():
 
 # -- status ------------------------------------------------------------------------------------------------------------
 def ask(*pages):
-    """What read_pages makes of a node that answers with these."""
+    """Return what read_pages makes of a node that answers with ``pages``."""
 
     async def answer(stream):
         reader = FrameReader(stream)
@@ -215,7 +219,7 @@ def test_a_status_with_fewer_values_leaves_the_others_open():
     ids=["number for an id", "number for a member", "short id", "same id again", "no rows", "nothing"],
 )
 def test_what_is_no_status_is_refused_in_a_sentence(page):
-    """``bytes`` of a large number allocates as many bytes."""
+    """``bytes`` of a large number would allocate as many bytes."""
     with pytest.raises(BaseExceptionGroup) as error:
         ask(page)
     assert error.group_contains(ProtocolError)
@@ -239,7 +243,7 @@ def test_a_message_that_cannot_be_written_closes_its_link_and_nothing_else():
     async def main():
         near, far = memory_stream_pair()
         link = Link(near, FrameReader(near), PeerId(b"p" * 16))
-        link.send(StatusReply(("x" * 300,) * 400, (), False))  # larger than a header
+        link.send(StatusReply(("x" * 300,) * 400, (), False))  # This is larger than a header.
         assert "StatusReply" in link.fault
         assert not link.outbox
         with pytest.raises(BrokenLinkError):

@@ -1,4 +1,4 @@
-"""Links are sealed where both ends can, and nobody else keeps two members in TLS."""
+"""Links are sealed if both ends support it, and no attacker keeps two such members in TLS."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from tests.node.test_tls import (
 
 
 class Spoiler:
-    """Somebody on the path, who changes what one side sends from some moment on."""
+    """An attacker on the path that changes what one side sends."""
 
     peer_host = "memory"
 
@@ -59,7 +59,7 @@ class Spoiler:
 
 
 def in_no_time(test):
-    """On a clock that goes on where everybody waits: whoever is kept waiting gives up after as long as a node does."""
+    """Run a test on a clock that jumps whenever all tasks wait, so that timeouts take no time."""
 
     @functools.wraps(test)
     def run(**arguments):
@@ -70,7 +70,7 @@ def in_no_time(test):
 
 
 async def met(near, far, shares=(DIALLER, ACCEPTOR), spoils=None):
-    """Both streams after the handshake as ``Connector`` makes it: sealed, or not, or what was raised."""
+    """Return both streams after the handshake that ``Connector`` makes, or the errors that were raised."""
     found = {name: BrokenLinkError("It was kept waiting.") for name in ("near", "far")}
 
     async def side(name, inner, contexts, server_side, share):
@@ -141,7 +141,7 @@ SPOILS = {
 @pytest.mark.parametrize("after", [0, 1, 2])
 @in_no_time
 async def test_nobody_on_the_path_makes_two_that_can_seal_go_on_in_tls(how, after):
-    """Changed from the Hello on, from the end of TLS on, and from the first record on."""
+    """The changes begin at the Hello, at the end of TLS, or at the first record."""
     one, other = await memory_pair()
     count = 0
 
@@ -157,7 +157,7 @@ async def test_nobody_on_the_path_makes_two_that_can_seal_go_on_in_tls(how, afte
 
 @in_no_time
 async def test_what_tls_lacks_at_its_end_is_not_made_up_by_what_follows():
-    """The end of TLS is kept back, and what is sealed comes at once."""
+    """The attacker withholds the end of TLS, and lets the sealed data through."""
     one, other = await memory_pair()
     count = 0
 
@@ -211,7 +211,7 @@ def streams_of(trainee):
 
 
 def test_nodes_with_a_secret_seal_and_those_that_cannot_mix_with_them_in_tls(train, until, quick, secret, monkeypatch):
-    """One of three has a library that cannot open a record in its place."""
+    """One of the three has a library that cannot open a record in place."""
     old = set()
     monkeypatch.setattr(connector, "fresh_share", lambda: b"" if threading.get_ident() in old else sealed.fresh_share())
 
