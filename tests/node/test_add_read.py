@@ -1,5 +1,4 @@
-"""An addition, a copy of what comes of it and whether that is finite, in one pass over memory; and pieces of the
-weights."""
+"""One pass over memory that adds, copies the result and checks that it is finite; and pieces of the weights."""
 
 from __future__ import annotations
 
@@ -21,7 +20,7 @@ from tests.node.vectors import vector_of
 
 
 def uneven():
-    """Large and small tensors, one that does not lie as its elements follow each other, a scalar and an empty one."""
+    """Return two models of large and small tensors, with an empty one and some that are not contiguous."""
     torch.manual_seed(3)
     model = nn.Sequential(nn.Conv2d(3, 5, 3), nn.BatchNorm2d(5), nn.Linear(300, 700), nn.Linear(1, 1))
     model[0].to(memory_format=torch.channels_last)
@@ -31,7 +30,7 @@ def uneven():
 
 @pytest.fixture(params=["torch", "compiled", "threads"])
 def way(request, monkeypatch):
-    """Small vectors go by torch, and where no compiler was all; here all as large ones do, in one thread or in some."""
+    """Run a test with torch, or with the compiled kernel in one thread or several, as for large vectors."""
     monkeypatch.setattr(kernel, "passes", None if request.param == "torch" else passes())
     monkeypatch.setattr(flat, "MIN_KERNEL_ELEMENTS", 1)
     if request.param == "threads":
@@ -41,7 +40,7 @@ def way(request, monkeypatch):
 
 
 def both_of(which, weight):
-    """Of a model the sum and its copy in one pass, and of another like it one after the other."""
+    """Add to a model and copy it in one pass, and to an equal model in two. Assert that both results agree."""
     one, other = uneven()[which], uneven()[which]
     shift = np.random.default_rng(1).normal(size=one.layout.exchanged).astype(np.float32)
     both, apart, read = shift.copy(), shift.copy(), np.empty_like(shift)
@@ -80,7 +79,7 @@ def test_what_is_not_finite_is_seen_on_the_way_wherever_it_lies(which, value, wa
 
 
 def test_the_largest_numbers_are_finite(way):
-    """Though the sum of their squares is not."""
+    """The sum of their squares is not finite."""
     state = ModelState({"x": torch.full((70_000,), 3.4e38), "few": torch.full((3,), -3.4e38)})
     state.begin_read(np.zeros(70_003, np.float32)).wait()
     assert state.finite is (None if way == "torch" else True)
@@ -110,7 +109,7 @@ def test_threads_have_equal_shares_and_together_all(sizes, share):
 @pytest.mark.parametrize("spare", [False, True])
 @in_trio
 def test_a_plain_mean_is_weighed_where_it_is_added(spare, way):
-    """And what others brought is no progress of one's own, weighed or not."""
+    """The additions of other nodes are not the node's own movement, whether they have a weight or not."""
     node = runtime(Config(outer_momentum=0.0))
     averager, pool, boundary = node.averager, node.streams.pool, node.averager.boundary
     vectors = [pool.take() for _ in range(2)]

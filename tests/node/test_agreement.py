@@ -1,4 +1,4 @@
-"""The line of `gossip local` on the agreement of the models, by hand-written rows of the nodes' logs."""
+"""The line of `gossip local` on the agreement of the models, for hand-written rows of the nodes' logs."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ def free_port():
 
 
 def one_sentence(error):
-    """The text of an error a person reads: one line that ends in a full stop and names no class or trace."""
+    """Return the text of an error. Assert that it is one line that ends in a full stop, without class or trace."""
     text = str(error.value)
     assert "\n" not in text
     assert text.endswith(".") or text.endswith("?")

@@ -1,4 +1,4 @@
-"""A loop that has nothing else to do is woken, and one that does is told for nothing."""
+"""WakeEvent: a set event wakes a waiting loop, and costs little while no loop waits."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def test_what_rang_before_it_waits_is_not_waited_for():
     bell.set()
     began = time.monotonic()
     bell.wait(LONG_S)
-    bell.wait(LONG_S)  # and until it is forgotten
+    bell.wait(LONG_S)  # The event stays set until clear().
     assert time.monotonic() - began < LONG_S / 2
 
 

@@ -1,4 +1,4 @@
-"""What a snapshot holds: every update that was decided before it, and none of them twice."""
+"""A snapshot holds every update that was decided before it, exactly once."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def shift_of(pool, values):
 
 
 def ignore(vector):
-    """Nothing is adopted."""
+    """Do nothing when weights are adopted."""
 
 
 def test_a_snapshot_waits_for_an_update_that_is_owed():
@@ -70,24 +70,22 @@ def test_nor_does_a_spare_copy_leave_out_what_is_owed():
 
 @pytest.mark.parametrize("earlier", [[], [1]])
 def test_a_wish_that_comes_during_a_visit_is_for_the_next(earlier):
-    """It was fulfilled and stayed, or ended the visit, where nothing had been wished for before."""
+    """Once, such a request was served and yet stayed, or ended the visit if there was no earlier one."""
     meeting, pool, _ = boundary()
     meeting.begin_update()
     meeting.deliver_update(shift_of(pool, 2.0))
     for session in earlier:
         meeting.request_snapshot(session)
     plain, meeting.model.add_read = meeting.model.add, lambda values, weight: False
-    # The network thread asks meanwhile.
-    meeting.model.add = lambda values: (meeting.request_snapshot(9), plain(values))[
-        1
-    ]  # the network's thread, meanwhile
+    # The network thread requests a snapshot during the addition.
+    meeting.model.add = lambda values: (meeting.request_snapshot(9), plain(values))[1]
     assert [session for session, _, _ in meeting.visit(ignore).snapshots] == earlier
     assert list(meeting.requests) == [9]
     assert meeting.has_requests
 
 
 def test_what_is_given_away_waits_for_nothing():
-    """Its mass goes with it, and what is owed comes with a mass of its own."""
+    """A pushed snapshot takes its mass along, and pending updates bring a mass of their own."""
     meeting, _, _ = boundary()
     meeting.begin_update()
     meeting.request_snapshot(1, pushes=1)
@@ -120,7 +118,7 @@ def test_a_copy_from_before_an_update_was_decided_is_taken_anew():
     node = runtime()
     session = wants_snapshot(node)
     done = node.averager.boundary.visit(ignore)
-    node.averager.boundary.begin_update()  # while the copy was on its way to this thread
+    node.averager.boundary.begin_update()  # The copy is on its way to this thread at this point.
     node.averager.use_copies(done)
     assert session not in node.averager.snapshots
     node.averager.boundary.deliver_update(shift_of(node.streams.pool, 2.0))
@@ -137,17 +135,16 @@ def test_a_spare_copy_from_before_an_update_was_decided_is_not_used():
     node.averager.use_copies(done)
     assert session not in node.averager.snapshots
     assert session in node.averager.boundary.requests
-    assert sum(map(len, node.streams.pool.free_arrays.values())) == 1  # and it is given back
+    assert sum(map(len, node.streams.pool.free_arrays.values())) == 1  # The pool has it back.
 
 
 @pytest.mark.parametrize("decided", [False, True])
 @in_trio
 def test_a_copy_whose_exchange_made_way_is_the_snapshot_of_the_one_that_it_made_way_for(decided):
-    """A copy of a large model takes as long as an offer does to come: the second exchange waited for a boundary more,
-    and the training loop made a second copy there."""
+    """The next exchange uses the copy instead of another one, unless an update was decided in between."""
     node = runtime()
     averager, peer = node.averager, node.peer
-    averager.boundary.request_snapshot(99)  # of a session that is over when the copy is here
+    averager.boundary.request_snapshot(99)  # This session has ended when the copy arrives.
     done = averager.boundary.visit(ignore)
     assert [number for number, _, _ in done.snapshots] == [99]
     session = wants_snapshot(node)
@@ -165,7 +162,7 @@ def test_a_copy_whose_exchange_made_way_is_the_snapshot_of_the_one_that_it_made_
 
 @in_trio
 def test_who_asks_while_a_copy_is_made_is_given_that():
-    """Of large models that takes as long as an offer does to come; another copy would be of the same weights."""
+    """Copying a large model takes as long as an offer needs to arrive, and a second copy would be equal."""
     node = runtime(PLAIN)
     averager, boundary = node.averager, node.averager.boundary
     session = wants_snapshot(node)
@@ -180,7 +177,7 @@ def test_who_asks_while_a_copy_is_made_is_given_that():
 
 
 class Copy(Copies):
-    """On CUDA a copy may end between two looks at it."""
+    """Copies that are done at the second look, as they may be on CUDA."""
 
     looks = 0
 
@@ -208,7 +205,7 @@ def test_a_spare_whose_copy_ends_between_two_looks_is_not_lost():
 
 @in_trio
 def test_as_many_mixes_may_end_at_once_as_there_are_exchanges():
-    """With all neighbours at once, and more than 64 of them, the 65th ended the network thread."""
+    """Once, with more than 64 neighbours, the 65th mix that ended at the same time ended the network thread."""
     node = runtime()
     for session in range(100):
         node.averager.snapshots[session] = snapshot = node.streams.pool.take()
@@ -223,11 +220,13 @@ def test_as_many_mixes_may_end_at_once_as_there_are_exchanges():
 @pytest.mark.parametrize("mixing", ["push-sum", "row-stochastic"])
 @in_trio
 async def test_a_push_that_was_over_before_its_snapshot_came_leaves_the_model_as_heavy_as_it_was(mixing):
-    """Of what is not conserved nothing had gone: a row-stochastic model weighed 2 from there on, and took a third of
-    the next vector instead of half."""
+    """The mass stays the same, whether or not the mixing conserves it.
+
+    Once, a row-stochastic model weighed 2 from there on, and took a third of the next vector instead of half.
+    """
     node = runtime(Config(mixing=mixing, filter="none"))
     node.averager.boundary.request_snapshot(77, pushes=1)
-    node.averager.use_copies(node.averager.boundary.visit(ignore))  # no exchange has this number any more
+    node.averager.use_copies(node.averager.boundary.visit(ignore))  # No exchange has this number any more.
     node.averager.use_copies(node.averager.boundary.visit(ignore))
     assert node.averager.boundary.mass == 1.0
 
@@ -265,15 +264,17 @@ def test_an_effect_that_nobody_performs_is_no_silence():
 
 
 def test_two_fixed_vectors_end_at_their_mean_while_shifts_are_slow(train, until, monkeypatch):
-    """What an exchange brought takes a while until it is in the model. A snapshot taken meanwhile would have the
-    partner give the same again, so that both went beyond the mean and back."""
+    """No snapshot is taken while the result of an exchange is on its way into the model.
+
+    Otherwise the partner would give the same again, so that both would overshoot the mean and come back.
+    """
     plain = MixJob.run
 
     def slow(self):
         time.sleep(0.02)
         plain(self)
 
-    monkeypatch.setattr(streams, "INLINE_ELEMENTS", 0)  # beside the network thread, as that of large vectors
+    monkeypatch.setattr(streams, "INLINE_ELEMENTS", 0)  # Run the job in a worker, as for large vectors.
     monkeypatch.setattr(MixJob, "run", slow)
     vectors = [np.full(ELEMENTS, value, np.float32) for value in (0.0, 1.0)]
     trainees = [train({"x": vectors[0]}, config=PLAIN)]
@@ -282,7 +283,7 @@ def test_two_fixed_vectors_end_at_their_mean_while_shifts_are_slow(train, until,
     worst = [0.0]
 
     def look(node):
-        """One that has mixed holds the mean, to rounding, for as long as nobody trains."""
+        """Record how far from the mean each vector is that has mixed. Without training it holds the mean."""
         for index, vector in enumerate(vectors):
             if abs(float(vector[0]) - index) > 0.25:
                 worst[0] = max(worst[0], abs(float(vector[0]) - 0.5))
@@ -312,7 +313,7 @@ PUSHED = Config(mixing="row-stochastic", mix_every_steps=1)
 
 
 def test_others_vectors_are_no_movement_of_ones_own_in_the_simulator(monkeypatch):
-    """Two that do not train are pushed each other's vectors; the filter learns that they do not move."""
+    """Two nodes that do not train are pushed each other's vectors; the filter learns that they do not move."""
     moved = []
     monkeypatch.setattr(Clip, "on_moved", lambda self, distance: moved.append(distance))
 
@@ -326,7 +327,7 @@ def test_others_vectors_are_no_movement_of_ones_own_in_the_simulator(monkeypatch
     swarm.run_until(30.0)
     own = [distance for distance in moved if distance > 1e-3]
     assert len(moved) > 100
-    assert len(own) == 1  # the one step that was somebody's own, or what a merge before the next look left of it
+    assert len(own) == 1  # The node's only step of its own, or what a merge left of it.
     assert own[0] < 1.001 * ELEMENTS**0.5
 
 

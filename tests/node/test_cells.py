@@ -123,7 +123,7 @@ def test_a_partner_that_came_late_is_remembered_at_once(train, until, tmp_path):
     book, writes = ours.side.service.book, []
     remember = book.save
     book.save = lambda peer: (writes.append(peer.view.alive_count), remember(peer))
-    until(lambda: len(writes) == 2)  # after one second and three: the next would come after seven
+    until(lambda: len(writes) == 2)  # They come after one second and three; the next would come after seven.
     assert set(writes) == {1}
     theirs = train(nn.Linear(2, 2), seeds=[ours.node.address])
     until(lambda: [record.id.hex() for record in StateDir(tmp_path).read().book] == [theirs.node.id])

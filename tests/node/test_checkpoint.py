@@ -1,4 +1,4 @@
-"""What was saved comes back, and what could not be saved leaves what was there."""
+"""Round trips of checkpoints, and failed saves, which leave the previous file in place."""
 
 from __future__ import annotations
 
@@ -167,7 +167,7 @@ def test_what_was_loaded_survives_the_next_save(tmp_path):
     loaded = checkpoint.load(tmp_path / "run")
     checkpoint.save(tmp_path / "run", {"w": torch.ones(10)}, None, {})
     assert torch.equal(loaded.tensors["w"], torch.zeros(100_000))
-    loaded.tensors["w"] += 1  # it is ours to write to, and the file does not change
+    loaded.tensors["w"] += 1  # The copy is ours to change; the file stays as it is.
     assert torch.equal(checkpoint.load(tmp_path / "run").tensors["w"], torch.ones(10))
 
 

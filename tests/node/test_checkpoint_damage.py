@@ -58,7 +58,7 @@ def test_a_corrupt_header_is_refused_or_read_but_never_anything_else(tmp_path_fa
 @pytest.mark.parametrize(
     "header",
     [
-        (1 << 60).to_bytes(8, "little"),  # of a header of 2^60 bytes
+        (1 << 60).to_bytes(8, "little"),  # States a header of 2^60 bytes.
         framed('{"w": {"dtype": "F32", "shape": [1099511627776], "data_offsets": [0, 4398046511104]}}'),
         framed('{"w": {"dtype": "F32", "shape": [1099511627776], "data_offsets": [0, 4]}}'),
         framed('{"w": {"dtype": "F32", "shape": [4294967296, 4294967296, 4294967296], "data_offsets": [0, 4]}}'),

@@ -1,5 +1,7 @@
-"""A checkpoint of any run loads, whatever numbers somebody lied into the run; into a compiled model; and nothing of the
-weights before it is left."""
+"""A checkpoint of any run loads, even with absurd numbers, and into a compiled model.
+
+Loading leaves nothing of the earlier weights.
+"""
 
 from __future__ import annotations
 
@@ -65,7 +67,7 @@ def test_a_checkpoint_with_numbers_that_cannot_be_loads_and_its_node_is_not_refu
         check(record, trusting)
         assert record.run_id.hex() == RUN_ID
         assert record.progress == samples
-        assert min(version, 2**52) <= peer.local.version <= version + 1  # a node keeps to half of what others read
+        assert min(version, 2**52) <= peer.local.version <= version + 1  # A node keeps to half of what others read.
     assert torch.equal(model.weight, weights["weight"])
 
 
@@ -82,7 +84,7 @@ def test_a_run_that_cannot_be_is_refused_in_a_sentence_and_the_model_is_left_alo
 
 
 class Compiled(nn.Module):
-    """As torch.compile wraps a module, without the minutes that a compiler may take."""
+    """A module that is wrapped as by torch.compile, without minutes of compilation."""
 
     def __init__(self, inner):
         super().__init__()
@@ -114,7 +116,7 @@ def test_weights_of_no_run_begin_one_and_what_is_not_loaded_is_said(quick, tmp_p
         assert node.swarm_samples == 4
         with torch.no_grad():
             model.weight.fill_(1.0)
-        node.load(tmp_path / "pretrained.safetensors")  # what is trained already is worth more than any file
+        node.load(tmp_path / "pretrained.safetensors")  # Trained weights are worth more than any file.
         assert model.weight.unique().tolist() == [1.0]
         node.save(tmp_path / "ours")
         node.load(tmp_path / "ours.safetensors")
@@ -127,7 +129,7 @@ def test_weights_of_no_run_begin_one_and_what_is_not_loaded_is_said(quick, tmp_p
 
 
 def hundred(train, until, tmp_path):
-    """A checkpoint whose weights are all 100, and a node of another run that has trained."""
+    """Save a checkpoint whose weights are all 100. Return a trained node of another run."""
     first = train(linear(1))
     until(lambda: first.node.metrics().samples > 20)
 
@@ -157,7 +159,7 @@ def test_a_mixing_job_of_earlier_weights_does_not_move_the_outer_step_of_loaded_
             averager.boundary.begin_update()
             jobs.append(MixJob(averager, snapshot, difference, None, Mix(1, 0.5)))
 
-        def compute(*what):  # one job runs before the network thread hears of the load, the other afterwards
+        def compute(*what):  # One job runs before the network thread learns of the load, the other afterwards.
             jobs[0].run()
             side.network.call = call
             return call(*what)
@@ -177,7 +179,7 @@ def test_a_mixing_job_of_earlier_weights_does_not_move_the_outer_step_of_loaded_
 
 
 def test_load_returns_when_the_network_thread_has_dropped_what_was_pending(train, until, tmp_path, monkeypatch):
-    """However long that takes: an old update that lands later would be added to the new weights."""
+    """Loading waits however long that takes: a later update would be added to the new weights."""
 
     class Hasty(threading.Event):
         def wait(self, timeout=None):
@@ -246,7 +248,7 @@ def test_a_node_may_save_over_its_own_checkpoint_and_those_of_dead_nodes_and_of_
 
 
 def test_loaded_weights_have_the_mass_of_weights_of_which_nothing_was_pushed_away(quick, tmp_path):
-    """Otherwise a node that had pushed its mass away would count for nothing with the weights that it loads."""
+    """Otherwise a node that had pushed its mass away would count for nothing with the loaded weights."""
     saved(tmp_path / "run", run_id=RUN_ID, swarm_samples=100, version=1.0)
     config = dataclasses.replace(quick, mixing="push-sum")
     with Node(linear(), config=config) as node:

@@ -163,7 +163,7 @@ ANSWER = {
 
 @pytest.fixture
 def asked(monkeypatch):
-    """Answers instead of a node; the questions that were asked."""
+    """Answer in place of a node; return the list of questions."""
     questions = []
 
     def answer(address, secret_file, timeout_s):
@@ -218,7 +218,7 @@ def test_what_a_member_calls_itself_is_printed_as_it_is(monkeypatch, capsys, nam
 
 
 def test_nodes_print_to_terminals_in_one_way_alone():
-    """Another console might take what others call themselves for markup."""
+    """Another console might read markup in names that members choose."""
     root = Path(cli.__file__).parents[1]
     made = [path.name for path in root.rglob("*.py") if "Console(" in path.read_text(encoding="utf-8")]
     assert made == ["terminal.py"]

@@ -28,7 +28,7 @@ WORDS = ["the", "cat", "sat", "on", "a", "mat"]
 
 
 class Augmented(Dataset):
-    """A dataset whose items are random, by all generators that there are, and that counts how often it is asked."""
+    """A dataset that adds noise of every random generator to its items, and counts how often it is read."""
 
     def __init__(self, rows, paths=()):
         self.rows, self.paths, self.asked = rows, paths, 0
@@ -154,7 +154,7 @@ def compared(until, nodes, name):
 
     until(lambda: all(map(has_heard, nodes)), 60)
     comparisons = [node._training.comparison for node in nodes]
-    for _ in range(2):  # The first may have begun before.
+    for _ in range(2):  # The first comparison may have begun before.
         before = [comparison.compared_at for comparison in comparisons]
         until(lambda: all(one.compared_at > was for one, was in zip(comparisons, before, strict=True)), 60)  # noqa: B023
 
@@ -204,7 +204,7 @@ def test_a_member_with_the_samples_in_another_order_is_told(pair, until):
 
 
 def test_equal_data_and_later_other_data_are_not_told(pair, until):
-    """One also reads a dataset for evaluation. Then it trains on a second one, as a late member does from the start."""
+    """One node also reads a dataset for evaluation. Later it trains on a second one, as a late member does at once."""
 
     def evaluates(trainee):
         loader, held_out = DataLoader(TensorDataset(X), 50), DataLoader(TensorDataset(X[:30]), 30)
@@ -291,7 +291,7 @@ def test_unknown_rates_and_two_zeros_have_no_ratio():
 
 @pytest.fixture
 def rates(train, monkeypatch):
-    """``rates(rate, ...)`` trains nodes, each at a rate of its own, whose rates are compared at once."""
+    """Return a function that trains a node at each given rate. The nodes compare their rates at once."""
     monkeypatch.setattr("node.loop.comparison.RATE_PERIOD_S", 0.1)
     monkeypatch.setattr("node.loop.comparison.RATES_APART_S", 0.5)
 

@@ -19,11 +19,11 @@ from tests.node.conftest import QUICK
 from tests.node.test_node import linear, mixed, spread
 
 CORRECTED = replace(QUICK, mix_every_steps=4, outer_momentum=0.0, outer_rate=1.0, correction=0.2)
-PULL = 0.1  # that a node's own data add in each step
+PULL = 0.1  # The shift that a node's own data add in each step.
 
 
 def pulled(model, by):
-    """A loop whose steps move the model by a constant, as data of one kind would."""
+    """Return a step that moves the model by a constant, as data of one kind would."""
 
     def work():
         with torch.no_grad():
@@ -37,7 +37,7 @@ def test_nodes_whose_data_pull_apart_stay_closer_once_they_are_corrected(train, 
     config = CORRECTED if corrected else replace(CORRECTED, correction=0.0)
     a, b = linear(1), linear(2)
     for model in (a, b):
-        model.weight.data.fill_(100.0)  # a norm by which the limit of a correction does not count
+        model.weight.data.fill_(100.0)  # At this norm the limit of a correction does not matter.
     first = train(a, work=pulled(a, PULL), config=config)
     second = train(b, work=pulled(b, -PULL), config=config, seeds=[first.node.address])
     until(mixed(first, second, times=40))
@@ -48,7 +48,7 @@ def test_nodes_whose_data_pull_apart_stay_closer_once_they_are_corrected(train, 
     apart = sum(seen) / len(seen)
     assert (apart < 3 * PULL) == corrected, "two nodes are pulled apart by eight pulls in an interval"
     pull = first.side.live.outer.correction
-    if corrected:  # of four steps of an interval what the leak leaves, two thirds of it at most
+    if corrected:  # The leak leaves a part of the pull of an interval's four steps.
         taken_out = pull.pull[: a.weight.numel()] / (-4 * PULL)
         assert np.all((taken_out > 0.3) & (taken_out < 0.8))
     else:

@@ -1,4 +1,4 @@
-"""Which steps the correction of a node's own data covers: each once, however long an addition takes."""
+"""The correction of a node's own data covers each step once, however long an addition takes."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Correction:
 
 
 def loop(boundaries):
-    """A loop whose device takes so many boundaries for each addition, and the factors of those that ended."""
+    """Return a loop whose device needs ``boundaries`` calls for each addition, and the factors of finished ones."""
     left, added = [boundaries], []
 
     def add_scaled(pull, factor, version):

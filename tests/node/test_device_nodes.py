@@ -24,7 +24,7 @@ PLAIN = Config(filter="none", **QUICK)
 
 @pytest.fixture
 def pair(train):
-    """``pair(config)`` starts two nodes that train, each on the device."""
+    """Return a function that starts two training nodes on the device."""
 
     def start(config=PLAIN, **options):
         first = train(*trainee(0, **options), config=config)
@@ -34,7 +34,7 @@ def pair(train):
 
 
 def trainee(seed, dtype=torch.float32, scaled=False, width=16):
-    """A small model on the device, its optimizer, and a step of training that waits for nothing."""
+    """Return a small model on the device, its optimizer, and a training step that never waits."""
     torch.manual_seed(seed)
     between = nn.BatchNorm1d(width) if dtype == torch.float32 else nn.Tanh()
     model = nn.Sequential(nn.Linear(width, width), between, nn.Linear(width, 4)).to("cuda", dtype)
@@ -55,7 +55,7 @@ def trainee(seed, dtype=torch.float32, scaled=False, width=16):
 
 @pytest.fixture
 def mixes(until):
-    """``mixes(trainees, count)`` waits for so many exchanges of each."""
+    """Return a function that waits for ``count`` exchanges of each node."""
 
     def wait(trainees, count):
         before = [one.node.metrics().exchanges_done for one in trainees]
@@ -82,9 +82,9 @@ PUSH, LOCKSTEP = {"mixing": "push-sum", "filter": "none"}, {"filter": "none", "m
     ],
 )  # fmt: skip
 def test_no_step_and_no_mix_waits_for_the_device_or_locks_pages(accelerator, pair, mixes, options, width):
-    """Neither in the loop's thread nor in the network's: workers lock pages, also before the first mix.
+    """Neither the loop's nor the network's thread does so: workers lock pages, also before the first mix.
 
-    Of width 512 are 260,000 parameters: each vector is more than 256 KB.
+    Width 512 gives 260,000 parameters, so that each vector is larger than 256 KB.
     """
     if accelerator is None:
         pytest.skip("waits are counted on the simulated device only")
@@ -135,7 +135,7 @@ def test_a_gradient_scaler_beside_a_node(accelerator, pair, mixes):
 
 # -- memory ----------------------------------------------------------------------------------------------------------
 def test_training_goes_on_while_the_device_has_no_memory_for_mixes(accelerator, pair, mixes, until, caplog):
-    """Conversions to float32 find no room; what the loop itself allocates does."""
+    """Conversions to float32 get no memory; the loop's own allocations do."""
     if accelerator is None:
         pytest.skip("fills a simulated device only")
     trainees = pair(dtype=torch.float64, width=32)
@@ -152,7 +152,7 @@ def test_training_goes_on_while_the_device_has_no_memory_for_mixes(accelerator, 
 def test_a_loop_that_writes_weights_elsewhere_is_noticed_and_copied_first_from_then_on(
     train, mixes, until, monkeypatch
 ):
-    """An exchange whose copy was pending is given up, with a notice; one whose copy had finished is not."""
+    """An exchange with a pending copy is abandoned with a notice; one with a finished copy is not."""
     monkeypatch.setattr(Downloads, "MAX_STAGED_ELEMENTS", 0)
     monkeypatch.setattr(Downloads, "MIN_DIRECT_ELEMENTS", 16)
     trainees = []

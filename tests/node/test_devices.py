@@ -1,4 +1,4 @@
-"""Nodes whose models lie on an accelerator, and on the processor beside it: the same claims for both."""
+"""Nodes with models on an accelerator and on the host: the same tests for both."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ WIDTH = 256
 @pytest.fixture(params=["cpu", CUDA])
 def device(request):
     if request.param == "cuda":
-        torch.zeros(1, device="cuda")  # the context, before nodes measure their time
+        torch.zeros(1, device="cuda")  # Create the context before nodes measure their time.
     return request.param
 
 
@@ -101,7 +101,7 @@ def test_one_on_the_accelerator_and_one_beside_it_are_one_swarm(train, until):
 
 
 def test_the_exchange_that_is_due_has_its_snapshot_from_the_boundary_where_it_began(device, train, until, monkeypatch):
-    """The spare copy of that boundary, whose end on an accelerator nobody waits for."""
+    """The boundary's spare copy serves the exchange, and on an accelerator the loop does not wait for its end."""
     models = [model(device), model(device, 1)]
     trainees = [train(models[0], config=PLAIN)]
     trainees.append(train(models[1], config=PLAIN, seeds=[trainees[0].node.address]))
@@ -118,9 +118,8 @@ def test_the_exchange_that_is_due_has_its_snapshot_from_the_boundary_where_it_be
     until(lambda: len(served) > 10)
     after(until, trainees)
     pool = trainees[0].side.live.pool
-    assert (
-        sum(len(kept) for kept in pool.free_arrays.values()) <= 2 * VectorPool.MAX_FREE
-    )  # and none is lost: they come back
+    # No vector is lost: all come back.
+    assert sum(len(kept) for kept in pool.free_arrays.values()) <= 2 * VectorPool.MAX_FREE
 
 
 def test_what_was_pushed_is_merged(device, train, until):
@@ -164,7 +163,7 @@ def test_large_copies_that_do_not_say_whether_they_are_finite_are_checked_in_a_w
 
 
 # -- beside training -------------------------------------------------------------------------------------------------
-@pytest.mark.filterwarnings("ignore:Synchronization debug mode:UserWarning")  # of torch, once in a process
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode:UserWarning")  # torch warns once in a process.
 def test_the_loss_is_read_without_waiting_for_the_device(device, train, until):
     trainee = train(model(device), config=PLAIN)
 
@@ -237,7 +236,7 @@ def test_a_newcomer_takes_weights_and_the_optimizers_state(device, fused, train,
     first, second = model(device), model(device, 1)
     optimizer, work = descending(first, device, lambda p: torch.optim.AdamW(p, lr=0.01, fused=fused), target=0.5)
     for _ in range(3):
-        work()  # and from here on it stands still
+        work()  # The model stays as it is from here on.
     before = {name: value.clone() for name, value in first.state_dict().items()}
     founder = train(first, optimizer, config=PLAIN)
     until(lambda: bool(founder.side.network.peer.local.optimizer_keys))
@@ -279,7 +278,7 @@ def test_host_vectors_are_page_locked_where_copies_are_to_overlap(device):
 
 
 def test_a_vector_may_be_written_again_once_its_copies_are_done(device):
-    """What was added is what it held when it was given, whatever is written to it after the copy."""
+    """The sum has the values of each vector at its addition, whatever is written to it after the copy."""
     module = model(device)
     state = ModelState(module)
     vector = state.buffer(state.size())

@@ -20,7 +20,7 @@ FIRST, SECOND = b"a" * 16, b"b" * 16
 
 @pytest.fixture
 def full(monkeypatch):
-    """Every file that is written from now on ends after four bytes."""
+    """Return a function that makes every later write fail after four bytes."""
 
     def write_bytes(path, data):
         with path.open("wb") as file:

@@ -186,7 +186,7 @@ def test_steps_on_a_copy_of_a_pass_are_told(quick):
 @pytest.mark.parametrize("data", [TRAIN, HELD_OUT], ids=["of the same data", "of other data"])
 @pytest.mark.parametrize("is_first", [True, False])
 def test_an_evaluation_is_whole_in_each_epoch_and_counts_nothing(quick, way, data, is_first):
-    """It neither ends with the run, nor is it repeated in the last epoch."""
+    """An evaluation neither ends with the run, nor is it repeated in the last epoch."""
     batches, others = loader(), DataLoader(data, 8)
     with Node(nn.Linear(4, 2), config=quick) as node:
 
@@ -275,7 +275,7 @@ def share(swarm):
 
 
 class Stream(IterableDataset):
-    """It reads what it is given, or data of its own."""
+    """A stream of the given names, or of data of its own."""
 
     def __init__(self, names):
         self.names = names
@@ -284,7 +284,7 @@ class Stream(IterableDataset):
         return (torch.zeros(4) for _ in self.names)
 
 
-@pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")  # of Python 3.12, by workers
+@pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")  # Python 3.12 warns at a fork.
 @pytest.mark.parametrize("workers", [0, 1])
 @pytest.mark.parametrize("reads", [True, False])
 def test_a_stream_that_reads_no_file_of_its_share_is_told(quick, reads, workers):

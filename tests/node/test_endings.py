@@ -32,7 +32,7 @@ def test_a_script_without_a_node_is_told_that_it_was_in_no_swarm_and_ends_with_c
     assert (done.returncode, done.stderr) == (4, ""), "it says why itself"
 
 
-# What a Node does when it is made, without the import of torch.
+# Note that a Node was made, as Node does, but without the import of torch.
 MADE = "from node import running; running.note_made()"
 
 

@@ -1,4 +1,4 @@
-"""What a program is told of a node as it happens, and that being told costs the node nothing."""
+"""Events that a node reports to its program, and their cost to the node."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ def test_a_slow_one_holds_up_nobody_and_what_is_too_much_is_dropped_and_counted(
     listeners.post(notice(number=-1))
     assert standing.wait(10)
     for number in range(MAX_QUEUED_EVENTS + 50):
-        listeners.post(notice(number=number))  # would stand here for ever
+        listeners.post(notice(number=number))  # It would block here for ever.
     assert listeners.dropped == 50
     assert len(listeners.history()) == MAX_HISTORY
     assert listeners.history()[-1] == notice(number=MAX_QUEUED_EVENTS + 49)
@@ -178,7 +178,7 @@ def test_what_can_be_no_callback_is_refused_in_a_sentence(listeners, kind, callb
         listeners.on(kind, callback)
 
 
-# Of a node -----------------------------------------------------------------------------------------------------------
+# The events of a node ------------------------------------------------------------------------------------------------
 
 
 def of(node, kind):
@@ -227,8 +227,8 @@ def test_a_group_is_told_with_all_its_members(train, until, quick):
     until(lambda: any(len(event.partners) == 2 for event in of(nodes[0].node, "exchange.done")))
     event = next(event for event in of(nodes[0].node, "exchange.done") if len(event.partners) == 2)
     assert {*event.partners, nodes[0].node.id} == ids
-    # Each of the two others gets its slice and the mean of ours, and gives ours and the mean of its own: of 3,120
-    # elements in slices of whole blocks about two thirds twice.
+    # Each of the two others gets its slice and the mean of ours, and gives ours and the mean of its own. Of 3,120
+    # elements, in slices of whole blocks, this is about two thirds twice.
     assert 2 * 4 * 3_120 / 2 < event.bytes_sent < 2 * 4 * 3_120
     assert 2 * 4 * 3_120 / 2 < event.bytes_received < 2 * 4 * 3_120
     assert event.distance is not None
@@ -332,8 +332,7 @@ def test_who_does_not_debug_is_not_told_of_exchanges(train, until, caplog):
 
 
 def test_an_exchange_that_nobody_listens_to_costs_a_few_calls_more(quick):
-    """Two nodes of this process; what their network threads call below the two places where exchanges are told of is
-    counted, with all that it calls itself."""
+    """Count the calls of two nodes' network threads that report exchanges, with all calls within these."""
     inside, calls = threading.local(), Counter()
 
     def profiled(frame, event, argument):

@@ -1,4 +1,4 @@
-"""The examples: each is one file that a reader needs nothing beside, and does what it says on real data."""
+"""The examples: each is one self-contained file, and does what it says on real data."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from tests.harness import warm
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 SCRIPTS = sorted(EXAMPLES.glob("*.py"))
-OF_FRAMEWORKS = sorted(EXAMPLES.glob("frameworks/*.py"))  # played by make test-frameworks
-OF_ENGINES = sorted(EXAMPLES.glob("engines/*.py"))  # played by make test-engines
+OF_FRAMEWORKS = sorted(EXAMPLES.glob("frameworks/*.py"))  # make test-frameworks runs these.
+OF_ENGINES = sorted(EXAMPLES.glob("engines/*.py"))  # make test-engines runs these.
 FASHION = Path(os.environ.get("GOSSIP_FASHION_MNIST", "/usr/share/datasets/fashion-mnist"))
 
 needs_fashion = pytest.mark.skipif(
@@ -34,7 +34,7 @@ def play(*words: str | Path, **variables: str) -> subprocess.CompletedProcess[st
 
 
 def play_one(script: str, *args: str, **variables: str) -> subprocess.CompletedProcess[str]:
-    """An example, with one thread."""
+    """Run an example with one thread."""
     return play("--threads", "1", EXAMPLES / script, *args, **variables)
 
 

@@ -73,7 +73,7 @@ PACES, UNLIKE_PACES = ({"kind": "lognormal", "median_s": 1.0, "sigma": sigma} fo
 def test_in_a_swarm_of_uneven_data_the_status_shows_no_member_as_refused_or_misbehaving(
     peers, rate, step_s, duration_s, seed
 ):
-    """Some of their vectors are shortened: a member with data of its own is far from the others."""
+    """Some vectors are shortened, because a member with data of its own is far from the others."""
     partition = {"kind": "dirichlet", "alpha": 0.05}
     scenario = {
         "seed": seed, "peers": peers, "duration_s": duration_s, "fidelity": "whole", "compute": {"step_s": step_s},

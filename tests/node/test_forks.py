@@ -1,4 +1,4 @@
-"""What children of a training process must not keep alive."""
+"""Forked children of a training process keep neither its port nor its links, and do not change its node."""
 
 from __future__ import annotations
 

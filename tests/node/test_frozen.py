@@ -1,4 +1,4 @@
-"""Only what is trained travels where some parameters are frozen; a newcomer gets everything once."""
+"""If some parameters are frozen, only the trained ones travel; a newcomer gets everything once."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ FROZEN, TRAINED = 900, 100  # elements
 
 
 class Adapted(nn.Module):
-    """A base that nobody trains, and a little that everybody does."""
+    """A frozen base, and a small adapter that every node trains."""
 
     def __init__(self, seed, frozen=True):
         super().__init__()
@@ -48,7 +48,7 @@ def test_exchanges_carry_a_tenth_of_a_model_of_which_nine_tenths_are_frozen():
     "state",
     [
         ModelState(Adapted(0), choices=Choices(average="*")),
-        ModelState(Adapted(0).requires_grad_(False)),  # whoever changes it, it is not by gradients
+        ModelState(Adapted(0).requires_grad_(False)),  # Whatever changes these weights, it is not a gradient.
         ModelState(dict(Adapted(0).named_parameters()) | {"mean": torch.zeros(1)}),
     ],
     ids=["asked for", "nothing is trained by gradients", "a mapping"],
@@ -68,7 +68,7 @@ def test_a_parameter_that_is_trained_after_all_is_told_and_one_that_no_longer_is
 
 
 def pulled(model, optimizer):
-    """Training that moves only what is trained."""
+    """Return a training step that moves only the trained parameters."""
 
     def work():
         optimizer.zero_grad()
@@ -114,7 +114,7 @@ def test_a_newcomer_gets_the_frozen_base_of_a_member_whose_loop_stands(train):
 
 
 def exchange_bytes(train, until, **options):
-    """What an exchange of a newcomer brings, with what it hears meanwhile."""
+    """Return the bytes that a newcomer receives per exchange, including its other traffic."""
     config = Config(mix_every_steps=2, outer_momentum=0.0)
     first = trainee(train, 0, config=config, **options)
     second = trainee(train, 0, config=config, seeds=[first.node.address], **options)

@@ -22,7 +22,7 @@ BASES = {}
 
 
 class Based(nn.Module):
-    """A base that nobody trains, the same for the same number, and an adapter that differs."""
+    """A frozen base that is equal for equal ``base``, and an adapter that differs."""
 
     def __init__(self, base, seed):
         super().__init__()
@@ -42,7 +42,7 @@ def digest_of(base):
 
 
 def pulled(model, optimizer):
-    """Training that moves only the adapter."""
+    """Return a training step that moves only the adapter."""
 
     def work():
         optimizer.zero_grad()
@@ -68,7 +68,7 @@ def first_of(train, until, base=0):
 
 
 def received(trained):
-    """The bytes that came over the links of this node until now."""
+    """Return the bytes that this node's links have received so far."""
     return trained.do(lambda node: sum(link.bytes_received for link in node._training.network.runtime.links.all()))
 
 
@@ -125,7 +125,7 @@ def test_a_newcomer_waits_for_its_own_hash_and_answers_probes_meanwhile(train, l
     second = launch(model, torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9), seeds=[first.node.address])
     newcomer, donor = second.side.network.peer, first.side.network.peer
     until(lambda: newcomer.joining.phase is Phase.COLLECTING and newcomer.joining.frozen_hash)
-    until(lambda: not (newcomer.joining.pieces or newcomer.joining.missing))  # All but the base is here.
+    until(lambda: not (newcomer.joining.pieces or newcomer.joining.missing))  # All but the base has arrived.
     asked = donor.membership.deadline
     until(lambda: donor.membership.deadline > asked + 2.0)  # Several rounds of probes.
     assert donor.membership.state(newcomer.id) is MemberState.ALIVE
@@ -142,7 +142,7 @@ def test_a_hash_that_fails_costs_a_transfer(train, until, monkeypatch):
     def fails(self, out, start):
         raise RuntimeError("no device")
 
-    first.side.live.state.read_frozen = first.side.live.state.read_frozen  # The donor's stays as it is.
+    first.side.live.state.read_frozen = first.side.live.state.read_frozen  # The donor keeps its working method.
     monkeypatch.setattr(ModelState, "read_frozen", fails)
     second = trainee(train, 0, 1, seeds=[first.node.address])
     assert received(second) >= 4 * FROZEN

@@ -1,4 +1,4 @@
-"""What travels how: every tensor of a model and of its optimizers has one treatment, and travels by it."""
+"""Every tensor of a model and of its optimizers has one treatment, which decides how it travels."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def treatments(model, optimizer=None, **choices):
 
 
 class Parts(nn.Module):
-    """Tensors of many kinds."""
+    """A model with tensors of many kinds."""
 
     def __init__(self, seed=0):
         super().__init__()
@@ -174,7 +174,7 @@ def test_parameters_that_the_model_lacks_are_refused_unless_they_are_local():
 
 
 class Custom(torch.optim.Optimizer):
-    """An optimizer that keeps, under a name of its own, what ``keep`` returns for each parameter."""
+    """An optimizer that keeps in its state, under ``key``, what ``keep`` returns for each parameter."""
 
     def __init__(self, params, keep, key="mine"):
         super().__init__(params, {"lr": 0.1})
@@ -225,7 +225,7 @@ def test_every_way_of_moving_the_weights_moves_their_copies(call):
 
 
 def test_state_moves_with_the_weights_that_have_it_though_the_first_have_none():
-    """Only weights of half precision have masters, and an optimizer may keep a number of its own beside them."""
+    """Only half-precision weights have masters, and an optimizer may also keep a number in its state."""
     model = mlp()
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     optimizer.state["steps"] = 7

@@ -1,4 +1,4 @@
-"""A node that leaves mixes with those that stay: they keep what it has learned since its last mix."""
+"""A node that leaves mixes with the remaining members, which keep what it learned since its last mix."""
 
 from __future__ import annotations
 

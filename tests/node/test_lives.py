@@ -24,14 +24,17 @@ def test_two_nodes_cover_a_dataset_without_overlap(train, until):
     second = train(linear(), seeds=[first.node.address])
     until(lambda: len(first.side.view.owners) == len(second.side.view.owners) == 2)
     for trainee in (first, second):
-        trainee.side.samplers.make(400).next_number = 100  # so that both divide one pass
+        trainee.side.samplers.make(400).next_number = 100  # Let both divide the same pass.
     parts = [t.do(lambda node: torch.cat(list(node.shard(torch.arange(400), 16))).tolist()) for t in (first, second)]
     assert sorted(parts[0] + parts[1]) == list(range(400))
     assert min(map(len, parts)) > 100
 
 
 def test_samples_of_a_departed_node_still_count(train, until):
-    """That the newcomer holds the run is known within a gossip period; until then a step counts for one member less."""
+    """Members learn within a gossip period that the newcomer holds the run.
+
+    Until then a step counts for one member less.
+    """
     config = Config(mix_every_steps=10, join_timeout_s=3.0)
     first = train(linear(), config=config)
     second = train(linear(), config=config, seeds=[first.node.address])
@@ -83,7 +86,7 @@ def test_sigterm_leaves_and_the_others_know_at_once(train, until, child):
     began = time.monotonic()
     process.terminate()
     until(lambda: state_of(first.node, peer) == "left")
-    assert process.wait(60) == 128 + signal.SIGTERM  # most of it is torch, which is unloaded after the node left
+    assert process.wait(60) == 128 + signal.SIGTERM  # Most of it is for torch, which is unloaded after the node left.
     print(f"ended in {time.monotonic() - began:.2f} s")
 
 
@@ -98,7 +101,7 @@ def test_steps_go_on_while_the_partner_is_stopped(train, until, child):
     while time.monotonic() < began + 2.0:
         slowest = max(slowest, first.do(one_step))
     assert first.node.metrics().steps > steps
-    assert slowest < 1.0  # whoever waits for a stopped partner waits for the 3 s of a stall at least
+    assert slowest < 1.0  # A wait for a stopped partner takes at least the 3 s of a stall.
 
 
 def one_step(node):

@@ -30,7 +30,7 @@ torch.set_num_threads(1)
 
 
 class Numbers(Dataset):
-    """Items are their own indices, and say which process fetched them."""
+    """A dataset whose items are their index and the seed of the worker that fetched them."""
 
     def __init__(self, length=100):
         self.length = length
@@ -55,7 +55,7 @@ def tagged(items):
     return [index for index, _ in items]
 
 
-# What of a loader is kept --------------------------------------------------------------------------------------------
+# Properties of the loader that are kept ------------------------------------------------------------------------------
 
 
 @given(st.integers(1, 200), groups, st.integers(1, 30), st.booleans())
@@ -99,7 +99,7 @@ def test_a_loader_of_another_class_stays_of_that_class():
     assert [batch.tolist() for batch in batches] == [[0, 100, 200, 300, 400], [500, 600, 700, 800, 900]]
 
 
-@pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")  # of Python 3.12, by workers
+@pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")  # Python 3.12 warns at a fork.
 def test_workers_that_persist_serve_every_pass_and_epoch():
     whole = share(Swarm(IDS[0]))
     loader = DataLoader(Numbers(40), 8, shuffle=True, num_workers=2, persistent_workers=True)
@@ -300,7 +300,7 @@ def test_the_run_ends_inside_a_pass(way):
         batches = ours.loader(DataLoader(data, 16)) if way == "loader" else ours.shard(data, 16, True, 1, None, False)
         for _ in batches:
             swarm.trained += ours.draws.take(None)
-            swarm.behind += 48  # others train three times as much meanwhile
+            swarm.behind += 48  # The others train three times as much meanwhile.
             steps += 1
     assert steps == 3
     assert len(list(ours.shard(data, 16, True, 1, None, False))) == 6, "after the epochs a pass is whole again"
@@ -331,7 +331,7 @@ def test_a_step_counts_what_was_drawn_since_the_last(quick):
     data = TensorDataset(torch.zeros(90, 4))
     with Node(nn.Linear(4, 2), config=quick) as node:
         for number, _ in enumerate(node.loader(DataLoader(data, 10)), 1):
-            if number % 3 == 0:  # gradient accumulation
+            if number % 3 == 0:  # Accumulate gradients over three batches.
                 node.step()
         assert node.swarm_samples == 90
         for batch in node.shard(data, 10):

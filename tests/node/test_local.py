@@ -1,4 +1,4 @@
-"""`gossip local`, and the demo that is staged with a swarm of processes on this machine."""
+"""`gossip local`, and the demo that it stages with a swarm of processes on this machine."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_a_local_swarm_has_one_seed_and_one_thread_each(tmp_path, local_command,
     )
     monkeypatch.setenv("GOSSIP_SEEDS", "h:1")  # must not reach the processes
     done = local_command("-n", "3", "--log-dir", tmp_path / "logs", script, "--fail")
-    assert done.returncode == 4  # the worst
+    assert done.returncode == 4  # The worst of them.
     results = sorted(line for line in done.stdout.splitlines() if "noise" not in line)
     own = '"1", "0", ["--fail"]]'
     assert results == [f"node 0: [false, {own}", f"node 1: [true, {own}", f"node 2: [true, {own}"]
@@ -180,7 +180,7 @@ def test_a_node_that_fails_is_shown_with_its_traceback_while_the_others_go_on(tm
             shown.touch()
 
     monkeypatch.setattr(local.Screen, "say", say)
-    assert local.run_local(script, [], nodes=2, threads=1, config=None, log_dir=None) == 1  # and node 0 saw it: 0
+    assert local.run_local(script, [], nodes=2, threads=1, config=None, log_dir=None) == 1  # Node 0 ends with code 0.
     (told,) = [
         sentence for sentence in said if "node 1 ended with code" in sentence
     ]  # lines of ten seconds have two " "
@@ -357,11 +357,11 @@ def test_the_demo_gives_a_slow_machine_more_time_for_as_long_as_something_happen
     stage = demo.Stage(Many(), None)
     for second in range(900):
         clock[0] = float(second)
-        assert not stage.is_late(90.0, second)  # one sample a second
+        assert not stage.is_late(90.0, second)  # One sample a second.
     clock[0] += demo.STILL_S + 1
     assert stage.is_late(90.0, 899)
     clock[0] = 901.0
-    assert stage.is_late(90.0, 5_000)  # ten times the limit
+    assert stage.is_late(90.0, 5_000)  # Ten times the limit.
 
 
 def test_the_demos_limits_grow_with_the_time_that_a_node_took_to_start(monkeypatch):
@@ -382,7 +382,7 @@ def test_the_demos_limits_grow_with_the_time_that_a_node_took_to_start(monkeypat
 
 
 def test_nodes_of_the_demo_train_on_until_the_newcomer_has_come(monkeypatch, capsys):
-    """As on a busy machine, where it loads its libraries while the others train all that there is to train."""
+    """On a busy machine a newcomer may still load its libraries when the others have trained everything."""
     pytest.importorskip("sklearn")
 
     class Swarm:
@@ -402,7 +402,7 @@ def test_nodes_of_the_demo_train_on_until_the_newcomer_has_come(monkeypatch, cap
             return 20 * self.steps
 
         @property
-        def members(self):  # the first is forgotten before the newcomer comes
+        def members(self):  # The first is forgotten before the newcomer comes.
             ids = "abc" if self.steps < 50 else "bc" if self.steps < 150 else "bcd"
             return [type("Member", (), {"id": one})() for one in ids]
 
@@ -423,10 +423,11 @@ def test_nodes_of_the_demo_train_on_until_the_newcomer_has_come(monkeypatch, cap
     demo_job.main()
     assert Swarm.steps == 150
     assert json.loads(capsys.readouterr().out)["consensus_distance"] == 0.0
-    Swarm.steps = 40  # one that comes now is the newcomer itself: it waits for nobody, and has not met who died
+    # A node that starts now is the newcomer itself: it waits for no member, and never met the dead one.
+    Swarm.steps = 40
     demo_job.main()
     assert Swarm.steps == 50
-    demo_job.main()  # and where all is trained already it trains nothing
+    demo_job.main()  # If all is trained already, it trains nothing.
     assert Swarm.steps == 50
 
 

@@ -1,4 +1,4 @@
-"""Faults of one machine: each is noticed, named once, and costs nobody else anything."""
+"""Faults of one machine: each is noticed, reported once, and costs the other nodes nothing."""
 
 from __future__ import annotations
 
@@ -100,11 +100,11 @@ def test_a_newcomer_is_told_that_nobody_gives_it_the_weights_and_joins_when_some
     ],
 )
 def test_a_newcomer_takes_the_last_snapshot_of_a_donor_that_stands(train, quick, until, steps, adam):
-    """A loop that takes no step for longer than anybody waits: an evaluation, a notebook's cell."""
+    """The loop takes no step for longer than any member waits, as in an evaluation or a notebook's cell."""
     hang, hangs = threading.Event(), threading.Event()
     model, mine = linear(), linear(1)
     optimizers = [torch.optim.Adam(one.parameters(), lr=0.01) if adam else None for one in (model, mine)]
-    seen = []  # of each step boundary, what the model was
+    seen = []  # The model at each step boundary.
 
     def work():
         if donor_steps() == steps:
@@ -130,7 +130,7 @@ def test_a_newcomer_takes_the_last_snapshot_of_a_donor_that_stands(train, quick,
     donor.start()
     try:
         assert hangs.wait(20)
-        time.sleep(3.0)  # nobody takes it for one that is about to reach a boundary
+        time.sleep(3.0)  # By then no member expects it to reach a boundary soon.
         newcomer = Trainee(mine, optimizers[1], seeds=[donor.node.address], config=patient)
         newcomer.start()
         try:

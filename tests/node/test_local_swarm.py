@@ -1,4 +1,4 @@
-"""node.local.LocalSwarm: nodes are started, added, killed, asked to leave and read; whatever ends it ends them."""
+"""node.local.LocalSwarm: it starts, adds, kills, stops and reads nodes, and its end always ends them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.node.pretended import pretended, script_of
 
 pytestmark = pytest.mark.usefixtures("warm_nodes")
 
-# A node that trains until it is told otherwise: says whom it was to join through, and ends in order on SIGTERM.
+# A node that trains until it is stopped: it prints the seeds that it was given, and ends in order on SIGTERM.
 LASTING = """
     import signal
 
@@ -43,7 +43,7 @@ def trains(swarm, *numbers):
 
 
 def told(child):
-    """What the script of a node said when it began."""
+    """Return what the script of a node printed at its start."""
     return json.loads(child.printed)
 
 
@@ -195,14 +195,14 @@ def test_a_process_that_ignores_sigterm_is_killed_with_all_that_it_started(tmp_p
             time.sleep(0.05)
         worker = int(local.last_lines(child.out, 1)[0])
     assert child.code == 128 + signal.SIGKILL
-    until = time.monotonic() + 30  # a kill is over when the kernel next runs whom it hit
+    until = time.monotonic() + 30  # The kernel ends a killed process when it next runs it.
     while alive(worker) and time.monotonic() < until:
         time.sleep(0.01)
     assert not alive(worker)
 
 
 def alive(pid: int) -> bool:
-    """An orphan may wait as a zombie for whoever reaps it."""
+    """Return False for a zombie, too: an orphan may wait to be reaped."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except (FileNotFoundError, ProcessLookupError):
@@ -224,7 +224,7 @@ def test_a_row_still_being_written_is_left_for_later(tmp_path):
 
 
 def swarm_of(looks, pause_s=0.0):
-    """A local swarm whose nodes end after so many looks at them."""
+    """A local swarm whose nodes end after a number of looks at them."""
 
     def watch(every_s):
         for _ in range(looks):

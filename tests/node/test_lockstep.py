@@ -1,4 +1,4 @@
-"""A training loop that waits for its mix: it goes on when the partner is gone, and stops when it is told to."""
+"""A training loop that waits for its mix: it continues when its partner disappears, and stops on request."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def test_three_that_all_wait_for_each_other_all_go_on(train, until):
 
 
 def test_a_mix_has_landed_when_the_step_returns(train, until):
-    """In lockstep nothing is left for the next boundary: neither a wish nor a shift."""
+    """In lockstep a step leaves no update for the next boundary."""
     trainees = [train(vector(), config=LOCKSTEP)]
     trainees.append(train(vector(), config=LOCKSTEP, seeds=[trainees[0].node.address]))
     until(lambda: all(mixes(trainee) > 5 for trainee in trainees))
@@ -103,7 +103,7 @@ def test_one_that_waits_can_be_interrupted(train, until, child):
     until(lambda: mixes(trainee) > 5)
     asleep = threading.Event()
 
-    def sleep(_node) -> None:  # for long enough, and for less than the partner's patience with it
+    def sleep(_node) -> None:  # Sleep less than the partner's timeout.
         asleep.set()
         time.sleep(1.0)
 

@@ -1,4 +1,4 @@
-"""A node's figures in loggers that people have, each played by what has its methods."""
+"""A node's figures in common loggers, for each of which a stand-in has the same methods."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `gossip plan --measure` asks of running nodes, and what it makes of answers that cannot be."""
+"""`gossip plan --measure`: its queries to running nodes, and its treatment of impossible answers."""
 
 from __future__ import annotations
 

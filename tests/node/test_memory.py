@@ -1,5 +1,7 @@
-"""How many vectors a node holds beside its model, a snapshot and a difference, and with the outer step its two; and who
-touches their memory first."""
+"""The number of vectors that a node holds, and the first touch of their memory.
+
+A node holds its model, a snapshot and a difference; the outer step has two vectors more.
+"""
 
 from __future__ import annotations
 
@@ -24,9 +26,8 @@ from sim.world.network import NetworkModel
 from tests.node.offline import ELEMENTS, OTHER, in_trio, runtime, wants_snapshot
 from tests.node.test_boundary import PLAIN, boundary, ignore
 
-OUTER = Config(
-    mix_every_steps=1, filter="none", outer_momentum=0.5, outer_rate=0.7
-)  # as a node's where nothing is said
+# The outer step is a node's default.
+OUTER = Config(mix_every_steps=1, filter="none", outer_momentum=0.5, outer_rate=0.7)
 
 
 def counting(pool):
@@ -91,9 +92,11 @@ def test_a_difference_that_a_device_still_reads_is_given_back_when_it_has_been()
 
 @pytest.mark.parametrize(("largest", "vectors_each"), [(0, 2), (MAX_OVERLAP_ELEMENTS, 8)])
 def test_nodes_that_want_a_mix_at_every_step_hold_so_many_vectors_each(monkeypatch, largest, vectors_each):
-    """With the outer step there is one exchange at a time: whoever asks, and whoever is asked while a mix of its own is
-    due. Where mixes overlap there are three, and two sums of what others add. What exchanges hold that wait for longer
-    than is usual comes on top."""
+    """A node with the outer step has one exchange at a time, even if it is asked while its own mix is due.
+
+    Where mixes overlap, there are three, and two sums of others' additions. The vectors of exchanges that wait for
+    longer than usual are extra.
+    """
     monkeypatch.setattr(exchanges, "MAX_OVERLAP_ELEMENTS", largest)
     live, most = defaultdict(set), Counter()
 
@@ -139,7 +142,7 @@ async def test_a_newcomer_collects_where_its_exchanges_will_be(monkeypatch):
 
 
 def test_no_copy_is_taken_along_for_a_mix_that_cannot_begin(monkeypatch):
-    """Others' exchanges take the place of one's own, which may be due at every boundary meanwhile."""
+    """Exchanges of others take the place of the node's own, which may be due at every boundary meanwhile."""
     taken = []
 
     def visit(self, replaced, spare=False, keep=False):
@@ -150,7 +153,7 @@ def test_no_copy_is_taken_along_for_a_mix_that_cannot_begin(monkeypatch):
 
     plain = Boundary.visit
     monkeypatch.setattr(Boundary, "visit", visit)
-    swarm = Swarm(0, NetworkModel(rate_bytes_s=1e4), OUTER)  # a stream takes longer than a step
+    swarm = Swarm(0, NetworkModel(rate_bytes_s=1e4), OUTER)  # A stream takes longer than a step.
     for index in range(3):
         swarm.add_peer(np.full(ELEMENTS, float(index), np.float32), seeds=[0] if index else [])
     swarm.run_until(60.0)
@@ -162,14 +165,17 @@ def test_no_copy_is_taken_along_for_a_mix_that_cannot_begin(monkeypatch):
 @pytest.mark.parametrize(("config", "expected"), [({}, 2), ({"part": "mask 0.5"}, 0), ({"mixing": "group"}, 0)])
 @in_trio
 def test_large_vectors_of_an_exchange_are_touched_before_the_first_step(config, expected, monkeypatch):
-    """Fresh pages of 400 MB took a boundary up to half a second. What parts and groups need is of other sizes."""
+    """Once, fresh pages of 400 MB cost a boundary up to half a second.
+
+    Parts and groups need vectors of other sizes.
+    """
     monkeypatch.setattr(streams, "LARGE_BYTES", 1)
     made = []
     plain = ModelState.buffer
 
     def touched(self, elements):
         array = plain(self, elements)
-        array.fill(7.0)  # as memory that is not fresh
+        array.fill(7.0)  # Mark the memory as not fresh.
         made.append(array)
         return array
 
@@ -187,7 +193,7 @@ def test_large_vectors_of_an_exchange_are_touched_before_the_first_step(config, 
 @pytest.mark.parametrize("short", [True, False])
 @in_trio
 async def test_no_boundary_waits_for_memory_that_nobody_has_touched(short, monkeypatch):
-    """It took a training loop 1.7 s for a snapshot of 400 MB, beside another exchange whose vectors were in use."""
+    """Once, a snapshot of 400 MB cost a training loop 1.7 s while another exchange used the vectors."""
     node = runtime(PLAIN)
     monkeypatch.setattr(VectorPool, "SMALL_ELEMENTS", 1)
     boundary, pool = node.averager.boundary, node.streams.pool

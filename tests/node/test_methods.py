@@ -1,7 +1,7 @@
-"""Every published method, codec, part and mixing between real nodes over loopback: vectors that differ come closer.
+"""Every published method, codec, part and mixing between real nodes over loopback: vectors come closer.
 
-Nobody trains here, so that what moves the vectors is the mixing alone: a pair's mean stays where it is, and push-sum
-keeps the sum of mass times vector.
+No node trains, so that mixing alone moves the vectors: a pair keeps its mean, and push-sum keeps the sum of mass times
+vector.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Swarm:
     trainees: list
     vectors: list[np.ndarray]
     start: float  # every element, of every node
-    pushed: list[tuple[float, np.ndarray]] = field(default_factory=list)  # the mass at that moment, and by how much
+    pushed: list[tuple[float, np.ndarray]] = field(default_factory=list)  # The mass at that moment, and the shift.
 
     def push_apart(self) -> None:
         for number, (trainee, vector) in enumerate(zip(self.trainees, self.vectors, strict=True)):
@@ -70,7 +70,7 @@ class Swarm:
 
     @property
     def disagreement(self) -> float:
-        """The root mean square distance from the mean."""
+        """Return the root mean square distance from the mean."""
         return float(np.sqrt(np.mean(np.var(self.vectors, axis=0))))
 
     def mixed(self, times: int) -> bool:
@@ -80,14 +80,14 @@ class Swarm:
 @pytest.fixture
 def swarm(train, until):
     def start(config: Config) -> Swarm:
-        start = 10.0 if config.filter == "balance" else 1.0  # which takes what is near, by the vector's own length
+        start = 10.0 if config.filter == "balance" else 1.0  # Balance accepts what is close relative to the norm.
         vectors = [np.full(ELEMENTS, start, np.float32) for _ in range(NODES)]
         trainees: list = []
         for vector in vectors:
             seeds = [trainees[0].node.address] if trainees else []
             trainees.append(train({"x": vector}, config=config, seeds=seeds))
 
-        def complete() -> bool:  # of one run: a busy machine may have begun two, one of which gives way
+        def complete() -> bool:  # A busy machine may begin two runs, one of which gives way.
             views = [trainee.side.network.peer.view for trainee in trainees]
             is_one_run = len({view.run_id for view in views}) == 1 and all(view.ready for view in views)
             boundaries = [trainee.side.live.boundary for trainee in trainees]
@@ -112,7 +112,7 @@ def test_nodes_that_were_pushed_apart_come_closer(name, swarm, until):
     first = float(np.sqrt(np.mean(np.var([noise for _, noise in nodes.pushed], axis=0))))
     until(lambda: nodes.mixed(5) and nodes.disagreement < SLOW.get(name, 0.05) * first)
     if not config.plain or config.mixing == "row-stochastic" or config.filter == "clip" or name in SLOW:
-        return  # where a mean is not kept, or comes slowly
+        return  # These do not keep the mean, or reach it slowly.
     if config.kappa:
         return  # the corrections of all nodes add up to 0, but each node applies its own at each of its steps
     if config.codec == "fp32":
@@ -122,12 +122,12 @@ def test_nodes_that_were_pushed_apart_come_closer(name, swarm, until):
     found = np.average(nodes.vectors, axis=0)
     assert np.sqrt(np.mean((found - expected) ** 2)) < 2 * nodes.disagreement + 1e-5
     if config.mixing == "push-sum":
-        until(lambda: abs(sum(nodes.masses) - NODES) < 1e-9)  # between two pushes
+        until(lambda: abs(sum(nodes.masses) - NODES) < 1e-9)  # Check between two pushes.
 
 
 def test_a_node_of_local_sgd_mixes_with_nobody(swarm, until):
     nodes = swarm(configured("local-sgd"))
     nodes.push_apart()
     until(lambda: all(trainee.node.metrics().steps > 50 for trainee in nodes.trainees))
-    assert nodes.disagreement > 0.5  # as they were pushed
+    assert nodes.disagreement > 0.5  # They are as they were pushed.
     assert not nodes.mixed(1)

@@ -1,4 +1,4 @@
-"""What a slowdown is seen by: the rows of benchmarks/micro.py and the baseline that it stands beside."""
+"""Each row of benchmarks/micro.py has its baseline in benchmarks/micro.json."""
 
 import json
 import subprocess

@@ -47,7 +47,7 @@ def largest_second(node):
 def test_second_moments_of_two_nodes_meet_although_their_gradients_differ(train, until):
     nodes = both(train, until, lambda parameters: torch.optim.Adam(parameters, 1e-4, betas=(0.9, 0.9)), (1.0, 1.2))
     until(lambda: all(mixed_parts(node) >= 20 for node in nodes))
-    # Alone they tend to 1 and 1.44.
+    # Without mixing they would tend to 1 and 1.44.
     assert all(1.0 < node.do(lambda _, node=node: largest_second(node)) < 1.44 for node in nodes)
 
 

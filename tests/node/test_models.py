@@ -1,4 +1,4 @@
-"""Models as people have them: every kind of tensor in one that mixes, and what is said of those that cannot."""
+"""Models of all kinds: every kind of tensor mixes, and a model that cannot mix is refused with a reason."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.node.test_bad_input import model, one_sentence
 
 
 class Everything(nn.Module):
-    """Four types of floats, tied and frozen parameters, gradients that are sparse, one that comes now and then."""
+    """A model with four float types, tied and frozen parameters, sparse gradients, and an occasional gradient."""
 
     def __init__(self):
         super().__init__()
@@ -64,7 +64,7 @@ def test_a_model_of_every_kind_of_tensor_mixes(train, until):
     types = {name: value.dtype for name, value in a.model.state_dict().items()}
     until(lambda: all(one.node.metrics().exchanges_done >= 5 for one in (a, b)))
     for one in (a, b):
-        one.work = None  # settle on what both hold, without training
+        one.work = None  # Settle on what both hold, without training.
     a.tasks.put((lambda node: node.settle(10.0, wait_s=20.0), queue.SimpleQueue()))
     assert b.do(lambda node: node.settle(10.0, wait_s=20.0)) == 0.0
     assert {name: value.dtype for name, value in b.model.state_dict().items()} == types
@@ -128,7 +128,7 @@ def test_a_layer_that_is_added_later_is_refused_and_not_left_out_in_silence(quic
     given = nn.Sequential(nn.Linear(4, 4))
     with Node(given, config=quick) as node:
         node.step()
-        given.add_module("activation", nn.ReLU())  # nothing of it could be exchanged
+        given.add_module("activation", nn.ReLU())  # This layer has nothing to exchange.
         node._training.loop.visit(0.0, is_mix_due=True)
         node._training.live.state.buffer(1)
         given.add_module("head", nn.Linear(4, 2))

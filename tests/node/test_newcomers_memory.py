@@ -1,4 +1,4 @@
-"""What a node that joins takes memory for, and when: it asks first, and holds what it adopts once."""
+"""The memory of a node that joins: it asks for the weights first, and holds what it adopts once."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ from node.network.transfers import streams
 from node.network.transfers.streams import Streams
 from tests.node.offline import ELEMENTS, OTHER, in_trio, runtime
 
-RARELY = {"mix_every_steps": 1_000_000, "join_timeout_s": 3.0}  # nothing is mixed
+RARELY = {"mix_every_steps": 1_000_000, "join_timeout_s": 3.0}  # Nothing is mixed.
 PLAIN = {"outer_momentum": 0.0, "outer_rate": 1.0}
 
 
 class Norm(nn.Sequential):
-    """With buffers, which no outer step has to do with."""
+    """A model with buffers, which the outer step leaves alone."""
 
     def __init__(self, seed):
         torch.manual_seed(seed)
@@ -38,7 +38,7 @@ class Norm(nn.Sequential):
 
 
 def work_of(model, optimizer):
-    """Steps after which the weights are what they were, and the optimizer has a state."""
+    """Return a step that leaves the weights as they are, but gives the optimizer a state."""
 
     def work():
         for parameter in model.parameters():
@@ -56,7 +56,7 @@ def weights_of(side):
 
 @pytest.fixture
 def noted(monkeypatch):
-    """What nodes did, each with who did it, in order."""
+    """Return the list of what nodes did, each entry with its node, in order."""
     events = []
 
     def watch(kind, name, word, after=False):
@@ -100,7 +100,7 @@ def of(side, events):
 @pytest.mark.parametrize("outer", [{}, PLAIN])
 @pytest.mark.parametrize("adam", [False, True])
 def test_a_newcomer_asks_first_and_has_its_memory_before_it_adopts(train, until, noted, monkeypatch, outer, adam):
-    """On a machine where fresh pages are dear, 11 of the 18 seconds until 400 MB were there went by before it asked."""
+    """Once, where fresh pages are expensive, 11 of the 18 s of joining with 400 MB passed before the node asked."""
     config = Config(**RARELY, **outer)
     plain = Streams.touch_vectors
     monkeypatch.setattr(streams, "INLINE_ELEMENTS", 1)
@@ -142,7 +142,7 @@ def test_the_outer_step_is_that_of_the_adopted_weights_and_lies_where_they_were_
     second = train(models[1], optimizers[1], config=config, seeds=[first.node.address])
     outer, parameters = second.side.live.outer, sum(map(torch.numel, models[1].parameters()))
     [collected] = made
-    until(lambda: collected.array.size == parameters)  # the rest of it was given up
+    until(lambda: collected.array.size == parameters)  # The rest of the memory was given back.
     assert np.shares_memory(outer._phi, collected.array)
     assert np.array_equal(outer._phi, weights_of(first.side)[:parameters])
     assert outer._momentum.shape == (parameters,)
@@ -179,7 +179,7 @@ def test_a_node_alone_has_its_memory_before_its_first_step(train, noted, until, 
 
 
 def test_no_snapshot_is_told_before_the_outer_step_has_begun():
-    """A node that nobody gave weights is ready when the network says so, and may be offered an exchange at once."""
+    """A node without a donor is ready when the network says so, and may be offered an exchange at once."""
     vector = np.full(300, 3.0, np.float32)
     side = Node({"x": vector}, seeds=["127.0.0.1:9"])._training
     taken, told = [], []

@@ -1,4 +1,4 @@
-"""What a training loop holds: nodes in this process over loopback, alone and together."""
+"""Training loops with nodes over loopback in this process, alone and together."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_a_node_alone_trains_on_and_says_that_it_is_alone(train, until, tmp_path
 
 
 def test_members_are_listed_when_somebody_asks_and_else_never(train, until, monkeypatch):
-    """It walks the whole table: four times a second of 10,000 members it took 6 % of a core."""
+    """A listing walks the whole table: with 10,000 members, four times a second, it took 6 % of a core."""
     listed = []
     monkeypatch.setattr(service, "members_of", lambda peer: (listed.append(peer.id), members_of(peer))[1])
     node = train(linear()).node
@@ -50,7 +50,7 @@ def test_members_are_listed_when_somebody_asks_and_else_never(train, until, monk
 
 
 def test_a_node_alone_copies_its_model_for_no_mix_and_for_newcomers_once_a_second_at_most(train, until, monkeypatch):
-    """Due, it took a spare copy of the whole model along every quarter of a second."""
+    """Once, a mix that was due made each visit copy the whole model, every quarter of a second."""
     visits, kept, visit = [], [], Boundary.visit
 
     def watched(self, on_adopt, spare=False, keep=False, *more):
@@ -74,7 +74,7 @@ def test_a_node_alone_copies_its_model_for_no_mix_and_for_newcomers_once_a_secon
 
 @pytest.mark.parametrize("part", ["mask 0.05", "fragments 4"])
 def test_of_a_part_its_elements_alone_are_copied_and_added(train, until, monkeypatch, part):
-    """A half percent of a model cost a copy and an addition of all of it at every step."""
+    """Once, mixing half a percent of a model copied and added all of it at every step."""
     touched = []
     for name in ("begin_read", "add", "begin_read_at", "add_at"):
         method = getattr(ModelState, name)
@@ -84,12 +84,12 @@ def test_of_a_part_its_elements_alone_are_copied_and_added(train, until, monkeyp
             return method(self, vector, *more)
 
         monkeypatch.setattr(ModelState, name, noted)
-    monkeypatch.setattr(TrainingSide, "is_copy_due", lambda self: False)  # a copy for newcomers now and then is whole
+    monkeypatch.setattr(TrainingSide, "is_copy_due", lambda self: False)  # Copies for newcomers are whole.
     config = Config(part=part, mix_every_steps=1, join_timeout_s=3.0)
     models = [nn.Linear(400, 50), nn.Linear(400, 50)]
     first = train(models[0], config=config)
     second = train(models[1], config=config, seeds=[first.node.address])
-    until(mixed(first, second))  # the second has the first's weights, of which all were copied
+    until(mixed(first, second))  # The second has the first's weights, all of which were copied.
     touched.clear()
     until(mixed(first, second, times=20))
     seen = list(touched)
@@ -115,7 +115,7 @@ def test_two_nodes_that_pull_apart_stay_together_and_settle_on_one_model(train, 
     assert abs(float(a.weight.mean().detach())) < 0.9
     for trainee in (first, second):
         trainee.work = None
-    # Each exchange takes away a tenth of the corrections that the two pulls left, which go on until then.
+    # Each exchange removes a tenth of the corrections that the two pulls left, which act until then.
     until(mixed(first, second, times=60), 60)
     distance = first.do(lambda node: node.settle(5.0))
     assert distance < 1e-3
@@ -195,7 +195,7 @@ def test_outer_momentum_credits_progress_at_its_rate_and_brings_nodes_together(t
     first = train(a, config=config)
     second = train(b, config=config, seeds=[first.node.address])
     base = float(a.weight.detach().mean())
-    second.do(lambda node: b.weight.data.add_(2.0))  # the progress of one of two nodes: 1.0 in the mean
+    second.do(lambda node: b.weight.data.add_(2.0))  # The progress of one of two nodes: 1.0 in the mean.
     until(mixed(first, second, times=30))
     until(lambda: spread(a, b) < 1e-2)
     # The outer step takes 0.7 of it, and momentum 0.5 adds up to twice that: 0.7 (1 + 0.5 + 0.25 ...) = 1.4.

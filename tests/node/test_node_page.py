@@ -1,4 +1,4 @@
-"""docs/node.md: its examples run, and it has every argument and figure there is."""
+"""docs/node.md: its examples run, and it lists every argument and figure."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ FIGURES = (Path(__file__).parents[2] / "docs" / "figures.md").read_text(encoding
 CALLS = re.findall(r"^### .*$", PAGE, re.MULTILINE)
 
 
-@pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")  # of Python 3.12, by workers
+@pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")  # Python 3.12 warns at a fork.
 def test_the_examples_run_one_after_the_other(tmp_path, monkeypatch, capsys):
     for name in list(os.environ):
         if name.startswith("GOSSIP_"):

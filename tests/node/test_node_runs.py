@@ -1,4 +1,4 @@
-"""Which samples a node counts over restarts: what is behind its weights and nothing else."""
+"""The samples that a node counts over restarts: those behind its weights, and no others."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_the_number_that_is_shown_falls_only_in_another_run_or_after_settling():
 
 
 def test_resuming_with_a_state_directory_counts_nothing_twice(train, until, tmp_path):
-    """Killed at 6,000 of 8,000 samples and resumed, the count once stood at 11,710."""
+    """Once, a run that was killed at 6,000 of 8,000 samples and resumed counted 11,710."""
     first = train(linear(1), state_dir=tmp_path / "state")
     until(lambda: trained(first) > 200)
     first.do(lambda node: node.save(tmp_path / "run"))
@@ -79,7 +79,7 @@ def test_a_state_directory_without_its_checkpoint_counts_from_nothing(train, unt
 
 
 def test_three_nodes_that_resume_count_what_is_behind_their_weights(train, until, quick, tmp_path):
-    """Three machines once went from 96,960 to 208,960."""
+    """Once, the count of three machines rose from 96,960 to 208,960 when they resumed."""
     nodes = [train(linear(1), state_dir=tmp_path / "0")]
     nodes += [train(linear(n), state_dir=tmp_path / str(n), seeds=[nodes[0].node.address]) for n in (1, 2)]
     until(lambda: all(trained(one) > 200 for one in nodes))
@@ -104,7 +104,7 @@ def test_three_nodes_that_resume_count_what_is_behind_their_weights(train, until
     since_s = time.monotonic()
     began.append(again[0].do(resume(0)))
     for number in (1, 2):
-        # Patient: a node that begins alone on a busy machine resumes the same run by itself, and counts for itself
+        # Wait long: a node that begins alone on a busy machine resumes the same run by itself, and counts for itself
         # alone until it reaches the others. Parts that trained apart count as their mean then.
         patient = dataclasses.replace(quick, join_timeout_s=25.0)
         here = {"state_dir": tmp_path / str(number), "seeds": [again[0].node.address]}
@@ -117,7 +117,7 @@ def test_three_nodes_that_resume_count_what_is_behind_their_weights(train, until
             and all(one.side.network.peer.membership.run_size == 3 for one in again)
         )
     )
-    # A machine that is too busy for one of them for seconds has the others suspect it: its steps count less meanwhile.
+    # If a machine is too busy for one of them for seconds, the others suspect it: its steps count less meanwhile.
     began_s = seen_s = time.monotonic()
     uncounted_s = 0.0
     while seen_s < began_s + 2.0:
@@ -133,7 +133,7 @@ def test_three_nodes_that_resume_count_what_is_behind_their_weights(train, until
         one.stop()
     made = sum(trained(one) - before for one, before in zip(again, began, strict=True))
     rate = made / (time.monotonic() - since_s)
-    news = 2 * rate  # a second or two of everybody's, as old as what nodes know
+    news = 2 * rate  # One or two seconds of training, as old as what nodes know.
     uncounted = uncounted_s * rate / 3
     # Exchanges keep the sum of the numbers. A node that a busy machine held up lies behind the others for a while.
     numbers = [one.side.network.peer.local.progress.samples for one in again]
@@ -175,7 +175,7 @@ def run_id(trainee):
 
 
 def test_another_runs_weights_that_prove_worse_are_put_back(train, until, tmp_path, quick):
-    config = dataclasses.replace(quick, merge="never")  # one that takes nothing itself
+    config = dataclasses.replace(quick, merge="never")  # This node takes over nothing itself.
     bad, good = linear(1), linear(2)
     larger = train(bad, work=pull(bad, 30.0), config=config)
     until(lambda: trained(larger) > 500)

@@ -1,4 +1,4 @@
-"""What a program hears that holds a Node of its own accord, and that nothing is told twice."""
+"""Notices that a program with a Node receives without asking, each of them once."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.node.conftest import QUICK
 
 ROOT = Path(__file__).parents[2]
 
-# A node's progress as its program has it: two notices, and what logging is set up is the test's.
+# A notice in two forms; setting up logging is left to the test.
 PROGRAM = """
 import sys, logging
 {setup}
@@ -31,7 +31,7 @@ progress.write_event(0.0, "joined", "Took the weights.")
 
 
 def heard(setup: str = "", **variables: str) -> list[str]:
-    """The lines on stderr."""
+    """Return the lines on stderr."""
     text = PROGRAM.format(setup=setup, variables=variables)
     done = warm.run("-c", text)
     assert done.returncode == 0, done.stderr
@@ -94,7 +94,7 @@ def test_an_embedded_node_tells_who_it_is_and_of_what_kind_it_speaks(caplog):
 
 
 def kinds(call: ast.Call) -> list[str]:
-    """The kinds of the notice that this call makes: a text, or one of two."""
+    """Return the kinds of the notice that a call makes: one, or two to choose from."""
     name = getattr(call.func, "id", getattr(call.func, "attr", ""))
     if name == "call" and "notify" in ast.dump(call.args[0]):  # thread.call(runtime.notify, kind, sentence)
         said = call.args[1]

@@ -1,4 +1,4 @@
-"""A program that trains by another optimizer than the one that its Node was given is told so, and no other program."""
+"""A program that trains with another optimizer than the one given to its Node is told so."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_an_optimizer_that_is_made_anew_is_told_once(quick, before, given):
 
 
 class Lookahead(Optimizer):
-    """A wrapper with a state of its own, like those that skip torch's constructor."""
+    """A wrapper with a state of its own that skips torch's constructor."""
 
     def __init__(self, inner):
         self.optimizer, self.param_groups, self.defaults = inner, inner.param_groups, inner.defaults
@@ -64,7 +64,7 @@ class Lookahead(Optimizer):
 
 
 class Hidden(Optimizer):
-    """Two optimizers behind one name that nobody knows."""
+    """Two optimizers behind a name that no library uses."""
 
     def __init__(self, model):
         self.parts = [SGD([model.weight], 0.01), SGD([model.bias], 0.01)]

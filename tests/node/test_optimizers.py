@@ -1,4 +1,4 @@
-"""Several optimizers, none, and those that frameworks wrap: what a newcomer takes over, what a checkpoint keeps."""
+"""Several optimizers, none, or wrapped ones: what a newcomer takes over, and what a checkpoint keeps."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.node.vectors import mlp, vector_of
 
 
 class Wrapper(torch.optim.Optimizer):
-    """As accelerate's: the state is that of the optimizer within."""
+    """A wrapper like accelerate's, whose state is that of the wrapped optimizer."""
 
     def __init__(self, optimizer):
         self.optimizer = optimizer
@@ -25,7 +25,7 @@ class Wrapper(torch.optim.Optimizer):
 
 
 class Imitation:
-    """As Lightning's: it takes the class of what is within, and none of its attributes."""
+    """A wrapper like Lightning's, which takes the class of the wrapped optimizer and none of its attributes."""
 
     def __init__(self, optimizer):
         self._optimizer = optimizer
@@ -36,7 +36,7 @@ class Imitation:
 
 
 class Lookahead(torch.optim.Optimizer):
-    """An optimizer of its own around another: it has state that the other has not."""
+    """An optimizer around another one, with state that the inner one lacks."""
 
     def __init__(self, optimizer):
         self.optimizer = optimizer

@@ -30,7 +30,7 @@ def test_settings_become_the_variables_that_node_reads(tmp_path):
         "GOSSIP_LISTEN": "0.0.0.0:7700",
         "GOSSIP_ADVERTISE": "1.2.3.4:80",
         "GOSSIP_SECRET_FILE": str(secret_file),
-        "GOSSIP_INSECURE": None,  # the option wins over what was inherited
+        "GOSSIP_INSECURE": None,  # The option wins over the inherited variable.
         "GOSSIP_STATE_DIR": str(tmp_path / "state"),
         "GOSSIP_CONFIG": str(config),
         "GOSSIP_LOG": str(tmp_path / "log"),
@@ -62,7 +62,7 @@ def test_an_invite_becomes_seeds_with_their_id_and_a_private_secret_file(tmp_pat
     assert read_secret(path) == secret
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     assert (path.parent == tmp_path / "state") == with_state_dir
-    assert cli.environment_of(settings, {})["GOSSIP_SEEDS"] == variables["GOSSIP_SEEDS"]  # a restart keeps working
+    assert cli.environment_of(settings, {})["GOSSIP_SEEDS"] == variables["GOSSIP_SEEDS"]  # A restart still works.
 
 
 def test_invites_that_contradict_each_other_or_the_options_are_refused(tmp_path):
@@ -105,7 +105,7 @@ def test_a_file_of_our_name_beside_the_script_hides_nothing_of_ours_and_is_named
     )
     here = Path(sys.executable)
     starts = [[here.with_name("gossip")], [here, "-m", "gossip"]]
-    # Python itself takes a gossip.py for -m gossip; a folder is found as a file is.
+    # Python itself takes gossip.py for -m gossip; a folder is found like a file.
     for start in starts if hidden == "node.py" else starts[:1]:
         done = subprocess.run(
             [*map(str, start), *words, str(script)],

@@ -1,4 +1,4 @@
-"""Nodes that choose how often they mix: what they measure, what they come to, and where it is told."""
+"""Nodes that choose how often they mix: their measurements, their choice, and its reports."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ from tests.node.offline import ELEMENTS, OTHER, in_trio, runtime
 
 
 def ignore(vector):
-    """Nothing is adopted."""
+    """Do nothing when weights are adopted."""
 
 
 @in_trio
@@ -41,7 +41,7 @@ def test_a_piece_for_a_newcomer_is_no_snapshot_of_the_weights():
 
 @in_trio
 def test_no_boundary_pays_for_fresh_memory_for_a_newcomer():
-    """Where exchanges have all vectors there are, a copy went into pages that nobody had touched."""
+    """Once, while exchanges had all the vectors, the copy went into untouched pages."""
     node = runtime(Config())
     averager, pool = node.averager, node.streams.pool
     node.peer.donating.table.update({session: ServedPiece(OTHER, Fetch(session, (), 0, 1), 1e9) for session in (1, 2)})
@@ -50,7 +50,7 @@ def test_no_boundary_pays_for_fresh_memory_for_a_newcomer():
     averager.boundary.model.begin_read_optimizer = lambda out, start: out.fill(7.0)
     averager.perform(CopyPiece(1, 3, 9))
     averager.perform(CopyPiece(2, ELEMENTS, ELEMENTS + 5))
-    pool.allocate = None  # no more of it
+    pool.allocate = None  # Any further allocation fails.
     averager.use_copies(averager.boundary.visit(ignore))
     assert averager.snapshots.keys() == {1, 2}
     assert all(averager.snapshots[1].array is not one.array for one in taken)

@@ -52,7 +52,7 @@ def same(one, other):
 
 
 def moments(optimizer):
-    """All tensors of an optimizer's state."""
+    """Return all tensors of an optimizer's state."""
     return [value for state in optimizer.state.values() for value in state.values()]
 
 
@@ -211,7 +211,7 @@ def test_a_kill_before_any_rename_never_pairs_weights_with_another_steps_state(k
         is_whole = False
     monkeypatch.undo()
     assert is_whole == (renames >= 3 + 3 * (keep - 1))
-    for file in tmp_path.glob("*.safetensors"):  # A kill may leave one of the older ones out.
+    for file in tmp_path.glob("*.safetensors"):  # A kill may omit one of the older ones.
         loaded = checkpoint.load(file)
         step = loaded.meta["steps"]
         assert loaded.tensors["w"].tolist() == [step, step]

@@ -24,7 +24,7 @@ AFTER = ["after_ddp", "after_horovod", "after_hivemind", "after_torchft", "after
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
-    """Where the programs lie, and run as a user would run them."""
+    """Yield a folder with the programs, set up as for a user."""
     for name in list(os.environ):
         if name.startswith("GOSSIP_"):
             monkeypatch.delenv(name)
@@ -87,7 +87,7 @@ def test_what_is_written_instead_runs(folder):
     task |= {"model": model, "optimizer": task["torch"].optim.SGD(model.parameters(), lr=0.1)}
     with Node(model, task["optimizer"]) as node:
         task["node"] = node
-        for piece in reversed(PIECES):  # the second trains, and the first measures
+        for piece in reversed(PIECES):  # The second trains, and the first measures.
             exec(compile(piece, "docs/porting.md", "exec"), task)
         steps = len(task["y_train"]) // 16 // 4
         assert node.metrics().steps == steps

@@ -68,8 +68,8 @@ def test_a_plain_stream_gets_a_line_every_ten_seconds():
     )
     assert stream.getvalue().splitlines() == [
         "Node 3f2a91bc listens on 127.0.0.1:7700.",
-        start_of + "3.0/2.0" + end_of,  # 30 MB over the first 10 s
-        start_of + "0.0/0.0" + end_of,  # and nothing since
+        start_of + "3.0/2.0" + end_of,  # 30 MB over the first 10 s.
+        start_of + "0.0/0.0" + end_of,  # No traffic since then.
     ]
 
 

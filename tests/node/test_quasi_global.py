@@ -28,7 +28,7 @@ def momenta(optimizer):
 
 
 class Watched(QuasiGlobal):
-    """Writes down how far the parameters are from where the last step left them when it hears of a mix."""
+    """An optimizer that records at each mix how far the parameters are from where the last step left them."""
 
     def __init__(self, model, **options):
         super().__init__(model.parameters(), **{"lr": 0.1} | options)
@@ -46,7 +46,7 @@ class Watched(QuasiGlobal):
 
 
 def pulled(model, optimizer, target):
-    """Steps towards a number, with noise, so that no two nodes ever agree exactly."""
+    """Return a training step towards a number, with noise, so that two nodes never agree exactly."""
 
     def work():
         optimizer.zero_grad()
@@ -61,7 +61,7 @@ def pulled(model, optimizer, target):
 
 
 def with_a_past(model):
-    """Of a life in another swarm."""
+    """Return an optimizer with momentum from a life in another swarm."""
     optimizer = Watched(model)
     for parameter in model.parameters():
         parameter.grad = torch.ones_like(parameter)
@@ -87,9 +87,9 @@ def test_the_optimizer_hears_of_every_mix_when_it_is_in_the_parameters(train, un
             lambda node: (list(node._training.live.optimizers.all[0].jumps), node.metrics().exchanges_done)
         )
         assert all(jump.norm() > 0 for jump in heard)
-        assert len(heard) <= done  # two that land at one boundary are heard of as one
+        assert len(heard) <= done  # Two mixes at one boundary are reported as one.
         assert momenta(one.optimizer).norm() > 0
-    # Each is pulled to its own number, and the mixes to the other's.
+    # Each is pulled to its own number, and mixes pull it to the other's.
     assert sum(float(jump.sum()) for jump in first.optimizer.jumps) > 0
     assert sum(float(jump.sum()) for jump in second.optimizer.jumps) < 0
 
@@ -112,10 +112,11 @@ def test_a_newcomer_takes_over_the_momentum_of_its_donor(train, until):
     second = watched(train, 1.0, seeds=[first.node.address])
     until(lambda: all(len(one.optimizer.jumps) >= 3 for one in (first, second)))
     second.stop()
-    held = first.do(lambda node: (node._training.visit(), momenta(first.optimizer))[1])  # nobody is left who moves it
+    # No other node is left to move it.
+    held = first.do(lambda node: (node._training.visit(), momenta(first.optimizer))[1])
     model = linear(2)
     optimizer = Watched(model)
-    train(model, optimizer, seeds=[first.node.address])  # without steps
+    train(model, optimizer, seeds=[first.node.address])  # It takes no steps.
     ((_, momentum),) = optimizer.joins
     assert held.norm() > 0
     assert torch.equal(momentum, held)

@@ -21,7 +21,7 @@ def mlp(seed=0):
 
 
 def backward(model, seed):
-    """Gradients that the seed alone decides."""
+    """Compute gradients that the seed alone decides."""
     random = torch.Generator().manual_seed(seed)
     x, y = torch.randn(8, 5, generator=random).double(), torch.randint(0, 3, (8,), generator=random)
     model.zero_grad()
@@ -29,7 +29,7 @@ def backward(model, seed):
 
 
 def step_and_mix(model, optimizer, seed, shifted=False):
-    """One step on that batch, and a mix after it; ``shifted``: with one who is elsewhere."""
+    """Take a step on a batch and report a mix. With ``shifted``, the mix moves the weights."""
     backward(model, seed)
     optimizer.step()
     if shifted:
@@ -39,7 +39,7 @@ def step_and_mix(model, optimizer, seed, shifted=False):
 
 @torch.no_grad()
 def shift(model, seed):
-    """What an exchange adds."""
+    """Move the weights as an exchange does."""
     random = torch.Generator().manual_seed(seed)
     for parameter in model.parameters():
         parameter += 0.1 * torch.randn(parameter.shape, generator=random).double()
@@ -59,7 +59,7 @@ def assert_close(ours, theirs):
 
 
 class Slowly:
-    """The two equations, one tensor after another; ``rates`` of the steps since the last mix, one by one."""
+    """The two equations, one tensor after another. ``rates`` has the rate of each step since the last mix."""
 
     def __init__(self, model, mu):
         self.model, self.mu, self.rates = model, mu, []
@@ -92,7 +92,7 @@ def test_it_is_the_equation_and_a_changing_rate_counts_as_the_sum_of_the_rates_o
         optimizer.param_groups[0]["lr"] = lr
         optimizer.step()
         slow.step(lr)
-        if step in (0, 3, 4, 9):  # after 1, 3, 1 and 5 steps
+        if step in (0, 3, 4, 9):  # Mix after 1, 3, 1 and 5 steps.
             shift(ours, step)
             shift(theirs, step)
             optimizer.mixed()
@@ -120,12 +120,12 @@ def test_a_steady_gradient_builds_the_momentum_that_sgd_would_have():
     for _ in range(100):
         x.grad = torch.ones_like(x)
         optimizer.step()
-        optimizer.mixed()  # a mix with one who is where we are
+        optimizer.mixed()  # The partner has the same weights.
     assert momenta(optimizer)[0].item() == pytest.approx(1 / (1 - 0.5), rel=1e-9)
 
 
 def test_two_nodes_that_differ_only_in_their_gradients_hold_one_momentum_after_each_complete_mix():
-    """Both come from one point to another, so that what is local has gone from the momentum: what it is for."""
+    """Both start at one point and end at another, so that no local movement remains in the momentum."""
     models = [mlp(), mlp()]
     optimizers = [QuasiGlobal(model.parameters(), lr=0.1) for model in models]
     for mix in range(3):
@@ -191,7 +191,7 @@ def test_a_parameter_without_gradients_keeps_still_and_the_steps_of_others_are_n
         optimizer.step()
         assert torch.equal(first, before)
     optimizer.mixed()
-    torch.testing.assert_close(momenta(optimizer)[0], 0.5 * gradient)  # one step of its own, and not a third of it
+    torch.testing.assert_close(momenta(optimizer)[0], 0.5 * gradient)  # One step of its own, and not a third of it.
 
 
 def test_weights_that_were_replaced_begin_without_momentum():
@@ -206,7 +206,7 @@ def test_weights_that_were_replaced_begin_without_momentum():
         optimizer.joined(keep=keep)
         expected = held if keep else [torch.zeros_like(m) for m in held]
         assert all(map(torch.equal, momenta(optimizer), expected))
-        optimizer.mixed()  # the way from the old weights to the new is no mix
+        optimizer.mixed()  # The change from the old weights to the new is not a mix.
         assert all(map(torch.equal, momenta(optimizer), expected))
 
 
@@ -220,7 +220,7 @@ def test_its_state_is_the_momentum_alone_and_a_copy_goes_on_as_the_original():
     twin = mlp(seed=1)
     other = QuasiGlobal(twin.parameters(), lr=0.9, momentum=0.1)
     backward(twin, 9)
-    other.step()  # from other weights, which it is to forget
+    other.step()  # It starts from other weights and has to forget them.
     other.load_state_dict(pickle.loads(pickle.dumps(optimizer.state_dict())))
     twin.load_state_dict(model.state_dict())
     assert [other.param_groups[0][key] for key in ("lr", "momentum", "weight_decay")] == [0.1, 0.9, DECAY]
@@ -241,7 +241,7 @@ def test_a_deep_copy_of_model_and_optimizer_trains_alike():
 
 
 def test_groups_have_their_own_rate_and_schedulers_change_it():
-    """Alone, two parameters do in two groups what each would do in an optimizer of its own."""
+    """Without other nodes, two parameters in two groups change as each would in an optimizer of its own."""
     together, apart = mlp(), mlp()
     rates = [0.1, 0.02]
     halves = [list(together[0].parameters()), list(together[2].parameters())]

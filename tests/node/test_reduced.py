@@ -1,4 +1,4 @@
-"""Figures over the swarm: what a record has room for, what a liar can do with them, and two nodes that tell theirs."""
+"""Figures over the swarm: the room in a record, the influence of a liar, and two nodes with real ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The end of `node.epochs`: nodes settle there by themselves, wait for each other within limits, and only there."""
+"""The end of `node.epochs`: nodes settle there by themselves, and wait for each other within limits."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ def further(nodes, samples=400):
     return max(node.node.swarm_samples for node in nodes) + samples * len(nodes)
 
 
-PATIENT = 60.0, 60.0  # Times to settle that a busy machine does not reach.
+PATIENT = 60.0, 60.0  # Timeouts for settling that a busy machine does not reach.
 
 
 def epochs(trainee, total, delay_s=0.005, settle=PATIENT):
-    """Train epochs up to a total, and return the weights with which the loop ends."""
+    """Return a loop that trains epochs up to a total, and returns its final weights."""
 
     def loop(node):
         for _ in node.epochs(1, total, settle=settle):
@@ -43,7 +43,7 @@ def epochs(trainee, total, delay_s=0.005, settle=PATIENT):
 
 
 def started(trainee, *parts):
-    """Let its loop run these functions one after another, and then wait until the test ends."""
+    """Let the node's loop run these functions in order, and then wait until the test ends."""
     answer = queue.SimpleQueue()
     trainee.leave = threading.Event()
 
@@ -112,7 +112,7 @@ def test_each_of_several_loops_settles_and_the_next_trains_on(swarm_of):
 
 @pytest.fixture
 def settled(monkeypatch):
-    """The calls of settle, which do nothing else."""
+    """Replace ``settle`` by a recorder, and return the list of its calls."""
     calls = []
     monkeypatch.setattr(Node, "settle", lambda node, *times: calls.append(times))
     return calls
@@ -222,7 +222,7 @@ def test_a_program_is_told_of_weights_that_change_after_the_nodes_have_agreed(sw
     until(lambda: events(a, "apart"))
     assert "call node.settle(10, wait_s=60) after it" in str(events(a, "apart")[0])
     assert not events(b, "apart")
-    # `gossip local` compares these. The event follows the notice.
+    # `gossip local` compares these digests. The event follows the notice.
     until(lambda: len({events(node, "settled")[-1].digest for node in nodes}) == 2)
 
 

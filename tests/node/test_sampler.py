@@ -61,7 +61,7 @@ def test_the_last_short_batch_is_dropped_where_that_is_asked_and_no_other():
 @pytest.mark.parametrize("ranks", [1, 2, 3])
 @given(size=st.integers(3, 9), length=st.integers(1, 100))
 def test_no_rank_gets_a_batch_of_one_sample_unless_there_are_no_more(ranks, size, length):
-    """BatchNorm refuses one, and a share's length is a matter of chance."""
+    """BatchNorm refuses a batch of one sample, and the length of a share is random."""
     alone = [IDS[0]]
     each = [
         Samplers(Sharers(lambda: IDS[0], lambda: alone, lambda: 0, lambda: 0, lambda: 0, rank, ranks)).make(
@@ -83,7 +83,7 @@ def test_it_divides_anew_between_two_batches_and_between_two_indices():
         swarm = Swarm(*IDS[:2])
         mine = iter(swarm.sampler(300, size))
         first = next(mine) if size else [next(mine) for _ in range(10)]
-        swarm.set(IDS[0])  # the other one dies
+        swarm.set(IDS[0])  # The other member leaves.
         rest = flat(mine) if size else list(mine)
         assert sorted([*first, *rest]) == list(range(300)), size
 
@@ -139,7 +139,7 @@ class Squares(torch.utils.data.Dataset):
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")  # of Python 3.12, by workers
+@pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")  # Python 3.12 warns at a fork.
 def test_any_loader_takes_it_with_workers_that_persist(workers):
     swarm, more = Swarm(*IDS[:2]), {"num_workers": workers, "persistent_workers": workers > 0}
     batches = DataLoader(Squares(), batch_sampler=swarm.sampler(Squares(), 8), **more)
@@ -210,7 +210,7 @@ def test_numbers_that_cannot_be_are_refused_in_a_sentence(given, said):
         Swarm(IDS[0]).sampler(10, **given)
 
 
-# Of a node -----------------------------------------------------------------------------------------------------------
+# The sampler of a node -----------------------------------------------------------------------------------------------
 
 
 def test_a_node_divides_with_the_others_and_its_checkpoints_have_the_rest_of_the_pass(train, until, quick, tmp_path):
@@ -221,7 +221,7 @@ def test_a_node_divides_with_the_others_and_its_checkpoints_have_the_rest_of_the
     until(lambda: len(ours.node.sampler(data)) + len(other.node.sampler(data)) == 300)
     other.stop()
     sampler = ours.node.sampler(data, 8)
-    until(lambda: len(sampler) == 38)  # all of it is ours again
+    until(lambda: len(sampler) == 38)  # All of it is ours again.
 
     with Node(torch.nn.Linear(2, 1), config=quick) as node:
         seen = []

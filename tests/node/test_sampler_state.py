@@ -1,4 +1,4 @@
-"""A pass over the data goes on where a checkpoint was written, whoever came or went since."""
+"""A pass over the data resumes where a checkpoint was written, even if members came or left since."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.theory.rendezvous import owners
 
 
 def kept(sampler):
-    """As a checkpoint has it."""
+    """Return the sampler's state after a round trip through JSON, as in a checkpoint."""
     return json.loads(json.dumps(sampler.state_dict(), allow_nan=False))
 
 
@@ -42,7 +42,7 @@ def test_a_pass_goes_on_where_its_state_was_taken(size):
 
 
 def test_a_pass_that_drop_last_ended_is_not_resumed_without_a_batch():
-    """Its rest, less than a batch, would otherwise be an epoch in which the loop trains nothing."""
+    """The rest, which is less than a batch, would be an epoch in which the loop trains nothing."""
     swarm = Swarm(IDS[0])
     sampler = swarm.sampler(300, 16, drop_last=True)
     for batch in sampler:
@@ -52,7 +52,7 @@ def test_a_pass_that_drop_last_ended_is_not_resumed_without_a_batch():
     assert len(list(again)) == 18
 
 
-@pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")  # of Python 3.12, by workers
+@pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")  # Python 3.12 warns at a fork.
 def test_what_workers_fetched_ahead_and_nobody_trained_on_is_given_again():
     swarm = Swarm(*IDS[:3])
     data = TensorDataset(torch.arange(300))
@@ -74,7 +74,7 @@ def test_what_workers_fetched_ahead_and_nobody_trained_on_is_given_again():
 
 @given(st.integers(20, 100), st.integers(1, 20), st.integers(0, 250), st.integers(0, 20))
 def test_a_loader_that_is_ahead_of_its_loop_by_the_end_of_a_pass_loses_nothing_of_either(length, size, pulled, behind):
-    """Pass follows pass in one stream; the loop is behind by up to so many samples, no more than a pass."""
+    """Passes follow each other in one stream. The loop is ``behind`` samples late, at most a pass."""
     swarm = Swarm(IDS[0])
     sampler, seen = swarm.sampler(length, size), []
     while len(seen) < pulled:
@@ -98,7 +98,7 @@ def test_a_loader_that_is_ahead_of_its_loop_by_the_end_of_a_pass_loses_nothing_o
 
 
 def test_what_a_loop_leaves_of_a_pass_is_not_waited_for():
-    """As a loader with workers does: five batches are fetched, three trained on, and the next pass begins."""
+    """Like a loader with workers, the loop fetches five batches, trains on three and begins the next pass."""
     swarm = Swarm(IDS[0])
     sampler = swarm.sampler(100, 10)
     for _ in range(2):
@@ -117,9 +117,11 @@ def test_what_a_loop_leaves_of_a_pass_is_not_waited_for():
 def test_through_any_changes_and_lives_a_pass_skips_nothing_and_repeats_only_to_fill_a_batch(
     length, members, size, shuffle, data
 ):
-    """Several lives of one loop, each under an identity of its own and stopped after some batches, the members changing
-    at any of them: together they are given what the last life owns. An index comes again only in a batch of half the
-    size, which the rest of the pass did not fill."""
+    """Together, several lives of one loop are given all that the last life owns.
+
+    Each life has an identity of its own and stops after some batches, and the members change at any batch. An index is
+    repeated only in a batch of half the size, which the rest of the pass did not fill.
+    """
     swarm, state, seen, me = Swarm(*members), None, [], IDS[0]
     for life in range(data.draw(st.integers(1, 4))):
         me = data.draw(st.sampled_from(IDS[:6]))
@@ -130,7 +132,7 @@ def test_through_any_changes_and_lives_a_pass_skips_nothing_and_repeats_only_to_
             assert sampler.sampler.number == 0
         for _, batch in zip(range(data.draw(st.integers(0, 8))), sampler, strict=False):
             if sampler.sampler.number:
-                break  # nothing was left of the pass: this is the next one's
+                break  # The pass had ended: this batch belongs to the next one.
             assert len(batch) <= -(-size // 2) or not set(batch) & set(seen)
             seen += batch
             swarm.trained += len(batch)

@@ -94,7 +94,7 @@ def test_a_late_or_resumed_node_has_at_once_the_rate_of_the_others(make, steps):
         warnings.simplefilter("error")
         for step in (1, 37, 99):
             run = Run(make, steps)
-            run.sgd.param_groups[0]["lr"] = 77.0  # that of a checkpoint, loaded after the scheduler was made
+            run.sgd.param_groups[0]["lr"] = 77.0  # A checkpoint's rate, loaded after the scheduler was made.
             assert run.rate_at(100 * step + 50) == pytest.approx(want[step], rel=1e-9, abs=1e-12)
 
 

@@ -1,4 +1,4 @@
-"""Settling as a meeting point: who comes first waits for the others, and for nobody who is gone."""
+"""Settling as a meeting point: a node waits for the others, but not for one that has left."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from tests.node.trainees import filled, linear, mixed, towards
 
 
 def settling(trainee, seconds=20.0, wait_s=60.0, before=lambda: None):
-    """Ask its loop to settle, after a call of ``before``, and wait for no answer."""
+    """Ask the node's loop to call ``before`` and settle. Return the queue of the answer."""
     answer = queue.SimpleQueue()
 
     def settle(node):
         before()
         answer.put(node.settle(seconds, wait_s=wait_s))
-        trainee.leave.wait(60)  # as at a run's end, where it evaluates and saves
+        trainee.leave.wait(60)  # The loop stands, as it does at a run's end to evaluate and save.
 
     trainee.leave = threading.Event()
     trainee.tasks.put((settle, queue.SimpleQueue()))
@@ -35,18 +35,18 @@ def settling(trainee, seconds=20.0, wait_s=60.0, before=lambda: None):
 
 
 def sharing(trainee):
-    """The records of the others that hold its run."""
+    """Return the records of the other members that hold its run."""
     peer = trainee.side.network.peer
     return peer.membership.run_members(peer.view.run_id)
 
 
 def bits(model):
-    """All parameters of a model, as bytes."""
+    """Return all parameters of a model, as bytes."""
     return b"".join(value.detach().view(-1).view(torch.uint8).numpy().tobytes() for value in model.parameters())
 
 
 def apart(model, generator):
-    """Move the weights as local training does, and make one of them denormal."""
+    """Move the weights like local training, and make one of them subnormal."""
     with torch.no_grad():
         for value in model.parameters():
             value += 0.05 * torch.randn(value.shape, generator=generator).to(value.dtype)
@@ -54,7 +54,7 @@ def apart(model, generator):
 
 
 def joined(train, until, count, dtype=torch.float32, **options):
-    """Nodes of one run whose weights are then apart; none trains."""
+    """Start nodes of one run, move their weights apart, and return them. They do not train."""
     models = [linear(number).to(dtype) for number in range(count)]
     first = train(models[0], **options)
     nodes = [first, *(train(model, seeds=[first.node.address], **options) for model in models[1:])]
@@ -66,7 +66,7 @@ def joined(train, until, count, dtype=torch.float32, **options):
 
 
 def settle_all(nodes, seconds=30.0, before=lambda node: None):
-    """Let all nodes settle; return what they return, and how many different weights they then have."""
+    """Let all nodes settle. Return their results, and the number of different models afterwards."""
     answers = [settling(node, seconds, before=lambda node=node: before(node)) for node in nodes]
     distances = [answer.get(timeout=90) for answer in answers]
     different = len({bits(node.model) for node in nodes})
@@ -101,7 +101,7 @@ def test_weights_of_every_type_are_the_same_to_the_bit(count, dtype, train, unti
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
 def test_numbers_that_round_to_zero_get_one_sign(dtype, train, until):
-    """The float32 of -1e-50 is the negative zero, that of 1e-50 the positive one."""
+    """In float32, -1e-50 is the negative zero and 1e-50 the positive one."""
     nodes = joined(train, until, 3, dtype)
     values = dict(zip(nodes, [1e-50, -1e-50, -0.0], strict=True))
 
@@ -128,7 +128,7 @@ def test_the_end_of_settling_is_told_with_a_digest_of_the_weights(train, until, 
         rows = [json.loads(line) for line in (tmp_path / "log.jsonl").read_text().splitlines()]
         return [(row["distance"], row["tensor"], row["digest"]) for row in rows if row.get("event") == "settled"]
 
-    until(lambda: len(told()) == 2)  # A node writes its line after it has told its program.
+    until(lambda: len(told()) == 2)  # A node writes its log after its program has the event.
     assert told() == [(0.0, "", digest)] * 2
     assert not [record for record in caplog.records if getattr(record, "kind", "") == "apart"]
 
@@ -140,11 +140,11 @@ def events(node, kind):
 def test_a_node_that_cannot_agree_says_which_tensor_differs_and_returns_the_distance_that_it_names(
     train, until, monkeypatch
 ):
-    """Its partner changes one tensor before each of its boundaries."""
+    """Its partner changes one tensor before each of its own boundaries."""
     a, b = nodes = joined(train, until, 2)
     visit = b.side.loop.visit
 
-    def spoil(*arguments):  # A step, too, visits it.
+    def spoil(*arguments):  # A step visits the boundary, too.
         with torch.no_grad():
             b.model.bias += 1.0
         visit(*arguments)
@@ -166,7 +166,7 @@ def test_the_last_node_that_hears_that_all_agree_does_not_wait_for_those_that_tr
     nodes = joined(train, until, 3)
     answers = [settling(node, 60.0) for node in nodes]
     for node in nodes:
-        node.leave.set()  # Each steps on at once, and its record says no more that it settles.
+        node.leave.set()  # Each steps at once, and its record no longer says that it settles.
     began = time.monotonic()
     assert [answer.get(timeout=50) for answer in answers] == [0.0] * 3
     assert time.monotonic() - began < 50.0
@@ -176,7 +176,7 @@ def test_whoever_settles_waits_for_a_slower_node_and_both_end_with_the_same_weig
     a, b = linear(1), linear(2)
     first = train(a)
     second = train(b, seeds=[first.node.address])
-    until(lambda: sharing(first))  # it has heard that the other holds the weights
+    until(lambda: sharing(first))  # The first knows that the other holds the weights.
     until(mixed(first, times=5))
     early = settling(first, 20.0)
     until(lambda: first.side.settling.settled_at is not None)
@@ -188,13 +188,13 @@ def test_whoever_settles_waits_for_a_slower_node_and_both_end_with_the_same_weig
     assert late.get(timeout=60) == 0.0
     second.leave.set()
     assert bits(a) == bits(b)
-    # They train on, and so nobody need be waited for at what was: the word is taken back.
+    # Both train on, so that no member has to wait for them in the old state: each takes its word back.
     until(lambda: first.side.settling.settled_at is None and second.side.settling.settled_at is None)
     until(lambda: sharing(second) and not any(mark_in(one, SETTLING) for one in sharing(second)))
 
 
 def training(train, until, count):
-    """Nodes that train towards different weights, and have mixed."""
+    """Start nodes that train towards different weights, and return them once they have mixed."""
     models = [linear(number) for number in range(count)]
     first = train(models[0], None, towards(models[0], 0.0))
     seeds = [first.node.address]
@@ -205,7 +205,7 @@ def training(train, until, count):
 
 
 def ending(node, *parts):
-    """Let its loop run these functions of the node one after another, and wait for no answer."""
+    """Ask the node's loop to run these functions in order. Return the queue of their results."""
     answer = queue.SimpleQueue()
     node.leave = threading.Event()
 
@@ -295,7 +295,7 @@ def test_whoever_waits_to_settle_waits_for_nobody_that_leaves(train, until):
     a, b = linear(1), linear(2)
     first = train(a)
     second = train(b, seeds=[first.node.address])
-    until(lambda: sharing(first))  # it has heard that the other holds the weights
+    until(lambda: sharing(first))  # The first knows that the other holds the weights.
     early = settling(first, 0.2)
     until(lambda: first.side.settling.settled_at is not None)
     second.stop()
@@ -307,7 +307,7 @@ def test_whoever_never_comes_to_settle_costs_the_time_that_was_given_and_is_told
     a, b = linear(1), linear(2)
     first = train(a)
     train(b, seeds=[first.node.address])
-    until(lambda: sharing(first))  # it has heard that the other holds the weights
+    until(lambda: sharing(first))  # The first knows that the other holds the weights.
     began = time.monotonic()
     early = settling(first, 0.1, wait_s=0.7)
     first.leave.set()
@@ -334,7 +334,7 @@ def test_nodes_that_begin_together_show_what_they_trained_once_they_have_settled
 
 
 def test_what_members_told_in_an_earlier_settlement_is_no_disagreement_once_they_are_gone(train, until, monkeypatch):
-    """As early stopping has it: all settle in each epoch, one node dies, and the others end with the same weights."""
+    """Early stopping makes all settle in each epoch. One node dies, and the others end with the same weights."""
     nodes = joined(train, until, 2)
     assert settle_all(nodes) == ([0.0] * 2, 1)
     b = nodes[1]

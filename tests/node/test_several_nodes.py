@@ -25,7 +25,7 @@ def gathered(place, environment, **given):
 
 @pytest.fixture(autouse=True)
 def first_places(monkeypatch):
-    """No Node that an earlier test has left open takes a place in this process."""
+    """Free the places that Nodes of earlier tests still take in this process."""
     monkeypatch.setattr(running, "_places", {})
     monkeypatch.setattr(running, "ports", {})
 
@@ -90,7 +90,7 @@ def test_a_node_over_the_same_model_takes_the_place_of_the_one_that_it_replaces(
 
 
 def test_the_second_node_listens_next_to_a_first_one_that_chose_its_port_itself(monkeypatch):
-    monkeypatch.setenv("GOSSIP_PROGRESS", "off")  # as under `gossip run`
+    monkeypatch.setenv("GOSSIP_PROGRESS", "off")  # `gossip run` sets this.
     first, second = Node(nn.Linear(4, 2)), Node(nn.Linear(8, 1))
     monkeypatch.setitem(running.ports, 0, port := free_port())
     with second:

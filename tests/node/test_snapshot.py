@@ -40,7 +40,7 @@ def test_the_vector_is_the_parameters_then_the_float_buffers():
 
 
 def mixed_kinds():
-    """Half, double, transposed and empty tensors, and one that has none of a part's elements."""
+    """Return half, double, transposed and empty tensors."""
     torch.manual_seed(3)
     return {
         "a": torch.randn(7, 5), "b": torch.randn(6, 4).t(), "c": torch.randn(50).bfloat16(),
@@ -52,7 +52,7 @@ def mixed_kinds():
 @pytest.mark.parametrize("share", [0.02, 0.3, 1.0])
 @pytest.mark.parametrize("make", [convnet, mixed_kinds])
 def test_some_elements_are_read_and_added_as_all_of_them_are(make, share):
-    """Bit for bit what a copy of everything holds there, and what an addition of zeros elsewhere leaves."""
+    """Reads and additions of some elements equal, bit for bit, those of the whole vector."""
     one, other = ModelState(make()), ModelState(make())
     other.write(vector_of(one, full=True))
     rng = np.random.default_rng(int(100 * share))
@@ -180,7 +180,7 @@ def test_a_float_buffer_that_is_replaced_is_followed():
     model = convnet()
     state = ModelState(model)
     model[1].running_mean = torch.full((4,), 7.0)
-    model._apply(lambda tensor: tensor.clone())  # as .to(device) does
+    model._apply(lambda tensor: tensor.clone())  # model.to(device) does the same.
     assert np.all(vector_of(state)[-8:-4] == 7.0)
 
 
@@ -234,7 +234,7 @@ def read_only():
 
 
 class Older(Foreign):
-    """Of before DLPack could say what may be written."""
+    """An array from before DLPack could mark memory as read-only."""
 
     def __dlpack__(self, stream=None):
         return self.array.__dlpack__()

@@ -20,7 +20,7 @@ def _same_weights():
 
 
 def train(model, optimizer, batches, seed):
-    """The losses of some steps on data that the seed alone decides."""
+    """Train on seeded data, and return the losses."""
     random = torch.Generator().manual_seed(seed)
     losses = []
     for _ in range(batches):
@@ -112,7 +112,7 @@ def test_frozen_parameters_have_no_share_in_the_optimizers_part():
 
 
 def test_a_parameter_that_requires_no_gradient_for_a_while_keeps_its_share():
-    """The loop of a GAN switches the gradients of its discriminator off and on."""
+    """The loop of a GAN freezes its discriminator for some steps."""
     model = mlp()
     optimizer = torch.optim.Adam(model.parameters(), 0.01)
     train(model, optimizer, 2, seed=1)
@@ -123,7 +123,7 @@ def test_a_parameter_that_requires_no_gradient_for_a_while_keeps_its_share():
 
 
 def test_once_the_optimizer_holds_other_parameters_it_gives_no_state():
-    """A newcomer would read it at other places than it has at its donor."""
+    """The state would be in other places at a newcomer than at its donor."""
     model = mlp()
     optimizer = torch.optim.Adam(model[2].parameters(), 0.01)
     state = ModelState(model, optimizer)

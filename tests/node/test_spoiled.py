@@ -1,4 +1,4 @@
-"""Weights that stop being numbers: noticed, said once, given to nobody, and taken back from the swarm."""
+"""Weights that are no longer finite: noticed, reported once, given to no node, and replaced by the swarm's."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def linear(seed=0):
 
 
 def work_of(model, optimizer, broken):
-    """A step that pulls every weight to 1, or, while ``broken`` holds something, one with a loss that is no number."""
+    """Return a step that pulls all weights to 1; while ``broken`` is not empty, its loss is NaN."""
 
     def work():
         scale = math.nan if broken else 1.0
@@ -41,7 +41,7 @@ def said(log, kind):
 
 
 def pair(train, quick, monkeypatch, tmp_path, broken, **second):
-    """Two nodes; the second has a log and may be broken."""
+    """Start two nodes. The second has a log, and breaks while ``broken`` is not empty."""
     first, model = linear(), linear(1)
     one = train(first, None, work_of(first, torch.optim.SGD(first.parameters(), lr=0.05), []), config=quick)
     log = tmp_path / "log"
@@ -61,7 +61,7 @@ def test_spoiled_weights_are_said_once_given_to_nobody_and_replaced_by_the_swarm
     broken.append(True)
     until(lambda: not two.side.network.peer.local.sound, 10)
     until(lambda: not finite(model), 5)
-    time.sleep(QUIET_S)  # it goes on breaking what it takes
+    time.sleep(QUIET_S)  # The second node goes on breaking what it takes.
     assert finite(first)
     assert one.side.network.peer.exchanges.refusals.counts == refused, "nothing spoiled was ever offered"
     broken.clear()

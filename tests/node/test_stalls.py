@@ -1,4 +1,4 @@
-"""What stands still: a training loop alone, or all of the process."""
+"""Stalls of a training loop alone, and of the whole process."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from node.observe.stalls import STALL_AFTER_S, Stalls
 
 
 def stalls():
-    """With what was said: kinds and sentences."""
+    """Return a Stalls, its peer, and its notices as kinds and sentences."""
     view, joining = SimpleNamespace(boundary_at=0.0, ready=True), SimpleNamespace(missing_elements=0, is_starved=False)
     peer, said = SimpleNamespace(view=view, joining=joining), []
     one = Stalls(
@@ -22,7 +22,7 @@ def test_a_process_that_stood_still_does_not_blame_its_loop():
     for now in (1.0, 2.25):
         peer.view.boundary_at = now
         one.check(now)
-    one.check(62.25)  # stopped for a minute; the loop has had no time since
+    one.check(62.25)  # Stopped for a minute; the loop has had no time since.
     one.check(63.5)
     assert [kind for kind, _ in said] == ["asleep"]
     assert "stood still for 60 s" in said[0][1]

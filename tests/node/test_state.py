@@ -1,4 +1,4 @@
-"""A model that brings its own state: what is asked of it, and what comes of the least that it may be."""
+"""A model with its own ``State``: the calls that it receives, and the results of a minimal one."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.node.vectors import vector_of
 
 
 class Plain(State):
-    """The least: two arrays, in whatever form a framework may keep them."""
+    """A minimal state: two arrays, in whatever form a framework may keep them."""
 
     def __init__(self, w, h):
         self.w, self.h = np.asarray(w, np.float32), np.asarray(h, np.float16)
@@ -46,7 +46,7 @@ def drawn(seed):
 
 
 def both():
-    """The least, and a mapping of the same arrays."""
+    """Return a minimal state, and a mapping of the same arrays."""
     w, h = drawn(0)
     return Plain(w, h), ModelState(
         {"w": torch.tensor(w, dtype=torch.float32), "h": torch.tensor(h, dtype=torch.float16)}
@@ -95,7 +95,7 @@ def test_an_optimizer_beside_a_state_that_is_brought_is_refused(quick):
 
 
 class Based(Plain):
-    """Of which one array is frozen."""
+    """A state with one frozen array."""
 
     def __init__(self, w, h):
         super().__init__(w, h)
@@ -164,7 +164,7 @@ def test_such_a_node_mixes_with_one_of_torch_tensors(train, until):
 
 
 class Late(Plain):
-    """Its copies arrive when somebody asks whether they have, as those of a device may."""
+    """A state whose copies arrive when they are polled, as those of a device may."""
 
     def begin_read(self, out):
         return Arriving(self, out)

@@ -1,4 +1,4 @@
-"""What a node says for checkpoints that others write, and going on from it; and a node without a with block."""
+"""A node's state for checkpoints that the program writes, and a node without a with block."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def test_a_node_is_started_and_closed_without_a_block(quick):
         assert node.swarm_samples == 4
     finally:
         node.close()
-    node.close()  # once more does no harm
+    node.close()  # A second call does no harm.
     with pytest.raises(LocalError, match="used already"):
         node.start()
 
@@ -38,7 +38,7 @@ def test_a_run_goes_on_from_the_state_that_another_checkpoint_holds(quick):
                 node.step(samples=len(batch))
         written = json.dumps(node.state_dict(), allow_nan=False)
         run_id = node._training.network.peer.view.run_id
-    kept = linear(5)  # its weights are back, by whoever keeps them
+    kept = linear(5)  # The program restores the weights itself.
     before = [value.clone() for value in kept.parameters()]
     node = Node(kept, config=quick)
     node.load_state_dict(json.loads(written))

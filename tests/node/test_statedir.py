@@ -1,4 +1,4 @@
-"""What was written is read again as it was, or not at all."""
+"""A state directory is read back exactly as it was written, or not at all."""
 
 import random
 import shutil
@@ -38,7 +38,7 @@ def test_what_was_written_is_read_again(tmp_path):
 
 
 def test_no_bit_of_an_address_book_flips_unnoticed(tmp_path):
-    """A flipped bit in a count would be signed by its owner, and refused by everybody."""
+    """The owner would sign a count with a flipped bit, and all members would refuse it."""
     StateDir(tmp_path).write(7, 1000, BOOK)
     file = tmp_path / "members.bin"
     whole = file.read_bytes()
@@ -142,8 +142,10 @@ def test_a_node_waits_for_one_of_its_process_whose_last_write_takes_long(quick, 
 def test_an_address_that_changed_is_the_one_that_others_learn_whatever_the_directory_had(
     train, until, tmp_path, monkeypatch
 ):
-    """The directory was older than what others knew of the node: they tried the address of its earlier life, found
-    nobody, and the node withdrew the new one."""
+    """The directory is older than what the others know of the node.
+
+    Once, they tried the address of its earlier life and did not reach it, and the node withdrew its new address.
+    """
     for name in ("gossip.discovery.PATIENCE_S", "gossip.discovery.TRY_EVERY_S"):
         monkeypatch.setattr(name, 1.0)
     first = train(nn.Linear(4, 2))
@@ -160,7 +162,7 @@ def test_an_address_that_changed_is_the_one_that_others_learn_whatever_the_direc
 
 
 def test_a_copy_of_a_directory_is_noticed_at_the_seed(train, quick, tmp_path):
-    """As on a home that two machines share without locks."""
+    """Two machines may share a home directory without locks."""
     first = train(nn.Linear(4, 2), state_dir=tmp_path / "one")
     shutil.copytree(tmp_path / "one", tmp_path / "two")
     with pytest.raises(LocalError, match="has this node's key"):
@@ -234,7 +236,7 @@ def test_a_secret_that_is_given_replaces_the_one_that_was_kept(train, tmp_path):
     ],
 )  # fmt: skip
 def test_without_a_default_route_an_address_that_others_reach_is_shown(own, shown, monkeypatch):
-    """The machine's name, which was shown before, often means loopback, and nobody met."""
+    """Once, the machine's name was shown, which often means loopback, and nodes did not meet."""
     monkeypatch.setattr("node.settings.routed", lambda _target, _v6: None)
     monkeypatch.setattr("node.settings.own_addresses", lambda: iter(own))
     settings = gathered(None)

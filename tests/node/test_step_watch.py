@@ -1,4 +1,4 @@
-"""A loop that trains and forgets `node.step` is told so while it runs, and one that does not train never is."""
+"""A training loop that forgets `node.step` is told so while it runs; a loop that does not train is not."""
 
 from __future__ import annotations
 
@@ -147,7 +147,7 @@ def test_a_loop_with_accumulated_gradients_is_told_nothing(quick):
 
 
 def test_weights_that_the_node_itself_writes_are_no_training(train, quick):
-    """A node that only settles takes the mean of the others often, and never steps."""
+    """A node that only settles often takes the mean of the others, and never steps."""
     other = train(nn.Linear(4, 2))
     model = nn.Linear(4, 2)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

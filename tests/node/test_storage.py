@@ -20,7 +20,7 @@ from node.storage import copies, uploads
 from tests.harness import warm
 from tests.node.stores import drained, fill, linear, notices, weight_at
 
-# What arrives and comes back ------------------------------------------------------------------------------------------
+# Saving and loading ---------------------------------------------------------------------------------------------------
 
 
 def test_a_run_goes_on_from_a_store(quick, store):
@@ -125,7 +125,7 @@ def test_what_a_merge_replaces_goes_where_the_checkpoints_go(quick, store, tmp_p
     assert store().cat_file("/b/run.before-merge.safetensors") == kept.read_bytes()
 
 
-# What a store does to the loop ----------------------------------------------------------------------------------------
+# Effects of a store on the loop ---------------------------------------------------------------------------------------
 
 
 def test_a_store_that_hangs_does_not_stop_the_loop_and_the_newest_checkpoint_follows(quick, store, tmp_path):

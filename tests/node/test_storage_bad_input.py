@@ -1,4 +1,4 @@
-"""A checkpoint that a store does not give, and URLs that cannot be: one sentence each, and nothing is changed."""
+"""Checkpoints that a store cannot give, and impossible URLs: one sentence each, and nothing is changed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""docs/troubleshooting.md: what it says that a person sees is what a person sees."""
+"""docs/troubleshooting.md quotes the sentences that a user sees."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SENTENCES = [quoted for cell in FIRST_CELLS for quoted in re.findall(r"`([^`]+)`
 
 
 def rendered(node: ast.AST) -> str:
-    """A text in the source with … for whatever it names."""
+    """Return a text of the source, with … for each value in it."""
     match node:
         case ast.Constant(value=str(text)):
             return text
@@ -28,7 +28,7 @@ def rendered(node: ast.AST) -> str:
 
 
 def texts() -> str:
-    """All texts of the packages, a line each."""
+    """Return all texts of the packages, one a line."""
     found = []
     for path in (path for package in ("gossip", "node", "sim") for path in ROOT.glob(f"{package}/**/*.py")):
         found += [rendered(one) for one in ast.walk(ast.parse(path.read_text(encoding="utf-8")))]
@@ -55,7 +55,7 @@ def test_every_refusal_of_the_handshake_is_on_the_page():
     for call in ast.walk(source):
         if isinstance(call, ast.Call) and getattr(call.func, "id", "") == "RefusedError" and len(call.args) > 1:
             sentence = rendered(call.args[1])
-            # What one meets by dialling itself is no trouble, and what the other side said stands here as ours.
+            # Skip a node that dials itself, and errors that quote the other side.
             known = any(quoted.strip("… ") in sentence for quoted in SENTENCES if len(quoted.strip("… ")) > 15)
             assert known or not sentence.strip("… ") or "this node itself" in sentence or "refused:" in sentence, (
                 sentence

@@ -1,4 +1,4 @@
-"""Ways of mixing that no filter defends say so at the start."""
+"""Mixing that no filter defends is reported at the start."""
 
 from __future__ import annotations
 

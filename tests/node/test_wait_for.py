@@ -1,4 +1,4 @@
-"""Jobs that are launched together do not start together: a node waits for others, serves them, and goes on in time."""
+"""Jobs launched together start at different times: a node waits for others, serves them, and starts in time."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_who_waits_gives_newcomers_its_weights_and_trains_when_they_are_here(lau
     first = launch(model(), wait_for=3, wait_s=60.0)
     file.write_text(first.made.address)
     second = launch(model(1), seeds=[f"@{file}"])
-    assert second.running.wait(30)  # it has the weights of one who takes no step yet
+    assert second.running.wait(30)  # It has the weights of a node that takes no step yet.
     assert not first.running.is_set()
     assert all(torch.equal(value, first.model.state_dict()[name]) for name, value in second.at_entry.items())
     third = launch(model(2), seeds=[f"@{file}"])
@@ -74,11 +74,11 @@ def test_who_waits_for_others_begins_no_run_of_its_own_meanwhile(launch, until, 
 
 
 def test_a_node_that_leaves_as_soon_as_it_counted_all_ends_the_wait_of_the_others(launch, until, monkeypatch):
-    """As a short script does: it trains and ends before another node counts it."""
+    """A short script may train and end before another node counts it."""
     first_left, counts = threading.Event(), Startup.count_members
 
     def count(startup):
-        if startup.network.service.settings.seeds:  # The others look only when the first has left.
+        if startup.network.service.settings.seeds:  # The others count only after the first has left.
             assert first_left.wait(30)
         return counts(startup)
 
@@ -105,7 +105,7 @@ def test_a_wait_for_more_members_than_the_others_waited_for_goes_on(launch, unti
 
 
 def test_right_after_entering_samplers_and_members_know_all_that_were_waited_for(launch, monkeypatch):
-    """Also if the network thread looks for news of the members only later."""
+    """This holds even if the network thread looks for news of the members only later."""
     monkeypatch.setattr("node.network.service.POLL_S", 600.0)
     seen = {}
 
@@ -140,7 +140,7 @@ def test_members_that_somebody_made_up_end_no_wait(train, launch, until):
     side = first.side
     until(lambda: side.network.peer.view.alive_count == 2)
     run_id, sender = liar.side.network.peer.view.run_id, liar.side.network.peer.id
-    made_up = []  # at another host: one introducer may have four ports of a host dialled where nobody answers
+    made_up = []  # Use another host: per introducer, a node dials only four unanswered ports of a host.
     for port in range(1, 9):
         someone = Identity.load(None)
         record = MemberRecord(

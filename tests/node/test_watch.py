@@ -1,4 +1,4 @@
-"""Nodes whose programs defeat mixing, or hold what has no mean: each is right, or told in one sentence."""
+"""Programs that defeat mixing or hold state without a mean: each works, or is told why in one sentence."""
 
 from __future__ import annotations
 
@@ -185,7 +185,7 @@ def test_a_buffer_that_is_made_later_is_told_and_a_parameter_is_refused(train, m
 
 
 class Featured(nn.Module):
-    """A model with a buffer of orthogonal directions, and with constants beside its state."""
+    """A model with a buffer of orthogonal directions, and with constants outside its state."""
 
     def __init__(self, seed):
         super().__init__()
@@ -239,7 +239,7 @@ def test_constants_that_machines_compute_with_other_last_bits_are_the_same():
 
 
 class Observed(nn.Linear):
-    """A layer with the range of what it has seen, which begins as infinite."""
+    """A layer with a buffer for the least value that it has seen, at first infinite."""
 
     def __init__(self):
         super().__init__(4, 2)

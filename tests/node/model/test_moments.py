@@ -38,7 +38,7 @@ def with_params(kind, **options):
 
 
 class OwnAdam(torch.optim.Optimizer):
-    """An optimizer of a user, whose state has names that nobody knows."""
+    """A user's optimizer, whose state has names of its own."""
 
     def __init__(self, params):
         super().__init__(params, {"lr": 0.01})
