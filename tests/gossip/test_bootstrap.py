@@ -1,4 +1,4 @@
-"""Seeds that are tried for ever, and a node's own question whether others can dial it; whom to mix with."""
+"""Bootstrap: retries of seeds, the check whether others can dial a node, homes, and a random partner."""
 
 from __future__ import annotations
 
@@ -53,9 +53,9 @@ def test_retries_back_off_from_one_to_five_seconds_for_ever():
         assert len(seeds.tick(now, False, (), rng)) == 1
         waits.append(seeds.deadline - now)
     for number, wait in enumerate(waits):
-        backoff = min(2.0**number, 5.0)  # as docs/node.md promises
+        backoff = min(2.0**number, 5.0)  # docs/node.md states these pauses
         assert 0.75 * backoff <= wait <= 1.25 * backoff
-    assert len(set(waits)) == 20  # nodes that lost one seed together do not come back together
+    assert len(set(waits)) == 20  # nodes that lost one seed together return at different times
 
 
 def test_with_a_link_one_seed_is_tried_at_the_pace_of_healing_unless_it_is_there():
@@ -157,7 +157,7 @@ def test_a_seed_that_is_this_node_itself_is_nobody_to_wait_for():
     effects, now = peer.start(0.0), 0.0
     while not peer.view.ready and now < 400.0:
         for effect in effects:
-            if isinstance(effect, Dial):  # it opens, and greets as ourselves
+            if isinstance(effect, Dial):  # the seed is busy first, and then turns out to be the node itself
                 peer.on_seed_busy(effect.address)
                 peer.on_own_seed(effect.address)
         now = max(now + 1e-3, peer.deadline)
@@ -195,7 +195,7 @@ def asking(count=ASKED_MEMBERS):
 
 
 def verdict_at(reach, now):
-    """The verdict of this tick, None if it brings none."""
+    """Tick at ``now`` and return the verdict, or None if this tick brings none."""
     was_decided = reach.is_decided
     reach.tick(now)
     return reach.verdict if reach.is_decided and not was_decided else None
@@ -221,11 +221,11 @@ def test_two_of_three_decide_at_once_and_the_third_changes_nothing():
         assert verdict_at(reach, 1.0) is None
         reach.on_reached(C, verdict, 2.0)
         assert verdict_at(reach, 2.0) is verdict
-        assert verdict_at(reach, 3.0) is None  # said once
+        assert verdict_at(reach, 3.0) is None  # reported once
         assert reach.ask(D, 0.0) == []
     reach = asking()
     reach.on_reached(A, False, 0.0)
-    reach.on_reached(A, False, 0.1)  # nobody has two votes
+    reach.on_reached(A, False, 0.1)  # a second answer of the same member does not count
     assert verdict_at(reach, 0.2) is None
 
 
@@ -350,7 +350,7 @@ def test_a_busy_seed_is_tried_every_few_seconds_however_often_it_closes_our_conn
         assert seeds.busy
         seeds.tick(seeds.deadline, False, (), rng)
     assert not seeds.busy
-    seeds.on_busy(Address("10.9.9.9", 9))  # which is none of ours
+    seeds.on_busy(Address("10.9.9.9", 9))  # an address that is no seed of this node
     assert not seeds.busy
 
 

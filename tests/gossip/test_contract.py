@@ -20,7 +20,7 @@ NOT_REPORTS = {"continue_from", "add_founders", "new_session", "receive"}  # bef
 
 
 def rows(title: str) -> list[list[str]]:
-    """The rows of the table under this heading, without its head."""
+    """Return the rows of the table under this heading, without its head."""
     section = TEXT.split(f"## {title}\n", 1)[1].split("\n## ", 1)[0]
     lines = [line for line in section.splitlines() if line.startswith("|")]
     return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines[2:]]
@@ -56,4 +56,4 @@ def test_a_method_that_returns_effects_is_a_report(name):
         assert name in TEXT
 
 
-INNER = {"end_snapshot", "follow_up"}  # called by other reports alone
+INNER = {"end_snapshot", "follow_up"}  # only other reports call these

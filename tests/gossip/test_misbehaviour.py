@@ -1,4 +1,4 @@
-"""Who is named as misbehaving, and who is not."""
+"""The misbehaviour log: what members are reported for, and which innocent behaviour they are not."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_a_partner_whose_vectors_never_pass_is_named_although_it_waits_for_longe
 
 def test_a_partner_that_wastes_an_exchange_whenever_it_may_is_named_however_long_it_has_to_wait():
     misbehaviour = MisbehaviourLog()
-    for now in (0.0, 13.0, 36.0, 79.0, 162.0):  # the bench's own pace: 10 s, 20 s, 40 s ...
+    for now in (0.0, 13.0, 36.0, 79.0, 162.0):  # a pause of 10 s, 20 s, 40 s ... in back-off, and 3 s more each time
         misbehaviour.note(A, "wasted", now)
     assert len(misbehaviour.take()) == 1
 
@@ -91,7 +91,7 @@ FAR = [(1e4, "clip"), (1e12, "norm"), (math.inf, "not-finite"), (1e4, "balance")
 
 @pytest.mark.parametrize(("difference_sq", "why"), FAR, ids=[why for _, why in FAR])
 def test_a_vector_that_is_far_away_is_no_misbehaviour_of_its_sender_nor_of_who_refuses_it(difference_sq, why):
-    """An honest node sends one if its data are unlike the others', or if it has diverged."""
+    """An honest node sends such a vector if its data differ from the others' or if it has diverged."""
     config = Config(filter="balance") if why == "balance" else Config(filter="clip", filter_limit=1e-3)
     near, far = Side(A, config=config), Side(C, config=config)
     for number in range(40):
@@ -117,7 +117,7 @@ def test_a_vector_with_values_that_are_no_numbers_is_misbehaviour_since_nodes_ch
     ("code", "named"), [("norm", False), ("balance", False), ("replaced", True), ("stalled", True)]
 )
 def test_a_partner_that_gives_up_again_and_again_is_named_unless_our_vector_is_why(code, named):
-    """An innocent reason excuses it once in a row, as it does from sitting out."""
+    """An innocent abort code is forgiven once in a row, as it is for back-off."""
     side = Side()
     for number in range(6):
         side.exchanges.on_abort(B, begun(side, number), code, number)
@@ -153,7 +153,7 @@ def test_a_partner_whose_exchanges_come_to_nothing_is_named_and_one_whose_are_mo
 
 
 def begun(side, now, version=0.0):
-    """The session of an exchange with B whose streams run."""
+    """Begin an exchange with B up to its streams, and return its session."""
     (snapshot,) = side.exchanges.begin_mix(now)
     side.exchanges.on_snapshotted(snapshot.session, now)
     side.exchanges.on_accept(B, Accept(snapshot.session, version, 0.5, "fp32"), now)
@@ -173,7 +173,7 @@ def test_after_a_stop_of_this_process_nobody_is_named_for_what_it_missed():
 
 
 def exchange(side, now, fails, version=0.0):
-    """One with B from beginning to end."""
+    """Play one exchange with B to its end."""
     session = begun(side, now, version)
     if fails:
         side.exchanges.on_failed(session, "deadline", now)

@@ -1,4 +1,4 @@
-"""Whole peers in a small swarm: who begins, who joins, who can be dialled, and how they part."""
+"""Whole peers in a small swarm: how they start, join, learn whether others can dial them, and leave."""
 
 from __future__ import annotations
 

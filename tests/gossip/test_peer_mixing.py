@@ -1,4 +1,4 @@
-"""Whole peers in a small swarm: how often they mix, with whom, and what a partner's silence costs."""
+"""Whole peers in a small swarm: how often they mix, with which partners, and the cost of a silent one."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.harness.world import World
 
 @pytest.mark.parametrize("every", [4, 8, 32])
 def test_nodes_finish_about_one_exchange_per_interval(every):
-    """Down to where an exchange, which takes two or three step boundaries, fills the interval."""
+    """An exchange takes two or three step boundaries, which nearly fill the shortest interval here."""
     swarm = World(9, config=Config(mix_every_steps=every), latency_s=0.001)
     swarm.network.stream_s = 0.001
     nodes = swarm.swarm(8, step_s=0.1)
@@ -112,7 +112,7 @@ def test_a_partner_that_dies_costs_one_exchange_and_no_pause():
     swarm.run(30.0)
     for node in nodes[1:]:
         times = [killed_at, *(at for at, *_ in node.mixes if at > killed_at), swarm.now]
-        assert max(b - a for a, b in pairwise(times)) < 4.0  # of intervals of 0.8 s
+        assert max(b - a for a, b in pairwise(times)) < 4.0  # an interval takes 0.8 s
         assert node.peer.exchanges.failures <= 3
 
 
@@ -129,7 +129,7 @@ def test_a_refused_vector_tells_nothing_of_how_far_apart_the_swarm_is():
 
 
 def test_a_second_snapshot_at_one_boundary_does_not_forget_how_far_the_steps_before_it_went():
-    """Its driver measures nothing since the first; a donation's snapshot counts as any other."""
+    """The second snapshot reports no movement since the first; a donation's snapshot counts as any other."""
     swarm = World(9)
     [node] = swarm.swarm(1)
     peer, rule = node.peer, node.peer.exchanges.filter

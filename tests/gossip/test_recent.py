@@ -1,4 +1,4 @@
-"""A table of the last so many, beside a list that does the same slowly."""
+"""The table of the latest entries, compared with a list that does the same slowly."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""When the next mix is due, and whether a training loop must wait for one that began."""
+"""The schedule: when the next mix is due, and whether a training loop must wait for one that began."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def schedule(seed=0, **config):
 
 
 def mixes_at(made, count):
-    """The step counts at which a node that mixes whenever it is due does so."""
+    """Return the step counts at which a node mixes that does so whenever it is due."""
     steps, found = 0, []
     while len(found) < count:
         steps += 1
@@ -89,7 +89,7 @@ def test_of_steps_and_seconds_either_is_enough():
 # -- mixes that others ask for -----------------------------------------------------------------------------------------
 @pytest.mark.parametrize("by_steps", [True, False])
 def test_however_often_others_ask_our_own_mix_is_due_within_two_intervals_of_our_last(by_steps):
-    """The second one jittered by a quarter. Before, all mixes could be with the one that asked most often."""
+    """The second interval is jittered by a quarter. Before, one frequent asker could take part in all mixes."""
     made = schedule(mix_every_steps=8) if by_steps else schedule(mix_every_steps=None, mix_every_s=8.0)
     made.begin(0, 0.0)
     own = []
@@ -104,7 +104,7 @@ def test_however_often_others_ask_our_own_mix_is_due_within_two_intervals_of_our
 
 @pytest.mark.parametrize("share", [0.3, 0.5])
 def test_what_others_ask_for_counts_and_all_together_stay_one_in_an_interval(share):
-    """A mix of others in each interval with this probability, 1/2 as where all mix alike."""
+    """Others ask with probability ``share`` in each interval; 1/2 is usual where all members mix alike."""
     made, dice = schedule(mix_every_steps=64), random.Random(1)
     made.begin(0, 0.0)
     mixes = 0
@@ -126,7 +126,7 @@ def pair(**config):
 
 
 def begun(node, swarm, state):
-    """An exchange of this node in this state, begun at its step count."""
+    """Return an exchange of this node in this state, begun at its step count."""
     node.peer.schedule.retry_at = 0.0
     node.peer.schedule.due_steps = 0
     node.peer.on_stepped(node.steps, node.steps, None, swarm.now)
@@ -187,7 +187,7 @@ def chooses(**config):
 
 
 def adapted(made, seconds, step_s=0.1, mixes=8, first=0, every=2):
-    """After so many mixes whose exchanges take so long."""
+    """Return the interval after so many mixes whose exchanges take ``seconds`` each."""
     exchange = ExchangeCost(1_000, "int8", 1_004, seconds)
     for mix in range(first, first + mixes):
         made.adapt_interval(every * mix, every * mix * step_s, exchange, COMPILED)

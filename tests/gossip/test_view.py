@@ -26,20 +26,20 @@ def is_peer(node: ast.expr) -> bool:
 
 
 def part_of(node: ast.AST) -> str | None:
-    """The part of a peer that this expression names."""
+    """Return the name of the part of a peer that this expression reads, or None."""
     found = isinstance(node, ast.Attribute) and is_peer(node.value) and node.attr in {*PARTS, "view"}
     return node.attr if found else None
 
 
 @functools.cache
 def tree_of(path: Path) -> ast.Module:
-    """Return the parsed code of a driver, or an empty module if the word does not occur in it."""
+    """Return the parsed code of a driver, or an empty module if the word "peer" does not occur in it."""
     code = path.read_text(encoding="utf-8")
     return ast.parse(code if "peer" in code else "")
 
 
 def reaches(tree: ast.Module) -> list[str]:
-    """Every use of a part of a peer in ``tree`` that no driver may make."""
+    """Return every use of a part of a peer in ``tree`` that no driver may make."""
     allowed: set[ast.AST] = set()
     found: list[str] = []
     for node in ast.walk(tree):
@@ -60,7 +60,7 @@ def reaches(tree: ast.Module) -> list[str]:
 
 @functools.cache
 def attributes() -> dict[str, set[str]]:
-    """What the drivers read of each part."""
+    """Return the attributes that drivers read of each part."""
     found = defaultdict(set)
     for path in DRIVERS:
         for node in ast.walk(tree_of(path)):

@@ -1,4 +1,4 @@
-"""The command as a person gives it."""
+"""The `gossip` command, run as a user runs it."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ KEYS = {
 
 
 def gossip(monkeypatch, *args) -> int:
-    """The exit code of the command."""
+    """Run the command and return its exit code."""
     monkeypatch.setattr(sys, "argv", ["gossip", *map(str, args)])
     with pytest.raises(SystemExit) as ended:
         command.main()

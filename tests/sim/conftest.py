@@ -1,4 +1,4 @@
-"""What all tests of the simulator share."""
+"""Fixtures for all tests of the simulator."""
 
 import math
 
@@ -23,7 +23,7 @@ def in_one_thread():
 
 @pytest.fixture(autouse=True)
 def _no_lines(monkeypatch):
-    """A slow machine prints no line of progress between those that a test reads."""
+    """Print no lines of progress, which a slow machine would mix with the lines that a test reads."""
     monkeypatch.setattr(progress_bar, "LINE_PERIOD_S", math.inf)
 
 
@@ -36,7 +36,7 @@ def tiny(tmp_path):
 
 @pytest.fixture
 def played(monkeypatch, _pictures_not_rendered):
-    """The scenarios that were played, in order; playing gives a fake result at once, after ``at(number)``."""
+    """Return the list of scenarios played, in order. Each gives a fake result at once, after ``at(number)``."""
     from sim import simulation
 
     class Played(list):
@@ -50,12 +50,12 @@ def played(monkeypatch, _pictures_not_rendered):
         return fake_result(scenario)
 
     monkeypatch.setattr(simulation, "simulate", simulate)
-    monkeypatch.setattr(jobs, "cores", lambda: 1)  # in this process, which alone has the fake
+    monkeypatch.setattr(jobs, "cores", lambda: 1)  # in this process, the only one that has the fake
     return scenarios
 
 
 @pytest.fixture
 def _pictures_not_rendered(monkeypatch):
-    """A report has all but its pictures, which take most of a second: those of test_report are rendered."""
+    """Leave a report's pictures out, which take most of a second: test_report renders them."""
     monkeypatch.setattr(charts, "save_all", lambda results, folder: None)
     monkeypatch.setattr(charts, "svg_of", lambda figure, label, *, themed=True: "<svg></svg>")

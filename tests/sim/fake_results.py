@@ -1,4 +1,4 @@
-"""Results with plausible curves that nobody had to simulate."""
+"""Fake results with plausible curves, without a simulation."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ ROWS = 41
 
 
 def fake_result(scenario: Scenario | None = None, *, mix_every_steps: int = 8, **changes) -> Result:
-    """A swarm that learns the digits; the more rarely it mixes the farther apart its members stay."""
+    """Return the result of a swarm that learns the digits; mixing more rarely keeps its members further apart."""
     made = scenario or Scenario.from_mapping(
         {"name": "fake", "seed": 7, "peers": 1000, "duration_s": 3600.0, "gossip": {"mix_every_steps": mix_every_steps}}
         | changes

@@ -18,7 +18,7 @@ def vectors():
 
 
 def drawn():
-    """Numbers from torch's generator, which nobody has seeded."""
+    """Return numbers from torch's generator, which has no seed here."""
     x = torch.randn(40, 4)
     return x[:30], x[:30, 0], x[30:], x[30:, 0]
 
@@ -117,7 +117,7 @@ def too_few_inputs():
 
 
 class Moody(nn.Module):
-    """Looks at its values to decide what to do, which vmap cannot."""
+    """A model that looks at its values to decide what to do, which vmap cannot."""
 
     def __init__(self):
         super().__init__()
@@ -132,12 +132,12 @@ def a_number():
 
 
 def deadly():
-    """As the system ends a process that takes too much memory."""
+    """End this process as the system ends one that takes too much memory."""
     os.kill(os.getpid(), signal.SIGKILL)
 
 
 def curve():
-    """Real numbers to be met: two of each sample, of which 80 are trained on."""
+    """Return a regression task with two targets for each sample, of which 80 are trained on."""
     random = torch.Generator().manual_seed(4)
     x = torch.randn(120, 5, generator=random)
     y = torch.stack([x[:, 0] - 0.5 * x[:, 1], torch.tanh(x[:, 2] + x[:, 3])], 1)
@@ -145,7 +145,7 @@ def curve():
 
 
 def one_number():
-    """The same with one number a sample, of one dimension."""
+    """Return the same task with one target for each sample, of one dimension."""
     return tuple(part if part.shape[1] == 5 else part[:, 0] for part in curve())
 
 
@@ -154,7 +154,7 @@ def regressor():
 
 
 def tokens():
-    """Sequences of 9 of 300 tokens, each the one before plus one: what follows is known."""
+    """Return sequences of 9 of 300 tokens, each the one before plus one, so that the next is known."""
     random = torch.Generator().manual_seed(6)
     first = torch.randint(0, 300, (80, 1), generator=random)
     whole = (first + torch.arange(10)) % 300
@@ -167,12 +167,12 @@ def language_model():
 
 
 def smoothed(output, y):
-    """A loss of one's own, of logits and class numbers."""
+    """A custom loss, of logits and class numbers."""
     return nn.functional.cross_entropy(output.flatten(0, -2), y.flatten(), label_smoothing=0.1)
 
 
 def largest_error(output, y):
-    """No mean over samples."""
+    """Return the largest error, which is no mean over samples."""
     return (output - y).abs().max()
 
 
@@ -185,11 +185,11 @@ def no_mean(output, y):
 
 
 class Normed(nn.Module):
-    """Pictures, BatchNorm's statistics, and a buffer that nothing moves."""
+    """A model of pictures with BatchNorm's statistics and a buffer that never moves."""
 
     def __init__(self):
         super().__init__()
-        # no biases: what a norm takes away has a gradient of rounding errors, which AdamW makes steps of
+        # No biases: those before a norm have gradients of rounding errors, of which AdamW makes steps.
         self.convolution, self.norm = nn.Conv2d(1, 4, 3, bias=False), nn.BatchNorm2d(4)
         self.last, self.last_norm = nn.Linear(144, 10, bias=False), nn.BatchNorm1d(10)
         self.register_buffer("scale", torch.tensor([2.0]))
@@ -208,7 +208,7 @@ def alpha_dropout():
 
 
 class Functional(nn.Module):
-    """Draws random numbers that nobody's seed decides."""
+    """A model that draws random numbers which no seed decides."""
 
     def __init__(self):
         super().__init__()

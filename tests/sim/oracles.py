@@ -1,11 +1,11 @@
-"""What tests of closed forms share: swarms that mix when they are told to, and the bound on what they measure.
+"""Helpers for tests of closed forms: swarms that mix when they are told to, and the bound on measurements.
 
 Every test says how many samples it draws, their standard error, and where that comes from; the bound is BOUND = 4
 standard errors (wrong once in 16,000 seeds for a normal mean), and seeds are fixed. One scalar a node, V = sum of
 ``(x_i - mean)^2``; further elements of a vector are further copies that see the same pairs. From 256 elements on the
 default filter sees enough of a vector to cut off differences, which no closed form covers.
 
-What a published round is to an asynchronous swarm. Peers mix in pairs and at times of their own, so that one exchange,
+A published round has no equal in an asynchronous swarm: peers mix in pairs and at their own times. So one exchange,
 and not one round of a matching, is the unit here. The natural schedule is not memoryless (who has just mixed is not due
 again soon), which no closed form covers beyond a run's first exchange. Where a series is wanted, :func:`exchange` has a
 peer drawn at random mix now; whom it asks, and all that follows, is the peers' own doing.
@@ -27,7 +27,7 @@ SEED = 1
 STEP_S = 0.1
 NEVER_S = 1e6
 NO_DELAY = NetworkModel(latency_s=0.0, rate_bytes_s=math.inf)
-Measured = tuple[float, float, float]  # what was seen, what should be, and the standard error of the first
+Measured = tuple[float, float, float]  # the measured value, the expected one, and the standard error of the first
 
 
 def holds(measured: Measured) -> bool:
@@ -36,15 +36,17 @@ def holds(measured: Measured) -> bool:
 
 
 def batch_error(series: np.ndarray, batches: int) -> float:
-    """The standard error of the mean of a correlated series, from the means of so many batches, each many relaxation
-    times long."""
+    """Return the standard error of the mean of a correlated series.
+
+    It comes from the means of so many batches, each many relaxation times long.
+    """
     length = len(series) // batches
     means = series[: batches * length].reshape(batches, length).mean(1)
     return float(means.std(ddof=1) / math.sqrt(batches))
 
 
 def disagreement(matrix: np.ndarray) -> np.ndarray:
-    """V of each element; ``matrix`` is (peers, elements)."""
+    """Return V of each element; ``matrix`` is (peers, elements)."""
     return np.square(matrix - matrix.mean(0, dtype=np.float64)).sum(0)
 
 
@@ -52,13 +54,13 @@ def told_to_mix(
     matrix: np.ndarray, seed: int, network: NetworkModel = NO_DELAY,
     on_step: Callable[[int, np.ndarray, int], None] | None = None, **changes: object,
 ) -> Swarm:  # fmt: skip
-    """A swarm whose peers hold the rows of this matrix and mix when told to, at full weight."""
+    """Return a swarm whose peers hold the rows of this matrix and mix when told to, at full weight."""
     config = tuned(**{"mix_every_steps": None, "mix_every_s": NEVER_S, "staleness_exponent": 0.0, **changes})
     swarm = Swarm(seed, network, config, on_step, ideal=True)
     for row in matrix:
         swarm.add_peer(row, founder=True, step_s=STEP_S)
     swarm.introduce()
-    for host in swarm.hosts:  # told to, they mix again and again within one of these intervals, which have no end
+    for host in swarm.hosts:  # Told to mix, they do so again and again within one of these endless intervals.
         host.peer.partners.has_just_mixed = lambda sender, now: False
         host.peer.partners.is_crowding = lambda sender, now: False
         # Settling begins a mix at any time, here one of the configured kind.
@@ -67,10 +69,10 @@ def told_to_mix(
 
 
 def exchange(swarm: Swarm, initiator: int) -> None:
-    """This peer mixes now, as after :meth:`gossip.peer.Peer.settle`, until nothing of it is under way."""
+    """Let this peer mix now, as after :meth:`gossip.peer.Peer.settle`, until it has no exchange in progress."""
     host = swarm.hosts[initiator]
     swarm.perform(host, host.peer.settle(True, swarm.now))
     host.peer.settle(False, swarm.now)
-    swarm.run_until(swarm.now + 3.5 * STEP_S)  # a boundary of the one, a boundary of the other, and one to add it
+    swarm.run_until(swarm.now + 3.5 * STEP_S)  # one boundary of each side, and one to add the result
     while any(host.boundary.has_requests or host.peer.exchanges.table for host in swarm.hosts):
         swarm.run_until(swarm.now + STEP_S)

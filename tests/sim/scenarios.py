@@ -1,4 +1,4 @@
-"""Small scenarios that tests play, and what they ask of a run."""
+"""Small scenarios that tests play, and helpers that read a run."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ def small(**changes) -> Scenario:
 
 
 def hostile(**changes) -> Scenario:
-    """Everything that draws at random, at once."""
+    """Return a scenario with everything that draws at random, at once."""
     latency = Latency(kind="quantiles", name="internet")
     network = NetworkSpec(latency=latency, loss=0.02, partitions=(NetworkCut(at_s=3.0, until_s=6.0),))
     return small(**{"duration_s": 12.0, "churn": COMING_AND_GOING, "network": network} | changes)
 
 
 def played(scenario: Scenario) -> Simulation:
-    """To its end; all steps that have ended by then are in the vectors."""
+    """Play a scenario to its end; all steps that have ended by then are in the vectors."""
     run = Simulation(scenario)
     for _ in run.slices():
         pass

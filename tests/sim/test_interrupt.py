@@ -108,7 +108,7 @@ def test_a_thread_other_than_the_main_one_leaves_the_handlers_alone():
 
 @pytest.mark.parametrize(("number", "files"), [(signal.SIGTERM, 1), (signal.SIGHUP, 2)])
 def test_a_signal_to_the_whole_group_ends_the_command_as_ctrl_c_does_with_its_report(tmp_path, number, files):
-    """Service managers and terminals that close send it to the processes of runs side by side as well."""
+    """Service managers and closing terminals signal all processes of parallel runs as well."""
     path, out = tmp_path / "tiny.toml", tmp_path / "out"
     path.write_text(commands.TINY.replace("duration_s = 4", "duration_s = 4e5\nreport.every_s = 1e3"))
     folders = [out] if files == 1 else [out / "tiny", out / "tiny-2"]
@@ -142,7 +142,7 @@ def rows_in(folder):
 
 
 def test_a_signal_that_is_ignored_stays_ignored():
-    """As nohup wants it."""
+    """``nohup`` relies on this."""
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
         with interrupt.ending_on(signal.SIGHUP):

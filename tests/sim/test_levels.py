@@ -1,4 +1,4 @@
-"""The level at which a scenario is played when it leaves that open, and what a result says of it."""
+"""The level at which a scenario without a ``fidelity`` is played, and what a result says of it."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ UNPLAYED = [
 
 @pytest.mark.parametrize("key", UNPLAYED)
 def test_no_setting_is_without_effect_unless_the_whole_level_plays_it(key):
-    """Of a key that the fast level ignores every value gives the same digest there, so that it is not chosen."""
+    """The fast level ignores the key: its digest is the same for every value, so a changed one rules it out."""
     value = getattr(Config(), key)
     other = "never" if isinstance(value, str) else value + 1 if isinstance(value, int) else 1.5 * value
     scenario = made(gossip={key: other, "mix_every_steps": 4})
@@ -107,7 +107,7 @@ def test_no_setting_is_without_effect_unless_the_whole_level_plays_it(key):
 
 
 class OwnInt8(Int8):
-    """A codec of one's own, under a known name."""
+    """A user's own codec under a known name."""
 
 
 OWN = {
@@ -120,7 +120,7 @@ OWN = {
 
 @pytest.mark.parametrize("key", OWN)
 def test_an_implementation_of_ones_own_is_never_played_as_the_known_one_of_its_name(monkeypatch, key):
-    """tests/test_contributing.py plays implementations under names of their own."""
+    """tests/test_contributing.py plays implementations under new names."""
     table, name, own = OWN[key]
     monkeypatch.setitem(table, name, own)
     assert fidelity_of(made(gossip={})).reason == f"the fast level cannot represent {key}"
@@ -164,7 +164,7 @@ def test_buffers_are_found_while_the_models_are_built_and_played_message_by_mess
 
 
 def test_a_run_of_which_nobody_is_left_is_begun_anew_at_the_whole_level(tmp_path):
-    """The two that hold weights die; those who come later have nobody to take any from."""
+    """Both peers with weights die, and later ones find no donor."""
     (tmp_path / "trace.csv").write_text("peer,from_s,until_s\n0,0,5\n1,0,5\n2,6,\n3,6,\n")
     scenario = made(
         peers=4, duration_s=60.0, churn={"trace": str(tmp_path / "trace.csv")}, task={"dataset": "averaging"}
@@ -234,7 +234,7 @@ def test_hundreds_of_peers_with_churn_play_to_their_end_message_by_message(case)
 
 @pytest.mark.slow
 def test_the_cut_scenario_plays_to_its_end_at_the_fast_level_without_its_cut():
-    """The fast level has no cuts: what is left of the scenario there is its churn."""
+    """The fast level has no cuts, so only the scenario's churn remains."""
     ends(Scenario.from_mapping(DIED["churn and a cut"]).replace(**{"network.partitions": []}), "exchange")
 
 

@@ -1,4 +1,4 @@
-"""`gossip sim` and `gossip sim sweep`: what they refuse, what they print, what they leave behind, and how they end."""
+"""`gossip sim` and `gossip sim sweep`: what they refuse and print, the files they leave, and how they end."""
 
 from __future__ import annotations
 
@@ -201,7 +201,7 @@ def test_stopped_half_way_it_keeps_what_was_seen_of_the_run_under_way(monkeypatc
     assert said == f"gossip: stopped; what was seen of tiny until then is in {out}.\n"
     assert json.loads(told)["done"] == json.loads((out / "summary.json").read_text())["done"] == 0.5
     rows = list(csv.DictReader((out / "history.csv").read_text().splitlines()))
-    assert 15 <= len(rows) <= 25  # of 41
+    assert 15 <= len(rows) <= 25  # a full run has 41
     assert float(rows[-1]["virtual_s"]) <= 2.0
     assert "stopped after 50" in (out / "report.html").read_text()
 
@@ -234,13 +234,13 @@ def test_a_stopped_sweep_keeps_the_rows_of_the_finished_runs(monkeypatch, capsys
 # -- side by side ------------------------------------------------------------------------------------------------------
 @pytest.fixture(autouse=True)
 def one_panel(monkeypatch):
-    """A report with one picture: tests/sim/report looks at all of them, and drawing takes longer than these runs."""
+    """Draw one picture in a report: drawing takes longer than these runs, and tests/sim/report draws them all."""
     monkeypatch.setattr(plots, "PANELS", plots.PANELS[:1])
 
 
 @pytest.fixture
 def three(tmp_path):
-    """Files of which the first takes longest."""
+    """Write three scenario files, the first of which takes longest."""
     paths = [tmp_path / f"{name}.toml" for name in ("long", "tiny", "short")]
     for path, duration_s in zip(paths, (8, 2, 0.5), strict=True):
         path.write_text(TINY.replace("tiny", path.stem).replace("duration_s = 4", f"duration_s = {duration_s}"))
@@ -302,7 +302,7 @@ def test_stopped_side_by_side_it_keeps_what_was_seen_of_every_run_under_way(monk
         path.write_text(TINY.replace("tiny", path.stem).replace("duration_s = 4", "duration_s = 1e6"))
 
     class Bar:
-        """^C as soon as both have begun."""
+        """A progress bar that sends ^C as soon as both runs have begun."""
 
         def note(self, share, figures):
             if min(workers[0].shares[:2]) > 0:

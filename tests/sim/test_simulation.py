@@ -1,4 +1,4 @@
-"""A scenario played: the same each time, to the end that was asked for, and told in the columns that were promised."""
+"""Simulated scenarios: the same result each time, to the requested end, in the promised columns."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_another_seed_gives_another_digest_and_the_same_one_the_same(mode):
 
 @pytest.mark.parametrize("mode", ["protocol", "ideal"])
 def test_a_further_peer_that_nobody_meets_changes_nothing(mode, tmp_path):
-    """The last two are never up; with a fixed number of samples the others' data stays what it was."""
+    """The last two are never up. With a fixed number of samples the others' data stays the same."""
     trace = tmp_path / "trace.csv"
     trace.write_text("peer,from_s,until_s\n" + "".join(f"{peer},0,\n" for peer in range(4)))
     few, many = (
@@ -106,7 +106,7 @@ def test_looking_more_often_changes_nothing_where_peers_come_and_go():
 def test_rounds_end_when_the_peers_have_mixed_that_often(rounds):
     result = simulate(small(duration_s=None, rounds=rounds, peers=20, task=AVERAGING), progress=False)
     mixes = result.summary["node_updates"]
-    # It is looked at eight times an interval; mixes that all fall due together are at most one each.
+    # Peers look eight times an interval, and mixes that all fall due together add at most one each.
     assert rounds * 20 <= mixes <= (rounds + 1) * 20
     assert result.history[-1]["mixes"] == mixes / 20
     assert result.history[-2]["mixes"] <= rounds
@@ -187,7 +187,7 @@ def test_history_and_summary_have_what_was_promised():
     ids=["pairs", "pushes", "pushes to two", "groups", "groups of three"],
 )  # fmt: skip
 def test_an_exchange_is_counted_once_however_many_sides_it_has(mixing):
-    """A pair has two, a group as many as it has members, and of a push one side mixes: all were counted as pairs."""
+    """A pair has two sides, a group one for each member, and a push one. Before, all were counted as pairs."""
     run = Simulation(small(task=AVERAGING, gossip=Config(mix_every_steps=4, **mixing)))
     mixed = set()
     for effect in (Mix, Merge):

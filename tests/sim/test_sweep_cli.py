@@ -1,4 +1,4 @@
-"""`gossip sim sweep`: what it plays, what it leaves behind, and what it answers."""
+"""`gossip sim sweep`: the runs it plays, the files it leaves, and the setting it recommends."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_a_sweep_that_is_stopped_leaves_no_process_behind(monkeypatch, capsys, t
 
 
 class Interrupted:
-    """^C after the first result."""
+    """A stand-in for a sweep's results that raises ^C after the first one."""
 
     def __init__(self, results_of):
         self.results_of, self.ended = results_of, False

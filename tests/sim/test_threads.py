@@ -1,4 +1,4 @@
-"""What is simulated is computed in one thread, and everything is as it was afterwards."""
+"""Simulations compute in one thread, and restore the number of threads afterwards."""
 
 import numpy  # noqa: F401  its BLAS is what is asked about
 import pytest

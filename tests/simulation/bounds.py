@@ -1,4 +1,4 @@
-"""How large each table of a peer may grow, and how long what is in it may stay."""
+"""The bounds on the size of each table of a peer, and on the time that its entries stay."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 
 __all__ = ["BOUNDS", "check_bounds", "longest_s", "tables"]
 
-# By where a table is found from its Peer on; what is not named here may hold two for each id ever heard of, and 64.
+# Keys are paths of attributes from a Peer on. Other tables may hold two entries for each id ever heard of, and 64.
 BOUNDS = {
-    "exchanges.outcomes": 4_096,  # MAX_OUTCOMES: doubt_s of asking after them
+    "exchanges.outcomes": 4_096,  # MAX_OUTCOMES; members ask about them for doubt_s
     "exchanges.durations.durations_s": 256,  # DURATION_PARTNERS
     "exchanges.durations.durations_s[]": 8,  # DURATIONS_PER_PARTNER
     "exchanges.refusals.counts": 256,  # MAX_REFUSALS
@@ -52,7 +52,7 @@ PLAIN = frozenset({int, float, str, bytes, bool, tuple, type(None), Config})
 
 
 def tables(thing: Any, path: str = "", seen: set[int] | None = None) -> Iterator[tuple[str, int]]:
-    """Every table reachable from ``thing`` by attributes of the project's own objects: where, and how large."""
+    """Yield the path and the size of every table reachable from ``thing`` through the project's own objects."""
     seen = set() if seen is None else seen
     seen.add(id(thing))
     for name in names_of(thing):
@@ -84,16 +84,18 @@ def is_ours(kind: type) -> bool:
 
 
 def longest_s(config: Config) -> float:
-    """From the moment at which an exchange is in the table to the last at which it may be: asking, streaming, waiting
-    for the other's commit, and doubt; a group waits for two answers. Its deadlines tune themselves by what it took
-    before (median and six deviations), which here is twice the longest stream at most."""
+    """Return the longest time that an exchange may stay in the table.
+
+    It consists of asking, streaming, waiting for the other side's commit, and doubt; a group waits for two answers.
+    Deadlines adapt to past durations (median and six deviations), which here is twice the longest stream at most.
+    """
     stream_s = 8 * ELEMENTS / (config.slowest_rate_mb_s * 1e6) + 1.0 + 30.0
     asking_s = 4 * max(1, config.partners) * config.reply_timeout_s + config.boundary_patience_s
     return asking_s + 2 * stream_s + config.stall_s + config.internal.doubt_s + 2.0
 
 
 def check_bounds(world: World, host: Host) -> None:
-    """The tables of one peer, and the exchanges in it."""
+    """Check the tables of one peer, and the exchanges in it."""
     peer = host.peer
     known = len(world.hosts) + sum(getattr(one, "sybils", 0) + 8 for one in world.hosts if one.liar)
     entries = 64 + 2 * known
@@ -114,12 +116,12 @@ def check_exchanges(world: World, host: Host) -> None:
         text = f"{host!r}: {exchanges.used_slots} under way, {reserved} reserved"
         world.fail("so many exchanges at a time, and one next", text)
     for number, one in peer.exchanges.table.items():
-        ahead = one.state in (State.ASKED, State.RESERVED)  # beside another, of which it waits for the end
+        ahead = one.state in (State.ASKED, State.RESERVED)  # it waits for the end of another exchange
         begins = -number in host.since and not ahead and number not in host.since
         if begins and exchanges.used_slots > 1 and not host.overlapped:
             world.fail("so many exchanges at a time, and one next", f"{host!r}: {number:x} begins beside another")
         begun = host.since.setdefault(-number if ahead else number, now)
-        waits = one.is_initiator and one.state is State.PREPARING  # for its own next boundary, however far that is
+        waits = one.is_initiator and one.state is State.PREPARING  # it waits for the host's next boundary
         if one.timer_at == math.inf and not waits:
             world.fail("every exchange has a deadline", f"{host!r}: {number:x} in {one.state} has none")
         asleep = waits and (not host.stepping or number not in host.wishes)

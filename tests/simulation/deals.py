@@ -1,4 +1,4 @@
-"""What a judge knows of one exchange: every side of a pair's or a group's, and where the mass of a push is."""
+"""The judge's records of one exchange: all sides of a pair or group, and the place of a push's mass."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Side:
 
 
 class Deal:
-    """One pair's or group's exchange, as all its sides have it."""
+    """One exchange of a pair or group, with the records of all its sides."""
 
     __slots__ = ("inviter", "is_partial", "members", "session", "settled", "sides")
 
@@ -47,7 +47,7 @@ class Push:
     def __init__(self, owner: Host, session: int, mass: Fraction | float, total: Fraction | float, now: float) -> None:
         self.owner, self.session, self.mass, self.total, self.since_s = owner, session, mass, total, now
         self.merged = self.back = 0
-        self.doubted = False  # it was taken back because nobody could say
-        self.void = False  # its owner's weights are no longer those that gave it
+        self.doubted = False  # taken back because the outcome could not be learned
+        self.void = False  # its owner's weights have been replaced since
         self.stolen = False  # a liar has it
-        self.taker: Host | None = None  # who merged it
+        self.taker: Host | None = None  # the host that merged it

@@ -44,7 +44,7 @@ class Favouring:
 
 
 class Eclipser(Host):
-    """A member that lies about members."""
+    """A member that lies about other members."""
 
     liar = True
 
@@ -68,12 +68,12 @@ class Eclipser(Host):
 
 
 class Eclipse:
-    """A swarm of bare peers in virtual time, of which a part lies.
+    """A swarm of bare peers in virtual time, some of which lie.
 
     Args:
-        seed: Of all draws.
+        seed: The seed of all draws.
         honest: The number of honest members that begin.
-        liars: The number of those that lie.
+        liars: The number of lying members.
         ask_every_s: How often a liar asks for an exchange. Honest members ask about once in ``2 * INTERVAL_S``.
     """
 

@@ -40,7 +40,7 @@ SHORTER_S = (1.0, 2.0, 4.0, 8.0)  # tried on a schedule that fails
 
 
 class Outcome(NamedTuple):
-    """Of one seed; ``claim`` is empty where all held, and what was raised otherwise."""
+    """The outcome of one seed; ``claim`` is empty if every claim held."""
 
     seed: int
     claim: str
@@ -52,14 +52,14 @@ class Outcome(NamedTuple):
 
 
 def schedule_of(seed: int, large: bool | None = None, **how: Any) -> Schedule:
-    """The schedule of a seed; ``large``: of hundreds of peers, or of hours, or neither, whatever the seed says."""
+    """Return the schedule of a seed; ``large``, if given, decides on its size instead of the seed."""
     if large is None:
         large = random.Random(f"scale {seed}").random() < LARGE
     return (Large if large else Schedule)(seed, **how)
 
 
 def outcome(seed: int, watch: bool = True, **how: Any) -> Outcome:
-    """``watch``: every session is held to its table of transitions as well."""
+    """Play a seed; ``watch`` also checks every session against its table of transitions."""
     schedule = schedule_of(seed, **how)
     claim = detail = ""
     try:
@@ -104,7 +104,7 @@ def played(first: int, count: int, processes: int, large: bool | None = None) ->
 
 
 def explore(first: int, count: int, processes: int, large: bool | None = None) -> int:
-    """Returns how many seeds failed."""
+    """Play these seeds, and return how many failed."""
     began, events, exchanges, one_sided = time.monotonic(), 0, 0, 0
     claims: Counter[str] = Counter()
     overlapping: Counter[int] = Counter()
@@ -130,8 +130,8 @@ def explore(first: int, count: int, processes: int, large: bool | None = None) -
 
 
 def find(name: str, seeds: int = ENOUGH) -> Outcome | None:
-    """The first seed that shows a planted bug."""
-    with planted(name):  # what it does must show in what comes of it, whatever the tables say
+    """Return the outcome of the first seed that shows a planted bug, or None."""
+    with planted(name):  # unwatched: the bug's effects must show without the tables
         return next((one for one in (outcome(seed, watch=False) for seed in range(seeds)) if one.claim), None)
 
 
@@ -146,7 +146,7 @@ def find_all() -> int:
 
 
 def replay(seed: int, how: dict[str, Any], mutant: str) -> int:
-    """In words, to its end."""
+    """Play one seed to its end, in words."""
     how["tell"] = print
     schedule = schedule_of(seed, **how)
     usual = Config()

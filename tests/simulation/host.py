@@ -1,4 +1,4 @@
-"""A host of a random schedule: it may be stopped, its loop and its streams have manners, and a judge watches."""
+"""A host of a random schedule: it may be stopped, its loop and streams behave as drawn, and a judge watches it."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ if TYPE_CHECKING:
 
 __all__ = ["ELEMENTS", "Host", "Manners"]
 
-FROZEN = 2048  # of every other seed: some newcomers have the run's base, some another
+FROZEN = 2048  # frozen elements in every other seed, in which some newcomers have the run's base and some another
 ELEMENTS = 4096  # enough for a clip radius, and two chunks of the least length for each of two donors
-KEEPS_NOT = 0.1  # share of trials before which there is no memory to keep what is there
+KEEPS_NOT = 0.1  # share of trials that find no memory for a copy of the present weights
 
 
 class Forgotten(list[tuple[float, Effect]]):
@@ -39,22 +39,22 @@ class Forgotten(list[tuple[float, Effect]]):
 
 
 class Manners:
-    """How this life behaves beside the protocol: seconds, shares and counts that the schedule draws."""
+    """One life's behaviour outside the protocol: seconds, shares and counts that the schedule draws."""
 
     __slots__ = ("copy_s", "fails", "learning", "losses", "samples", "spare", "step_s")
 
     def __init__(self, rng: random.Random) -> None:
         self.step_s = rng.choice([0.03, 0.06, 0.1, 0.2])
         self.learning = rng.choice([0, 0, 1, -1])  # what a step adds to the value
-        self.samples = rng.choice([1, 1, 4])  # of a step
-        self.losses = rng.choice([None, (1.0, 1.1), (0.1, 10.0)])  # what its batches say, if anything
+        self.samples = rng.choice([1, 1, 4])  # samples of a step
+        self.losses = rng.choice([None, (1.0, 1.1), (0.1, 10.0)])  # range of its batches' losses, if they have any
         self.spare = rng.random() < 0.5  # a snapshot asked for at a boundary is taken at that boundary
-        self.copy_s = rng.choice([0.0, 0.0, 0.0, 0.3])  # until a snapshot's copy is there
+        self.copy_s = rng.choice([0.0, 0.0, 0.0, 0.3])  # time until a snapshot's copy is complete
         self.fails = 0.0  # share of streams that fail by themselves
 
 
 class Host(harness.Host):
-    """``record`` is what it says of itself at first, ``book`` what it remembers of others."""
+    """A host that starts with ``record`` as its own record and ``book`` as its memory of other members."""
 
     world: World
     liar = False
@@ -65,10 +65,10 @@ class Host(harness.Host):
         must_join: bool = False,
     ) -> None:  # fmt: skip
         self.config, self.manners, self.seeds = world.config, manners, seeds
-        self.stopped = 0  # how many freezes it is under
+        self.stopped = 0  # the number of freezes in effect
         self.backlog: deque[tuple[Callable[..., None], tuple[Any, ...]]] = deque()
         self.awake_at = world.now
-        self.since: dict[int, float] = {}  # when an exchange was first seen under way
+        self.since: dict[int, float] = {}  # when an exchange was first seen in the table
         self.overlapped = False  # exchanges could overlap
         members = Membership(record, sign=unsigned, verify=trusting, config=world.config, rng=rng, now=world.now)
         peer = Peer(
@@ -116,7 +116,7 @@ class Host(harness.Host):
             super().fire()
 
     def freeze(self, seconds: float) -> None:
-        """SIGSTOP, and SIGCONT after so long: what was to happen meanwhile happens then, in order."""
+        """Stop the process as SIGSTOP does, and continue it after so long; missed events then happen in order."""
         self.stopped += 1
         self.world.later(seconds, self.thaw)
 
@@ -178,7 +178,7 @@ class Host(harness.Host):
         self.world.judge.replaced(self, value)
 
     def apply(self) -> None:
-        if self.config.conserves:  # A settlement moves both by as much, whatever their masses are.
+        if self.config.conserves:  # A settlement moves both sides by the same amount, whatever their masses are.
             self.world.judge.learned(self, self.model.mass * sum(self.model.pending))
         super().apply()
 
@@ -210,7 +210,7 @@ class Host(harness.Host):
             super().copied(number, session)
 
     def stream(self, link: Link, number: int, what: str, value: Any) -> None:
-        """A whole stream, or a fault in its place: it stalls until the link is closed, or brings wrong bytes."""
+        """Stream everything or inject a fault: the stream stalls until the link is closed, or brings wrong bytes."""
         network, rng, to = self.world.network, self.world.rng, link.other(self)
         delay_s = network.streamed_s(link, self)
         if to.liar or rng.random() >= self.manners.fails:
@@ -246,4 +246,4 @@ class Host(harness.Host):
         self.world.judge.ended(self)
         super().leave()
         for link in [link for link in self.world.network.links if self in link.ends and not link.orderly]:
-            self.world.network.cut_link(link)  # in their handshake
+            self.world.network.cut_link(link)  # links in their handshake

@@ -44,7 +44,7 @@ ROUNDING = 1e-6  # Relative error of floats, which add up hundreds of thousands 
 
 
 class Failure(AssertionError):
-    """A claim that does not hold. The text adds of which hosts and exchange."""
+    """A claim that does not hold. The text names the hosts and the exchange."""
 
     def __init__(self, claim: str, detail: str) -> None:
         super().__init__(f"{claim}: {detail}")
@@ -166,7 +166,7 @@ class Judge:
         self.signed[host.id] = max(self.signed.get(host.id, 0), own)
 
     def voided(self, host: Host, why: str = "replaced") -> None:
-        """Excuse the exchanges of a host whose weights are gone."""
+        """Excuse the sides of exchanges whose host has lost its weights."""
         for (owner, _), deal in list(self.of.items()):
             if owner is host:
                 deal.sides[host].excused = why

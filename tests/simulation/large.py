@@ -1,4 +1,4 @@
-"""A large random schedule: hundreds of peers, a hundred runs that meet, or hours of virtual time, at the usual times.
+"""A large random schedule: hundreds of peers, a hundred runs that meet, or hours of virtual time.
 
 Few of the seeds are such, since each takes as long as a hundred small ones.
 """
@@ -19,14 +19,14 @@ from tests.simulation.schedule import Schedule
 __all__ = ["Large"]
 
 PEER_S = 20_000.0  # peers times seconds with faults in one schedule, about
-APART = 0.03  # of the truth, by which the progress of a member may differ from it after quiet
-UNSEEN_S = 20.0  # until a death or a newcomer counts everywhere,
-APART_S, TOGETHER_S = 20.0, 60.0  # and until the members on other sides of a cut do so no more, or again
-CALM_S = 1_200.0  # within which all is well after the last fault
+APART = 0.03  # share of the truth by which a member's progress may differ from it after quiet
+UNSEEN_S = 20.0  # time until a death or a newcomer counts everywhere
+APART_S, TOGETHER_S = 20.0, 60.0  # time until members on other sides of a cut count no more, and until they count again
+CALM_S = 1_200.0  # time within which all is well after the last fault
 
 
 class Large(Schedule):
-    """``kind`` is what is large: "crowd" (members), "runs" or "hours"."""
+    """A schedule that is large in one ``kind``: "crowd" (members), "runs" or "hours"."""
 
     EXACT: ClassVar[bool] = False
     LOOK_S: ClassVar[float] = 10.0
@@ -57,18 +57,18 @@ class Large(Schedule):
         self.copies = own.choice([0, 0, 0, 1, 2]) if not self.config.pushes else 0  # processes with another's key
         self.paces = own.choice([0.0, 0.0, 1.0, 2.5])  # powers of two by which steps are faster and slower
         self.joiners = own.choice([0.0, 0.0, 0.5, 1.0])  # the share of newcomers that must join
-        self.samples = own.choice([1, 16])  # of a step
+        self.samples = own.choice([1, 16])  # samples of a step
         self.ends_runs = own.random() < 0.2
         self.world.votes_every_s = 10.0 if self.liars or self.ends_runs else 0.0
         network = self.world.network
         network.latency_s = own.choice([0.001, 0.02, 0.1, 0.4])
         network.slow_streams = own.choice([1.0, 5.0, 20.0])
-        longest = self.config.reply_timeout_s / 0.08 / network.slow_streams / 6  # so that a piece comes in time
+        longest = self.config.reply_timeout_s / 0.08 / network.slow_streams / 6  # such that a piece arrives in time
         network.slow_pieces = min(own.choice([1.0, 1.0, 30.0, 300.0]), longest)
         network.breaks.clear()
         self.faults = [fault for fault in FAULTS if own.random() < 0.5]
         self.ends_s = math.inf
-        self.slack = 0.0  # samples by which progress may be wrong, since not all is seen at once
+        self.slack = 0.0  # samples by which progress may be wrong, since members learn of changes late
 
     def configure(self) -> Config:
         own = self.own
@@ -115,7 +115,7 @@ class Large(Schedule):
             self.world.later(self.own.expovariate(1 / self.life_s), self.dies, host)
 
     def dies(self, host: Host) -> None:
-        """Its process ends, and another starts later."""
+        """End the host's process; another one starts later."""
         if host.gone or host.left or self.world.now >= self.ends_s or len(self.world.honest) < 3:
             return
         if self.own.random() < 0.2:
@@ -157,7 +157,7 @@ class Large(Schedule):
             world.later(own.random() * self.lasts_s, self.finish_some)
 
     def finish_some(self) -> None:
-        """A share of the honest members hold their run to be finished."""
+        """Let a share of the honest members mark their run as finished."""
         share = self.own.choice([0.1, 0.4, 0.9])
         for host in self.world.honest:
             if host.peer.view.ready and self.own.random() < share:
@@ -165,7 +165,7 @@ class Large(Schedule):
                 host.call("finish")
 
     def crash(self) -> None:
-        """A crash that a cut planned may be due after the last fault.
+        """Crash a host, unless the last fault is past: a crash that a cut planned may be due later.
 
         A member whose only contact it is would then look for a swarm that no member can name to it.
         """
@@ -173,7 +173,7 @@ class Large(Schedule):
             super().crash()
 
     def cut(self) -> None:
-        """The network falls into three parts, and some die meanwhile."""
+        """Cut the network into three parts, and let some hosts crash meanwhile."""
         network, own = self.world.network, self.own
         if network.sides is None:
             sides = {number: own.randint(0, 2) for number in range(self.numbers)}
@@ -192,7 +192,7 @@ class Large(Schedule):
             self.unseen(TOGETHER_S, 1.0)
 
     def slow_links(self) -> None:
-        """Every link is slow for a minute."""
+        """Make every link slow for a minute."""
         network, usual = self.world.network, self.world.network.latency_s
         network.latency_s = 1.5
         self.world.later(60.0, self.quick_links, usual)
@@ -202,12 +202,12 @@ class Large(Schedule):
 
     # -- the end -------------------------------------------------------------------------------------------------
     def unseen(self, seconds: float, share: float) -> None:
-        """For so long, this share of the members may count what they should not, or not what they should."""
+        """Allow for this share of the members counting too much or too little, for so many seconds."""
         rate = sum(host.samples / host.step_s for host in self.world.running if host.peer.view.ready and not host.liar)
         self.slack += seconds * share * rate
 
     def allowed(self, should: float) -> float:
-        """By how much progress may differ. A key that was copied counts once."""
+        """Return by how many samples progress may differ. A copied key counts once."""
         copies = sum(host.liar and type(host) is Host for host in self.world.hosts)
         return (APART + copies / self.count) * should + self.slack
 
@@ -224,7 +224,7 @@ class Large(Schedule):
         super().settle()
 
     def unlike(self) -> list[str]:
-        """Where progress is not what it should be."""
+        """Return a sentence for each member whose progress is not what it should be."""
         if self.liars:
             return []
         truth = self.world.truth

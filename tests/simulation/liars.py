@@ -1,4 +1,4 @@
-"""A member that lies: beside what its Peer does, any well-formed message at any time under its own identity."""
+"""A lying member: it runs a Peer, and sends any well-formed message at any time under its own identity."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ FLOATS = (0.0, -0.0, -1.0, 0.5, 5e-324, 1e-310, 1e-300, 1.0, 1e6, 2.0**53 - 1, 2
 
 
 class Lying(RunProgress):
-    """States as much as a message holds in every exchange."""
+    """Progress that states as much as a message holds in every exchange."""
 
     @property
     def claim(self) -> Claim:
@@ -62,8 +62,11 @@ class Lying(RunProgress):
 
 
 class Liar(Host):
-    """It follows the protocol as its mood has it: the share of its messages that it twists, withholds or says twice,
-    and how often it speaks unasked."""
+    """A member that follows the protocol in part.
+
+    It draws the share of its messages that it withholds or says twice, how often it answers early, and how often it
+    lies.
+    """
 
     liar = True
 
@@ -111,7 +114,7 @@ class Liar(Host):
         super().received(link, sender, message)
 
     def answer(self, to: PeerId, message: Any, session: int) -> None:
-        """Long before it is due, and perhaps one thing and then another."""
+        """Answer long before it is due, and perhaps contradict itself."""
         if type(message) is Offer and self.rng.random() < 0.5:
             self.say(to, Commit(session))
             self.say(to, Busy(session))
@@ -141,7 +144,7 @@ class Liar(Host):
         self.say(self.rng.choice(others), getattr(self, self.rng.choice(self.fibs))())
 
     def say(self, to: PeerId, message: Any) -> None:
-        """Only what the wire can carry."""
+        """Send a message if the wire can carry it."""
         try:
             message = decode(encode(message)[PREFIX_BYTES:])
         except (GossipError, OverflowError, ValueError):
@@ -160,7 +163,7 @@ class Liar(Host):
         return rng.choice(FLOATS) if rng.random() < 0.5 else float(self.peer.local.version + rng.uniform(-2, 2))
 
     def claim(self) -> Claim:
-        """Progress as a number at a bound, or near its own."""
+        """Return a claim of progress: a number at a bound, or one near the liar's own."""
         rng, own = self.rng, self.peer.local.progress.claim
         samples, most = rng.choice([*NUMBERS, own.samples]), rng.choice([*NUMBERS, own.most])
         return Claim(samples, most, rng.choice([*NUMBERS, own.members]), rng.choice([*NUMBERS, own.interval]))
@@ -219,7 +222,7 @@ class Liar(Host):
             hints.append(Hint(victim.id, rng.choice([incarnation, incarnation, incarnation + 1, 2**53]),
                               rng.random() < 0.5, self.id))  # fmt: skip
         if self.hints and rng.random() < 0.5:
-            hints.append(rng.choice(list(self.hints)))  # as somebody signed it once
+            hints.append(rng.choice(list(self.hints)))  # a hint with its author's signature
         return Gossip(tuple(hints))
 
     def lie_records(self) -> Any:
@@ -245,7 +248,7 @@ class Liar(Host):
                                         run_id=self.peer.local.run_id, samples=rng.choice(NUMBERS[:4]),
                                         progress=rng.choice(NUMBERS[:4]), finished=rng.random() < 0.3))  # fmt: skip
         if self.records and rng.random() < 0.5:
-            changed.append(rng.choice(list(self.records)))  # as it once was
+            changed.append(rng.choice(list(self.records)))  # an earlier version of a record
         return rng.choice([Gossip, lambda updates: Records(updates, b"")])(tuple(changed))
 
     def lie_probe(self) -> Any:
@@ -258,7 +261,7 @@ class Liar(Host):
 
     # -- vectors -------------------------------------------------------------------------------------------------
     def stream(self, link: Link, number: int, what: str, value: Any) -> None:
-        """It may stream what it does not hold, or nothing."""
+        """Stream wrong values, or nothing."""
         lie = self.rng.random()
         if lie < 0.3:
             return

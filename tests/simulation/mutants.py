@@ -1,5 +1,8 @@
-"""Planted bugs: what the search must find. Each is a small change of one rule of the core, for as long as its context
-lasts, and none of them shows in a schedule without faults."""
+"""Planted bugs that the search must find.
+
+Each is a small change of one rule of the core, for as long as its context lasts. None of them shows in a schedule
+without faults.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +33,7 @@ MUTANTS: dict[str, tuple[type, str, Wrapper]] = {}
 
 
 def mutant(owner: type, method: str) -> Callable[[Wrapper], Wrapper]:
-    """Names a mutant by its function: ``wrapper(original)`` takes the method's place."""
+    """Register a mutant by the name of its function; ``wrapper(original)`` replaces the method."""
 
     def register(wrapper: Wrapper) -> Wrapper:
         MUTANTS[wrapper.__name__] = owner, method, wrapper
@@ -57,7 +60,7 @@ def planted(name: str) -> Iterator[None]:
 # -- exchanges -------------------------------------------------------------------------------------------------------
 @mutant(Pair, "on_streamed")
 def commit_alone(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Applied as soon as the streams are whole, without the partner's COMMIT."""
+    """Mix as soon as the streams are whole, without the partner's COMMIT."""
 
     def on_streamed(self: Any, difference_sq: float, own_sq: float, now: float, sketch: Any = None) -> list[Effect]:
         effects = original(self, difference_sq, own_sq, now, sketch)
@@ -68,7 +71,7 @@ def commit_alone(original: Callable[..., Any]) -> Callable[..., Any]:
 
 @mutant(Exchange, "on_accept")
 def weight_on_retry(original: Callable[..., Any]) -> Callable[..., Any]:
-    """With a second partner it takes another weight than was agreed."""
+    """Take another weight than was agreed if a second partner was asked."""
 
     def on_accept(self: Any, sender: Any, accept: Any, now: float) -> list[Effect]:
         effects = original(self, sender, accept, now)
@@ -81,13 +84,13 @@ def weight_on_retry(original: Callable[..., Any]) -> Callable[..., Any]:
 
 @mutant(Ledger, "remember_outcome")
 def forgotten_verdict(original: Callable[..., Any]) -> Callable[..., Any]:
-    """How an exchange ended is not remembered for those who ask."""
+    """Forget how an exchange ended, so that no member can learn it."""
     return lambda self, *key_and_end: None
 
 
 @mutant(Pair, "on_failed")
 def no_doubt(original: Callable[..., Any]) -> Callable[..., Any]:
-    """A link that breaks behind our COMMIT ends the exchange, and nobody is asked."""
+    """End an exchange whose link breaks behind our COMMIT, and ask for no outcome."""
 
     def on_failed(self: Any, code: str, now: float) -> list[Effect]:
         return self.fail(code, now) if self.state is State.VERIFIED else original(self, code, now)
@@ -97,19 +100,19 @@ def no_doubt(original: Callable[..., Any]) -> Callable[..., Any]:
 
 @mutant(Push, "on_settled")
 def double_merge(original: Callable[..., Any]) -> Callable[..., Any]:
-    """A mass that the partner says it has is taken back all the same."""
+    """Take a mass back although the partner says that it has it."""
     return lambda self, sender, settled, now: self.drop()
 
 
 @mutant(Push, "drop")
 def lost_mass(original: Callable[..., Any]) -> Callable[..., Any]:
-    """The mass of a push that came to nothing does not come back."""
+    """Keep no mass of a push that came to nothing."""
     return lambda self: self.end(State.DROPPED)
 
 
 @mutant(Exchange, "fail")
 def endless_doubt(original: Callable[..., Any]) -> Callable[..., Any]:
-    """A doubt is asked after for ever."""
+    """Ask about a doubt for ever."""
 
     def fail(self: Any, code: str, now: float) -> list[Effect]:
         return self.ask_outcome(now) if code == "doubt" else original(self, code, now)
@@ -119,7 +122,7 @@ def endless_doubt(original: Callable[..., Any]) -> Callable[..., Any]:
 
 @mutant(Exchange, "ask_outcome")
 def stuck_deadline(original: Callable[..., Any]) -> Callable[..., Any]:
-    """A doubt keeps the deadline that is over."""
+    """Keep a deadline that is past when a doubt begins."""
 
     def ask_outcome(self: Any, now: float) -> list[Effect]:
         before = self.timer_at
@@ -132,7 +135,7 @@ def stuck_deadline(original: Callable[..., Any]) -> Callable[..., Any]:
 
 @mutant(Exchange, "start_streams")
 def no_deadline(original: Callable[..., Any]) -> Callable[..., Any]:
-    """A stream may take for ever."""
+    """Let a stream take for ever."""
 
     def start_streams(self: Any, now: float) -> Any:
         effect = original(self, now)
@@ -144,7 +147,7 @@ def no_deadline(original: Callable[..., Any]) -> Callable[..., Any]:
 
 @mutant(Pair, "on_abort")
 def abort_ignored(original: Callable[..., Any]) -> Callable[..., Any]:
-    """A partner's refusal of our vector, said behind our COMMIT, is taken for its COMMIT."""
+    """Take a partner's refusal of our vector, sent behind our COMMIT, for its COMMIT."""
 
     def on_abort(self: Any, sender: Any, code: str, now: float) -> list[Effect]:
         return self.finish(now) if self.state is State.VERIFIED else original(self, sender, code, now)
@@ -154,7 +157,7 @@ def abort_ignored(original: Callable[..., Any]) -> Callable[..., Any]:
 
 @mutant(Exchanges, "route_message")
 def commit_carried(original: Callable[..., Any]) -> Callable[..., Any]:
-    """A COMMIT said before BUSY counts for the next partner who is asked."""
+    """Count a COMMIT sent before BUSY for the next partner that is asked."""
 
     def route_message(self: Any, event: Event, sender: Any, session: int, *what: Any) -> list[Effect]:
         one = self.table.get(session)
@@ -167,7 +170,7 @@ def commit_carried(original: Callable[..., Any]) -> Callable[..., Any]:
 
 @mutant(Durations, "add")
 def unbounded_table(original: Callable[..., Any]) -> Callable[..., Any]:
-    """How long exchanges took is kept for ever."""
+    """Keep the durations of all exchanges for ever."""
 
     def add(self: Any, partner: Any, seconds: float, moved_bytes: int = 0) -> None:
         before = self.durations_s.get(partner, [])
@@ -180,7 +183,7 @@ def unbounded_table(original: Callable[..., Any]) -> Callable[..., Any]:
 # -- overlapping mixes -----------------------------------------------------------------------------------------------
 @mutant(Pair, "precedence")
 def partner_twice(original: Callable[..., Any]) -> Callable[..., Any]:
-    """A partner whose mix with us streams may begin another beside it."""
+    """Let a partner whose mix with us streams begin a second one."""
 
     def precedence(exchanges: Any, sender: Any) -> tuple[list[Exchange], bool]:
         leaving, waiting = original(exchanges, sender)
@@ -191,14 +194,14 @@ def partner_twice(original: Callable[..., Any]) -> Callable[..., Any]:
 
 @mutant(Exchanges, "max_overlaps")
 def one_too_many(original: Any) -> Any:
-    """One mix more overlaps than there may be."""
+    """Let one mix more overlap than the limit allows."""
     return property(lambda self: original.fget(self) + 1)
 
 
 # -- groups ----------------------------------------------------------------------------------------------------------
 @mutant(Group, "finish_if_complete")
 def half_a_group(original: Callable[..., Any]) -> Callable[..., Any]:
-    """All members have committed, and the inviter tells the first of them to drop the group."""
+    """Let the inviter tell the first member to drop a group that all have committed."""
 
     def finish_if_complete(self: Any, now: float) -> list[Effect]:
         if self.state is not State.VERIFIED or len(self.committed_members) < len(self.members) - 1:
@@ -214,20 +217,20 @@ def half_a_group(original: Callable[..., Any]) -> Callable[..., Any]:
 
 @mutant(Group, "ask_outcome")
 def group_gives_up(original: Callable[..., Any]) -> Callable[..., Any]:
-    """A member that has committed and loses its inviter drops the group."""
+    """Let a member that has committed drop the group when it loses its inviter."""
     return lambda self, now: self.fail("broken")
 
 
 # -- members and joins -----------------------------------------------------------------------------------------------
 @mutant(OwnRecord, "on_accusation")
 def lost_refutation(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Who is accused says nothing."""
+    """Answer no accusation."""
     return lambda self, now: False
 
 
 @mutant(MemberStates, "apply_record")
 def resurrected_member(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Progress that was told late brings a DEAD member back."""
+    """Let progress that is told late bring a DEAD member back."""
 
     def hear(self: Any, record: Any, now: float, *arguments: Any, **options: Any) -> None:
         original(self, record, now, *arguments, **options)
@@ -240,7 +243,7 @@ def resurrected_member(original: Callable[..., Any]) -> Callable[..., Any]:
 
 @mutant(Newcomer, "on_failed")
 def lost_piece(original: Callable[..., Any]) -> Callable[..., Any]:
-    """What a donor that failed did not send is asked of nobody else."""
+    """Ask no other donor for what a failed donor did not send."""
 
     def on_failed(self: Any, session: int, now: float, tell: bool = True) -> list[Effect]:
         piece = self.pieces.get(session)
@@ -253,5 +256,5 @@ def lost_piece(original: Callable[..., Any]) -> Callable[..., Any]:
 
 @mutant(Ending, "stranger_count")
 def ended_by_few(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Half of the members that a peer has met do not count when it asks whether most hold their run to be finished."""
+    """Ignore half of the members met when asking whether most hold their run to be finished."""
     return lambda self, present: -(len(present) // 2)

@@ -1,4 +1,4 @@
-"""The network of a random schedule: latencies and spikes, links that break as TCP's do, and addresses that swallow.
+"""The network of a random schedule: latencies and spikes, links that break like TCP's, addresses that swallow dials.
 
 When a link breaks, each direction loses a suffix of its own, and each end learns of it at a time of its own.
 """
@@ -17,25 +17,25 @@ if TYPE_CHECKING:
 
 __all__ = ["Link", "Network"]
 
-JAM_S = 0.5  # half of what a doubt waits between two questions
+JAM_S = 0.5  # half of the time between two questions about a doubt
 
 
 class Link(harness.Link):
-    """Of a broken one, so many messages arrive still."""
+    """A link that still delivers some messages after it has broken."""
 
     __slots__ = ("arrived", "born", "jammed_until", "late", "limit", "said")
 
     def __init__(self, dialler: Host, other: Host, now: float) -> None:
         super().__init__(dialler, other, now)
         self.born = now
-        self.jammed_until = now  # what was said before that took over ``JAM_S``, or waited behind what did
-        self.said = [0, 0]  # messages sent from this place
-        self.arrived = [0, 0]  # of these, taken off the wire
-        self.limit = [0, 0]  # of a broken one: how many arrive still,
-        self.late = [False, False]  # and whether the streams on their way do
+        self.jammed_until = now  # when the last message that takes over ``JAM_S`` arrives
+        self.said = [0, 0]  # messages sent, by the sender's place
+        self.arrived = [0, 0]  # messages taken off the wire, by the sender's place
+        self.limit = [0, 0]  # messages that a broken link delivers in all
+        self.late = [False, False]  # True if a broken link still delivers streams in flight
 
     def carries(self, to: Host) -> bool:
-        """Whether a stream that arrives now does."""
+        """Return True if a stream that ends now arrives."""
         place = self.place(to)
         return self.open[place] and (not self.broken or self.late[1 - place])
 
@@ -49,7 +49,7 @@ class Network(harness.Network):
         super().__init__(world, latency_s=0.01, loss=0.0)
         self.swallowed_s = 2.0  # the hello's timeout, shortened with all other times
         self.spike_until, self.spike = 0.0, 1.0
-        self.breaks: dict[str, float] = {}  # by a message's kind: how often its link breaks as it is sent
+        self.breaks: dict[str, float] = {}  # the chance that a link breaks as a message is sent, by its kind
         self.slow_streams = self.slow_pieces = 1.0
 
     def latency(self, *_: Host | None) -> float:
@@ -61,13 +61,13 @@ class Network(harness.Network):
         return address.port % 2 == 1 if to is None else self.parted(host, to) or bool(to.stopped)
 
     def connect(self, host: Host, to: Host) -> None:
-        if host.id == to.id:  # a copy of it, with its key
+        if host.id == to.id:  # a copy of the host, with its key
             host.peer.on_own_seed(address_of(to.number))
             return
         self.link(host, to)
 
     def link(self, host: Host, to: Host) -> None:
-        """Either may finish its Hello first; what the other says meanwhile waits in its socket."""
+        """Link two hosts. Either may finish its Hello first; messages for the other wait in its socket."""
         link = Link(host, to, self.world.now)
         self.links[link] = None
         late = self.latency()
@@ -81,7 +81,7 @@ class Network(harness.Network):
         first = link.other(second)
         if link.broken and not link.open[link.place(first)] and first.gone:
             return
-        if link.broken:  # and this end was told before it had anything to lose
+        if link.broken:  # this end may have been told of the break before the link was up
             second.later(self.latency(), second.lost, link)
         second.up(link, record)
 
@@ -111,8 +111,10 @@ class Network(harness.Network):
 
     # -- breaks --------------------------------------------------------------------------------------------------
     def cut_link(self, link: Link, slow: bool = False) -> None:
-        """It breaks: of each direction a random part of what is on its way arrives, and each end notices at its time
-        (``slow``: by a timeout, and nothing arrives)."""
+        """Break a link: a random part of what is in flight arrives, and each end notices at its own time.
+
+        ``slow``: the ends notice by a timeout, and nothing arrives.
+        """
         if link.broken:
             return
         link.broken = True

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Overlaps", "check_overlaps"]
 
-SHARE = 0.2  # of the seeds
+SHARE = 0.2  # share of the seeds
 
 
 class Overlaps:

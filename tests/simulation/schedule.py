@@ -378,7 +378,7 @@ class Schedule:
             self.enter(twin=host)
 
     def spoil_one(self) -> None:
-        """Spoil a host's weights with NaN. Its loop mends them later, unless the swarm's have replaced them."""
+        """Spoil a host's weights with NaN. Its loop restores them later, unless the swarm's have replaced them."""
         host = self.some()
         if host is not None and not host.liar and host.peer.view.ready:
             session = next((number for number, one in host.sessions.items() if one.value is not None), None)
@@ -400,7 +400,7 @@ class Schedule:
         for host in list(world.running):
             host.stepping, host.manners.fails = True, 0.0
             host.manners.copy_s = min(host.manners.copy_s, 0.1)
-            # Two processes with one key never finish a group, and those that are asked for it would try for ever.
+            # Two processes with one key never finish a group, and members asked for one would try for ever.
             if host.liar and (type(host) is not Host or self.config.mixing == "group"):
                 host.crash()
             elif host.peer.local.settling:

@@ -11,7 +11,10 @@ SHARE = LIARS / (LIARS + HONEST)
 
 
 def played(ask_every_s, calm_s, seconds):
-    """A swarm after ``calm_s``, in which newcomers then come, and the shares of lying partners of old and new."""
+    """Return the lying shares of the partners of old members and newcomers, and the old ones' exchanges.
+
+    The newcomers come after ``calm_s``.
+    """
     swarm = Eclipse(1, HONEST, LIARS, ask_every_s)
     world, old = swarm.world, list(swarm.world.honest)
     world.run(calm_s)

@@ -1,4 +1,4 @@
-"""Random schedules: what a thousand of them must come to, and that they find what is wrong."""
+"""Random schedules: all claims hold in a thousand of them, and they find planted bugs."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ JUDGED_LARGE = {
     1005: "numbers that must go round a ring whose fast members are neighbours",
     1008: "a newcomer whose only contact crashed after the last fault",
 }
-LARGE = {0: "hours", 1: "runs", 6: "hours", 14: "hours", 2: "hours"}  # by seed, what is large: a second or two each
+LARGE = {0: "hours", 1: "runs", 6: "hours", 14: "hours", 2: "hours"}  # kinds by seed, a second or two each
 SAME = (4, 9, 23)  # seeds of schedules that are played in two processes
 
 

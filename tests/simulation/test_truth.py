@@ -1,4 +1,4 @@
-"""The expectation that the onlooker has of each member's progress."""
+"""The expected progress of each member, as an onlooker computes it."""
 
 from __future__ import annotations
 

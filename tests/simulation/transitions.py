@@ -18,11 +18,11 @@ __all__ = ["KINDS", "Row", "rows", "watched"]
 
 CLAIM = "a session goes where its table says"
 KINDS: tuple[type[Session], ...] = (Pair, ReservedPair, Push, Group)
-BEGIN = {False: (State.PREPARING,), True: (State.ASKED, State.RESERVED)}  # where one begins: reserved or not
+BEGIN = {False: (State.PREPARING,), True: (State.ASKED, State.RESERVED)}  # initial states; True: a reserved session
 
 
 class Row(NamedTuple):
-    """One way that a table allows, or that was gone."""
+    """One transition that a table allows, or that a session made."""
 
     kind: str
     initiator: bool
@@ -32,7 +32,7 @@ class Row(NamedTuple):
 
 
 def rows() -> set[Row]:
-    """All that the tables allow."""
+    """Return every transition that the tables allow."""
     return {
         Row(kind.__name__, initiator, state, event, then)
         for kind in KINDS
@@ -60,8 +60,11 @@ class Happening:
 
 @contextmanager
 def watched() -> Iterator[set[Row]]:
-    """Within it no session changes its state but by an event, to a state that the table allows there, and where the
-    table does not allow it to stay it does not stay. What it gives are the ways that were gone."""
+    """Check all changes of sessions' states against the tables, and yield the transitions that were made.
+
+    In this context a session changes its state only by an event and only as its table allows. It may stay in its state
+    only if the table allows that.
+    """
     gone: set[Row] = set()
     under_way: list[Happening] = []
     handle = Session.handle

@@ -1,4 +1,4 @@
-"""What the progress of each member should be: the samples that are behind its weights, counted by an onlooker.
+"""The true progress of each member: the samples behind its weights, as an onlooker counts them.
 
 While all members of a run reach each other, this is what all of them have trained. Parts that train apart, because of
 a cut or as runs of their own, have a number each, and exchanges between them bring it to the mean.
@@ -26,29 +26,29 @@ __all__ = ["Truth"]
 
 
 class Truth:
-    """Of one world. A host's number is ``base`` and what its part has trained since ``base`` was taken."""
+    """The truth about one world. A host's number is ``base`` and what its part has trained since then."""
 
     def __init__(self, world: World) -> None:
         self.world = world
-        self._trained: dict[Hashable, float] = {}  # by part: all that its members trained
+        self._trained: dict[Hashable, float] = {}  # samples that each part's members trained
         self._part: dict[Host, Hashable] = {}
         self._base: dict[Host, float] = {}
         self._expected: dict[Host, float] = {}
-        self._members: Counter[Hashable] = Counter()  # by part: how many train together
+        self._members: Counter[Hashable] = Counter()  # the number of members of each part
         self.unsure = 0.0  # samples by which the mean may be off, since newcomers take the number of some member
 
     def of(self, host: Host) -> float:
         return self._base[host] + self._trained[self._part[host]]
 
     def expected(self, host: Host) -> float:
-        """The number that the exchanges which took place allow the host to show."""
+        """Return the number that the exchanges which took place allow the host to show."""
         return self._expected[host]
 
     def __contains__(self, host: Host) -> bool:
         return host in self._part
 
     def part(self, host: Host) -> Hashable:
-        """Those who train together: of one run and on one side of a cut."""
+        """Return the part with which a host trains: its run, and its side of a cut."""
         sides = self.world.network.sides
         return host.peer.view.run_id, sides(host.number) if sides is not None else 0
 
@@ -58,7 +58,7 @@ class Truth:
         self._expected[host] += samples * self._members[part]
 
     def place(self, host: Host) -> Hashable:
-        """Put the host into the part that it is of now, with its number as it is; a new one gets that of the others."""
+        """Put the host into its present part with its number unchanged; a new host gets the others' number."""
         part = self.part(host)
         if self._part.get(host) != part:
             number = self.of(host) if host in self._part else self.found(host)
@@ -69,12 +69,12 @@ class Truth:
         return part
 
     def gone(self, host: Host) -> None:
-        """The host trains with its part no more."""
+        """Remove the host from its part."""
         if host in self._part:
             self._members[self._part[host]] -= 1
 
     def found(self, host: Host) -> float:
-        """What a newcomer should begin with."""
+        """Return the number that a newcomer should begin with."""
         run_id = host.peer.view.run_id
         others = [other for other in self._part if not other.gone and other.peer.view.run_id == run_id]
         near = [other for other in others if self._part[other] == self.part(host)] or others
@@ -85,13 +85,13 @@ class Truth:
         return number
 
     def moved(self) -> None:
-        """A cut begins or ends."""
+        """Update all parts after a cut has begun or ended."""
         for host in self._part:
             if not host.gone:
                 self.place(host)
 
     def set(self, host: Host, number: float) -> None:
-        """A checkpoint with so many samples behind it is loaded."""
+        """Note that a checkpoint with so many samples behind it is loaded."""
         self.gone(host)
         part = self._part[host] = self.part(host)
         self._members[part] += 1
@@ -99,7 +99,7 @@ class Truth:
         self._expected[host] = number
 
     def mix(self, hosts: Iterable[Host]) -> None:
-        """All of these have averaged their weights."""
+        """Note that all of these have averaged their weights."""
         known = [host for host in hosts if host in self._part]
         if len({self._part[host] for host in known}) > 1 or len({self._base[host] for host in known}) > 1:
             mean = fmean(map(self.of, known))
@@ -112,6 +112,6 @@ class Truth:
                 self._expected[host] += max(-most, min(mean - self._expected[host], most))
 
     def interval(self, host: Host) -> float:
-        """What the host adds between two of its mixes."""
+        """Return how much the host's number grows between two of its mixes."""
         steps = self.world.config.interval_steps or TIMED_MIX_STEPS
         return steps * host.samples * self._members[self._part[host]]

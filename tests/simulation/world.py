@@ -18,8 +18,10 @@ __all__ = ["World"]
 
 
 class World(harness.World):
-    """``tell`` hears of every event in words; without it none are made. ``exact``: weights are fractions, which grow
-    with every exchange and are too slow for thousands of them."""
+    """A world with a judge, which describes every event to ``tell``, if given.
+
+    ``exact``: weights are fractions, which grow with every exchange and are too slow for thousands of them.
+    """
 
     hosts: list[Host]
 
@@ -30,8 +32,8 @@ class World(harness.World):
         self.exact = exact
         self.tell = tell
         self.rng = random.Random(f"world {seed}")
-        self.votes_every_s = 0.0  # how often hosts count votes on the end of a run; 0: nobody says that one has ended
-        self.digest = 0  # of all that was delivered, so that two processes can compare
+        self.votes_every_s = 0.0  # seconds between counts of the votes to end a run; 0: no run ends
+        self.digest = 0  # checksum of all deliveries, by which two processes are compared
         self.network = Network(self)
         self.judge = Judge(self)
         self.truth = Truth(self)
@@ -46,11 +48,11 @@ class World(harness.World):
         return super().enter(host)
 
     def mark(self, message: Any, number: int) -> None:
-        """What is delivered, to whom and when, for the digest."""
+        """Add a delivered message, its receiver and the time to the digest."""
         self.digest = zlib.crc32(b"%s %d %f" % (type(message).__name__.encode(), number, self.now), self.digest)
 
     def note(self, text: str) -> None:
-        """For whoever reads the trace."""
+        """Write a line of the trace."""
         if self.tell is not None:
             self.tell(f"{self.now:9.4f}  {text}")
 

@@ -1,4 +1,4 @@
-"""Graphs written down as matrices, their mixing matrices and spectral gaps: what selection rules are held against."""
+"""Graphs as matrices, and their mixing matrices and spectral gaps, as a reference for selection rules."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from numpy.typing import NDArray
 from gossip.selection.graphs import Graph
 from gossip.selection.nearest import NEAR
 
-Matrix = NDArray[np.float64]  # (n, n): entry [i, j] is of what i takes from j
+Matrix = NDArray[np.float64]  # (n, n): entry [i, j] is what i takes from j
 
 
 def graph_of(adjacency: Matrix) -> Graph:
-    """The graph of ranks with a link wherever this symmetric (n, n) matrix is not 0 off its diagonal."""
+    """Return the graph of ranks with a link wherever this symmetric (n, n) matrix is not 0 off its diagonal."""
     assert np.array_equal(adjacency != 0, (adjacency != 0).T), "whoever mixes with another is mixed with by it"
     return Graph.from_text("\n".join(f"{a} {b}" for a, b in np.argwhere(np.triu(adjacency, 1))))
 
 
 def adjacency_of(graph: Graph) -> Matrix:
-    """(n, n), 1 where two nodes are linked."""
+    """Return (n, n), 1 where two nodes are linked."""
     matrix = np.zeros((len(graph.links),) * 2)
     for node, others in enumerate(graph.links):
         matrix[node, list(others)] = 1
@@ -30,7 +30,7 @@ def adjacency_of(graph: Graph) -> Matrix:
 
 # -- graphs ------------------------------------------------------------------------------------------------------------
 def circulant(n: int, hops: Iterable[int]) -> Matrix:
-    """1 from i to i + hop modulo n."""
+    """Return (n, n), 1 from i to i + hop modulo n."""
     adjacency = np.zeros((n, n))
     here = np.arange(n)
     for hop in hops:
@@ -40,17 +40,17 @@ def circulant(n: int, hops: Iterable[int]) -> Matrix:
 
 
 def complete(n: int) -> Matrix:
-    """Everybody with everybody: (n, n)."""
+    """Return the complete graph: (n, n)."""
     return np.ones((n, n)) - np.eye(n)
 
 
 def ring(n: int) -> Matrix:
-    """Each with the one before it and the one behind it: (n, n)."""
+    """Return the ring, in which each node is linked with the ones before and behind it: (n, n)."""
     return circulant(n, (1, -1))
 
 
 def torus(q: int, q2: int) -> Matrix:
-    """``q`` columns by ``q2`` rows, numbered row by row, closed at both ends: (n, n) with n = q q2."""
+    """Return a torus: ``q`` columns by ``q2`` rows, numbered row by row: (n, n) with n = q q2."""
     place = np.arange(q * q2).reshape(q2, q)
     adjacency = np.zeros((q * q2, q * q2))
     for axis in (0, 1):
@@ -61,20 +61,25 @@ def torus(q: int, q2: int) -> Matrix:
 
 
 def static_exponential(n: int) -> Matrix:
-    """To those 1, 2, 4 ... further on: (n, n), directed (Assran et al. 2019; Ying et al. 2021)."""
+    """Return links to the nodes 1, 2, 4 ... further on: (n, n), directed (Assran et al. 2019; Ying et al. 2021)."""
     return circulant(n, (1 << power for power in range((n - 1).bit_length())))
 
 
 def one_peer_exponential(n: int, round: int) -> Matrix:
-    """To the one ``2^(round mod ceil(log2 n))`` further on: (n, n), directed. With n a power of two, log2 n rounds of
-    :func:`uniform_weights` give everybody the exact mean (Ying et al. 2021, lemma 1)."""
+    """Return a link to the node ``2^(round mod ceil(log2 n))`` further on: (n, n), directed.
+
+    With n a power of two, log2 n rounds of :func:`uniform_weights` give all nodes the exact mean (Ying et al. 2021,
+    lemma 1).
+    """
     powers = (n - 1).bit_length()
     return circulant(n, (1 << round % powers,) if powers else ())
 
 
 def dumbbell(n: int) -> Matrix:
-    """Two cliques, the first of ceil(n / 2), with one link between the last of the first and the first of the second
-    (He, Karimireddy and Jaggi 2022): (n, n)."""
+    """Return two cliques with one link between them (He, Karimireddy and Jaggi 2022): (n, n).
+
+    The first clique has ceil(n / 2) nodes. The link joins its last node and the first node of the second clique.
+    """
     half = (n + 1) // 2
     adjacency = np.zeros((n, n))
     adjacency[:half, :half] = complete(half)
@@ -86,8 +91,11 @@ def dumbbell(n: int) -> Matrix:
 
 # -- mixing matrices ---------------------------------------------------------------------------------------------------
 def metropolis(adjacency: Matrix) -> Matrix:
-    """Weight 1 / (1 + max of the two degrees) on each link, the rest on oneself: symmetric, and so doubly stochastic
-    whatever the degrees (Xiao, Boyd and Lall 2006). ``adjacency`` is symmetric, (n, n)."""
+    """Return the Metropolis weights of a graph: symmetric, and so doubly stochastic whatever the degrees.
+
+    Each link has the weight 1 / (1 + max of the two degrees), and each node keeps the rest (Xiao, Boyd and Lall 2006).
+    ``adjacency`` is symmetric, (n, n).
+    """
     linked = adjacency != 0
     degrees = linked.sum(1)
     weights = np.where(linked, 1.0 / (1.0 + np.maximum.outer(degrees, degrees)), 0.0)
@@ -96,15 +104,17 @@ def metropolis(adjacency: Matrix) -> Matrix:
 
 
 def uniform_weights(adjacency: Matrix) -> Matrix:
-    """The mean of oneself and those one takes from: row-stochastic, and doubly where all have one degree in and out."""
+    """Return the mean of each node and its sources: row-stochastic, and doubly if all degrees in and out are equal."""
     taken = (adjacency != 0) + np.eye(len(adjacency))
     return np.asarray(taken / taken.sum(1, keepdims=True), np.float64)
 
 
 def expected_pair_mean(choice: Matrix) -> Matrix:
-    """The expected mixing matrix of ONE exchange: a node drawn uniformly takes the mean with the one that its row of
-    ``choice`` (n, n; chances, 0 on the diagonal) draws. ``I - (D - P - P^T) / (2 n)``, D the row and column sums (Boyd,
-    Ghosh, Prabhakar and Shah 2006, "Randomized gossip algorithms").
+    """Return the expected mixing matrix of ONE exchange.
+
+    A node drawn uniformly takes the mean with the one that its row of ``choice`` (n, n; chances, 0 on the diagonal)
+    draws. The matrix is ``I - (D - P - P^T) / (2 n)``, with D the row and column sums (Boyd, Ghosh, Prabhakar and Shah
+    2006, "Randomized gossip algorithms").
 
     A pair mean is a projection, so ``E V' = x^T W x`` and V shrinks by at least this matrix's spectral gap in
     expectation. n exchanges, as many as a round, are n gaps: uniform choice has 1 / (n - 1) of one exchange.
@@ -115,7 +125,7 @@ def expected_pair_mean(choice: Matrix) -> Matrix:
 
 
 def spectral_gap(matrix: Matrix) -> float:
-    """1 - the second largest |eigenvalue| of a mixing matrix (n, n): 1 is the mean at once, 0 is never.
+    """Return 1 - the second largest |eigenvalue| of a mixing matrix (n, n): 1 is the mean at once, 0 is never.
 
     Ring 2/3 (1 - cos(2 pi / n)) and torus 2/5 (1 - cos(2 pi / q)) with :func:`metropolis`, static exponential
     2 / (1 + log2 n) with :func:`uniform_weights` and n a power of two.
@@ -129,8 +139,10 @@ def spectral_gap(matrix: Matrix) -> float:
 
 
 def choice_matrix(cost: Matrix, shortcut: float, near: int = NEAR) -> Matrix:
-    """The chances with which :class:`Nearest` chooses when all is measured: row i are member i's, (n, n). ``cost`` is
-    of an exchange of each pair, (n, n). For :func:`expected_pair_mean` and its spectral gap."""
+    """Return the chances with which :class:`Nearest` chooses when all is measured, (n, n): row i is member i's.
+
+    ``cost`` is that of an exchange of each pair, (n, n). The result is for :func:`expected_pair_mean`.
+    """
     n = len(cost)
     chances = np.full((n, n), shortcut / (n - 1))
     others = np.where(np.eye(n, dtype=bool), np.inf, cost)

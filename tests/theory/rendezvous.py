@@ -1,4 +1,4 @@
-"""Rendezvous hashing as it is defined, for all members at once: what a node's own question is held against."""
+"""Rendezvous hashing as it is defined, for all members at once, as a reference for a node's own lookup."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from node.data.division import _bucket_hashes, _hash64, _mix
 
 
 def owners(buckets: int, members: Sequence[PeerId], salt: bytes) -> npt.NDArray[np.int64]:
-    """The owner of every bucket, as an index into ``sorted(set(members))``; (buckets,) int64.
+    """Return the owner of every bucket, as an index into ``sorted(set(members))``; (buckets,) int64.
 
     A running maximum over the members: 10,000 of them with 4,096 buckets need five arrays of 32 KiB, not a table of
     330 MB.

@@ -1,4 +1,4 @@
-"""The closed forms of the correction, beside swarms of scalars that are mixed in random perfect matchings.
+"""The closed forms of the correction, against swarms of scalars that are mixed in random perfect matchings.
 
 docs/algorithms.md derives them from the second moments of a node's deviation and of its correction.
 """
@@ -56,7 +56,7 @@ def test_noise_leaves_that_of_plain_means_over_one_less_kappa_over_its_limit(kap
 
 
 def test_a_weight_other_than_a_half_has_its_own_limit_and_variance():
-    weight = 1 / 3  # of an exchange beside another one
+    weight = 1 / 3  # the weight of an exchange that overlaps another
     plain = (1 - 2 * weight + 2 * weight**2) / (2 * weight * (1 - weight))
     limit = correction_limit(weight=weight)
     assert variance(0.0, 800, noise=1.0, weight=weight) == pytest.approx(plain, rel=0.05)

@@ -1,4 +1,4 @@
-"""The measured outer momentum: what it settles at with noise alone, and where a common progress leads the nodes."""
+"""The measured outer momentum: where it settles with noise alone, and where a common progress leads the nodes."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_with_noise_alone_successive_steps_are_alike_by_alpha_less_a_quarter_of_
 def test_with_noise_alone_the_measured_momentum_is_the_root_of_that_equation():
     steps = [OuterStep(ELEMENTS, 0.0, 1.0, measures=True) for _ in range(NODES)]
     assert rounds(steps, 240, 1.0, 0.0) == pytest.approx(ALIKE, abs=0.03)
-    expected = 2 * (math.sqrt(1.25 + ALIKE) - 1)  # Of alpha - (1 - alpha^2) / 4 = ALIKE: 0.41.
+    expected = 2 * (math.sqrt(1.25 + ALIKE) - 1)  # Solve alpha - (1 - alpha^2) / 4 = ALIKE: 0.41.
     assert np.mean([step.alpha for step in steps]) == pytest.approx(expected, abs=0.02)
     assert all(step.beta == 1 - step.alpha**2 for step in steps)
 

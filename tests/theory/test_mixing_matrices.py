@@ -49,7 +49,7 @@ def test_log2_n_rounds_of_one_peer_give_everybody_the_exact_mean_from_whichever_
     n = 1 << powers
     product = np.eye(n)
     for round in range(start, start + powers):
-        assert not np.allclose(product, 1 / n)  # not before the last
+        assert not np.allclose(product, 1 / n)  # only the last round reaches the mean
         product = uniform_weights(one_peer_exponential(n, round)) @ product
     assert np.array_equal(product, np.full((n, n), 1 / n))
 

@@ -1,4 +1,4 @@
-"""What tests of mixing share: an exchange as its two sides compute it, and how far apart nodes are."""
+"""Helpers for tests of mixing: one exchange as its two sides compute it, and the spread of the nodes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from gossip.arithmetic.mixing import OuterStep, subtract
 
 
 def exchange(a, b, codec, weight=0.5, steps=None):
-    """Both shifts of one exchange, each computed from what that side has: its own vector and the other's bytes."""
+    """Return both shifts of one exchange, each computed from that side's vector and the other's bytes."""
     steps = steps or (OuterStep(a.size, 0.0, 1.0), OuterStep(a.size, 0.0, 1.0))
     shifts = []
     for mine, theirs, step in ((a, b, steps[0]), (b, a, steps[1])):
@@ -23,6 +23,6 @@ def exchange(a, b, codec, weight=0.5, steps=None):
 
 
 def spread(values):
-    """V = sum |x_i - mean|^2 over nodes, in float64; values is (nodes, elements)."""
+    """Return V = sum |x_i - mean|^2 over nodes, in float64; ``values`` is (nodes, elements)."""
     values = values.astype(np.float64)
     return float(((values - values.mean(axis=0)) ** 2).sum())

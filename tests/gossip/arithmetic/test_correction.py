@@ -1,4 +1,4 @@
-"""What a node learns of the pull of its own data: the arithmetic, its limits, and what a partner's numbers can do."""
+"""The correction for the pull of a node's own data: its arithmetic, its limits, and hostile numbers."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from gossip.config import Config
 from gossip.errors import ConfigError
 from sim.learning.corrections import Corrections
 
-EVERY, KAPPA, LONG = 8, 0.2, 1e6  # the squared norm of weights whose limit never counts
+EVERY, KAPPA, LONG = 8, 0.2, 1e6  # LONG: a squared norm of weights so large that the limit never binds
 
 
 def correction(size=6, parameters=4):
@@ -109,7 +109,7 @@ def test_lessons_without_a_common_direction_count_less_than_those_with_one():
 
 
 def test_lessons_that_shrink_leave_no_pull_where_they_have_no_common_direction():
-    """As in the first steps of a language model, whose lessons become ten times shorter within some mixes."""
+    """The first steps of a language model are like this: differences become ten times shorter within some mixes."""
     noise = correction(4000, 4000)
     for seed in range(1, 30):
         noise.learn(0.8**seed * displacement(seed, 4000), 0.5, 1.0, 100 * LONG)
@@ -132,7 +132,7 @@ def test_no_difference_makes_it_longer_than_its_limit(lengths, own_sq):
     for length in lengths:
         with np.errstate(over="ignore", invalid="ignore"):
             one.learn(np.full(4, length, np.float32), 0.5, 1.0, own_sq)
-    underflow = 1e-20  # of squares in float32
+    underflow = 1e-20  # squares underflow in float32
     assert np.linalg.norm(one.pull.astype(np.float64)) <= MAX_STEP_SHARE * EVERY * math.sqrt(own_sq) * 1.001 + underflow
 
 
@@ -214,9 +214,7 @@ def test_with_the_interval_the_correction_of_an_interval_grows_and_that_of_a_ste
     np.testing.assert_allclose(one.pull, 2 * (1 - LEAK) * before, rtol=1e-6)
     assert one.interval_steps == 2 * EVERY
     # The share of noise moves a little.
-    np.testing.assert_allclose(
-        one.step_factor(1) * one.pull, (1 - LEAK) * step, rtol=0.1
-    )  # the share of noise moves a little
+    np.testing.assert_allclose(one.step_factor(1) * one.pull, (1 - LEAK) * step, rtol=0.1)
 
 
 def test_where_exchanges_teach_nothing_the_interval_stays():
@@ -227,7 +225,7 @@ def test_where_exchanges_teach_nothing_the_interval_stays():
 
 @pytest.mark.parametrize("every", [1, 2, 8, 32])
 def test_a_constant_pull_is_corrected_alike_whatever_the_interval(every):
-    pull = np.full(6, 0.01, np.float32)  # of one step
+    pull = np.full(6, 0.01, np.float32)  # what one step moves a node
     one = correction()
     for _ in range(400):  # the partner is in the middle: a mix brings back half of what an interval drove apart
         apart = every * (pull + one.step_factor(1) * one.pull) if one.pull is not None else every * pull
@@ -238,7 +236,7 @@ def test_a_constant_pull_is_corrected_alike_whatever_the_interval(every):
 
 
 def expected_rest():
-    """What the leak leaves of a constant pull, in the recursion for one number."""
+    """Return the share of a constant pull that the leak leaves, by the recursion for one number."""
     c, noise_sq = 0.0, 0.0
     for _ in range(400):
         share = max(0.0, 1.0 - noise_sq / (c * c)) if c else 0.0

@@ -30,7 +30,7 @@ layouts = (
 
 
 def travelled(layout: Layout) -> LayoutSummary:
-    """What the other side holds after the summary crossed the wire."""
+    """Return the summary as the other side holds it after it crossed the wire."""
     packed = msgpack.packb(layout.summary())
     assert len(packed) <= 48 * 1024
     return Layout.parse(msgpack.unpackb(packed, max_array_len=4096))

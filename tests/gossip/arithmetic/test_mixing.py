@@ -1,4 +1,4 @@
-"""Closed forms that mixing alone can express, and a slow obvious version beside each fast one."""
+"""Closed forms of plain mixing, and each fast function against a slow and obvious version."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_whatever_is_not_finite_shows_in_the_sum_of_squares(where, bad, side):
     pair = np.zeros((2, 262_144), np.float32)
     pair[side, where] = bad
     assert not math.isfinite(subtract(pair[0], pair[1], np.empty_like(pair[0]))[0])
-    pair[1 - side, where] = bad  # inf - inf is no zero
+    pair[1 - side, where] = bad  # inf - inf is NaN and not 0
     if not math.isfinite(bad):
         assert not math.isfinite(subtract(pair[0], pair[1], np.empty_like(pair[0]))[0])
 
@@ -84,7 +84,7 @@ def test_whatever_is_not_finite_shows_in_the_sum_of_squares(where, bad, side):
 # -- the plain mean ---------------------------------------------------------------------------------------------------
 
 
-# Those that need to know how far others are: test_codecs_moniqua.py
+# test_codecs_moniqua.py tests the codecs that need a known spread.
 UNBOUND = {name: codec for name, codec in CODECS.items() if not codec.needs_spread}
 
 
@@ -109,7 +109,7 @@ def test_the_plain_step_is_the_pair_mean_and_keeps_no_state():
 
 
 def test_one_random_pair_shrinks_the_spread_by_its_closed_form():
-    """V'/V = 1 - 1/(n-1), exactly: the mean over every pair there is, so no sampling error but float32's."""
+    """V'/V = 1 - 1/(n-1), exactly: the mean over all pairs, so there is no sampling error but float32's."""
     n = 9
     values = np.random.default_rng(1).standard_normal((n, 40)).astype(np.float32)
     after = [spread(mix_pairs(values, [pair])) for pair in itertools.combinations(range(n), 2)]

@@ -1,4 +1,4 @@
-"""The outer momentum step: the slow version beside the fast one, whole and in parts, and where it is stable."""
+"""The outer momentum step: the fast version against a slow one, whole and in parts, and where it is stable."""
 
 from __future__ import annotations
 
@@ -48,8 +48,10 @@ def test_the_fast_outer_step_is_the_slow_one(size):
 
 @pytest.mark.parametrize("part", [False, True])
 def test_a_late_difference_is_added_plainly_and_is_nobodys_progress(part):
-    """Mixed with another meanwhile: the model and what the outer step holds of it move alike, so that the next mix
-    finds the progress that there would be without it."""
+    """A late difference moves the model and the outer step's reference alike.
+
+    The next mix then finds the progress that it would find without the late one.
+    """
     random = np.random.default_rng(5)
     start, partner, progress, theirs = random.standard_normal((4, 100)).astype(np.float32)
     positions = np.array([0, 7, 59, 60, 99]) if part else None
@@ -66,7 +68,7 @@ def test_a_late_difference_is_added_plainly_and_is_nobodys_progress(part):
     np.testing.assert_allclose(late[:weights], 0.25 * given[:weights], rtol=1e-6)
     np.testing.assert_array_equal(late[weights:], given[weights:])  # Statistics are mixed elsewhere.
     moved[slice(None) if positions is None else positions] = late
-    # the partner is moved too, so that both meet it in the same place
+    # Move the partner too, so that both mixes see the same difference.
     later = with_late.shift(theta + moved, partner - theta, 0.5)
     plain = without.shift(theta, partner - theta, 0.5)
     np.testing.assert_allclose(later, plain, atol=1e-5)
@@ -74,7 +76,7 @@ def test_a_late_difference_is_added_plainly_and_is_nobodys_progress(part):
 
 @pytest.mark.parametrize("part", [False, True])
 def test_without_momentum_the_mean_is_where_the_next_mix_counts_from(part):
-    """Exactly what a step of momentum 0 and rate 1 does, but for the momentum, which is there again at the next."""
+    """A plain mix acts like a step of momentum 0 and rate 1, but keeps the momentum for the next mix."""
     random = np.random.default_rng(6)
     start, partner, theta, theirs, progress = random.standard_normal((5, 100)).astype(np.float32)
     positions = np.array([0, 7, 59, 60, 99]) if part else None
@@ -100,7 +102,7 @@ def test_without_momentum_the_mean_is_where_the_next_mix_counts_from(part):
 
 
 def test_what_lies_behind_the_parameters_is_left_as_it_is():
-    """A running variance under momentum could go below zero: gossip.averaging.vectors mixes it."""
+    """Momentum could drive a running variance below zero; gossip.averaging.vectors mixes buffers instead."""
     a, b = np.abs(np.random.default_rng(3).standard_normal((2, 100))).astype(np.float32)
     for step in (OuterStep(60, 0.5, 0.7), OuterStep(60, 0.0, 1.0)):
         step.reset(a)
@@ -114,8 +116,10 @@ def test_what_lies_behind_the_parameters_is_left_as_it_is():
     st.integers(0, 2**32 - 1),
 )  # fmt: skip
 def test_a_part_of_the_outer_step_is_that_of_the_whole_and_the_rest_stands_still(size, alpha, beta, share, own, seed):
-    """Two nodes in parallel: one steps on a part; the other on the whole, and what lies outside the part is put back.
-    Bit for bit, over several mixes with other parts, with buffers behind the parameters."""
+    """Compare a step on a part with a step on the whole whose other elements are put back.
+
+    Both agree bit for bit, over several mixes with different parts, with buffers behind the parameters.
+    """
     random = np.random.default_rng(seed)
     parameters = int(own * size)
     part, whole = OuterStep(parameters, alpha, beta), OuterStep(parameters, alpha, beta)
@@ -165,9 +169,9 @@ def test_a_reset_forgets_every_mix_before_it():
 
 
 def rounds(alpha, beta, nodes, elements, count, noise, seed):
-    """Yields phi (nodes, elements) after each round of a random perfect matching.
+    """Yield phi (nodes, elements) after each round of a random perfect matching.
 
-    The outer step is elementwise, so that all nodes in one vector are one call: exactly what one step a node gives.
+    The outer step is elementwise, so one call on all nodes in one vector gives exactly what one step a node gives.
     """
     random = np.random.default_rng(seed)
     phi = random.standard_normal((nodes, elements)).astype(np.float32)
@@ -201,9 +205,10 @@ def test_the_outer_rules_variance_tends_to_its_closed_form(alpha, beta):
 
 
 def growth(alpha, beta):
-    """The factor by which E[V] changes in a round without noise: the largest eigenvalue of the second moments' map.
+    """Return the factor by which E[V] changes in a round without noise.
 
-    With m' = alpha m + beta (g - f) / 2 and f' = f + m', g being the partner's deviation: independent, of f's variance.
+    It is the largest eigenvalue of the map of the second moments, with m' = alpha m + beta (g - f) / 2 and f' = f + m'.
+    The partner's deviation g is independent of f and has its variance.
     """
     f, g, m = np.eye(3)  # each quantity as a linear form in (f, g, m)
     m_after = alpha * m + beta * (g - f) / 2
@@ -219,13 +224,13 @@ def growth(alpha, beta):
 @pytest.mark.parametrize("alpha", [0.0, 0.5, 0.7, 0.9])
 @pytest.mark.parametrize("side", [0.95, 1.05])
 def test_disagreement_contracts_below_the_limit_and_diverges_above(monkeypatch, alpha, side):
-    """Five per cent on either side, beside the rate of the second moments.
+    """Compare the growth 5 % below and above the limit with the rate of the second moments.
 
     One matching serves all elements, so only the 512 nodes are independent: one round's factor of V has a standard
-    error of about sqrt(2/512) = 6 %, the geometric mean of 75 (alpha 0) 0.7 %, of 300 rounds 0.4 %, and for the larger
-    alphas less, since a step moves V by less. Seen over ten seeds: at most 0.0033.
+    error of about sqrt(2/512) = 6 %. The geometric mean of 75 rounds (alpha 0) has 0.7 %, that of 300 rounds 0.4 %.
+    Larger alphas have less, since a step moves V by less. Over ten seeds the error was at most 0.0033.
     """
-    monkeypatch.setattr("gossip.arithmetic.mixing.check_outer", lambda *_: None)  # which refuses the larger of the two
+    monkeypatch.setattr("gossip.arithmetic.mixing.check_outer", lambda *_: None)  # it would refuse the larger rate
     beta = side * stability_limit(alpha)
     count = 100 if alpha == 0.0 else 400  # 0.905 a round would meet float32's rounding after 400
     history = list(rounds(alpha, beta, nodes=512, elements=8, count=count, noise=0.0, seed=6))
@@ -286,7 +291,7 @@ def test_diloco_is_stable_in_groups_and_refused_in_pairs():
 
 
 def group_growth(alpha, beta, group):
-    """As growth(), with the mean h of the other members: m' = alpha m + beta (group - 1) / group (h - f)."""
+    """Return growth() with the mean h of the other members: m' = alpha m + beta (group - 1) / group (h - f)."""
     f, h, m = np.eye(3)
     m_after = alpha * m + beta * (group - 1) / group * (h - f)
     f_after = f + m_after
@@ -308,7 +313,7 @@ def test_the_limit_of_a_group_is_where_its_second_moments_neither_grow_nor_shrin
 
 
 def test_after_settling_a_mix_of_what_is_agreed_on_moves_nothing():
-    """One that began while this node settled may end when it does not any more."""
+    """A mix that began while this node settled may end after that."""
     outer = OuterStep(3, 0.5, 0.7)
     start = np.zeros(3, np.float32)
     outer.reset(start)
@@ -343,7 +348,7 @@ def test_to_begin_is_to_reset_without_a_copy():
 
 # -- mixes that overlap -----------------------------------------------------------------------------------------------
 class Live:
-    """One node's live vector, beside which mixes come and go in any order."""
+    """One node's live vector, to which overlapping mixes are added in any order."""
 
     def __init__(self, size, random, parameters=None):
         self.random = random
@@ -364,8 +369,7 @@ class Live:
 
 @pytest.mark.parametrize("size", [1, 777, BLOCK_ELEMENTS + 3])
 def test_overlapping_mixes_count_each_piece_of_local_progress_once(size):
-    """Two snapshots lie in one another's flight. What both bring but for their differences is what one mix would have
-    brought that took the second snapshot and had the first one's before it."""
+    """Two mixes whose snapshots overlap act as two in turn do, if the differences are 0."""
     random = np.random.default_rng(size)
     one, other = Live(size, random), Live(size, np.random.default_rng(size))
     other.x[:] = one.x
@@ -388,8 +392,7 @@ def test_overlapping_mixes_count_each_piece_of_local_progress_once(size):
 @pytest.mark.parametrize("plain", [False, True])
 @pytest.mark.parametrize("part", [False, True])
 def test_the_difference_of_a_mix_beside_others_is_added_plainly(part, plain):
-    """A disagreement that several exchanges found is not taken back several times with momentum; buffers behind the
-    parameters are averaged as ever."""
+    """Several exchanges may find the same disagreement, and momentum would correct it several times."""
     random = np.random.default_rng(3)
     positions = np.array([0, 7, 59, 60, 99]) if part else None
     where = slice(None) if positions is None else positions

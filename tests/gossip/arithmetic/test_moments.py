@@ -1,4 +1,4 @@
-"""Moments arrive as they were sent, up to the rounding of their codecs, and no member can send what harms."""
+"""Moments arrive as they were sent, up to the rounding of their codecs, and no member can send harmful ones."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_adams_moments_arrive_with_their_ratio_and_their_order_of_magnitude():
 def test_a_second_moment_of_zero_stays_zero_and_has_no_ratio():
     first, second = adam_moments()
     first[::3] = second[::3] = 0.0
-    second[1] = 0.0  # With a first moment of its own, as after a gradient whose square is too small for a float.
+    second[1] = 0.0  # Its first moment is not 0, as after a gradient whose square is too small for a float.
     vector = vector_of(ADAM, first, second)
     assert ADAM.encode(vector)
     theirs = received(ADAM, vector, 1_000)

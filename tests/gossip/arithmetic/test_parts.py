@@ -1,4 +1,4 @@
-"""A part of the vector: the same elements on both sides, exactly as many as both expect, and every one in its turn."""
+"""A part of the vector: the same elements on both sides, as many as both expect, and each one in its turn."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_both_sides_find_the_same_elements_from_what_travels(part, size, session
 
 @given(shares, st.integers(1, 5_000), sessions, sessions)
 def test_a_drawn_mask_is_where_it_is_whatever_the_session(share, size, one, other):
-    """Each partner that is asked knows another number, and the snapshot is taken before the first is asked."""
+    """Each partner that is asked sees another session number, and the snapshot precedes them all."""
     part = Subset("mask", share).with_seed(one)
     np.testing.assert_array_equal(part.positions(size, one), part.positions(size, other))
     assert len(str(part)) <= 32, "as long as an Offer has room for"
@@ -97,8 +97,10 @@ def test_a_mask_of_a_model_too_large_to_hold_costs_its_share_alone():
 
 @pytest.mark.parametrize(("size", "share"), [(7, 0.4), (3, 0.6), (10, 0.05), (64, 0.25), (11, 0.9)])
 def test_every_position_of_a_mask_is_equally_likely(size, share):
-    """Strata of unequal length would favour the elements of the shorter ones: of 7 elements and 3 strata by half. Each
-    count is binomial, and none of 95 lies further out than 4.5 standard deviations (odds of one in 1,500)."""
+    """Strata of unequal length would favour the elements of the shorter ones, by half for 7 elements and 3 strata.
+
+    Each count is binomial, and none of 95 lies further out than 4.5 standard deviations (odds of one in 1,500).
+    """
     part, count = Subset("mask", share), 4_000
     drawn = np.concatenate([part.positions(size, session) for session in range(count)])
     seen = np.bincount(drawn, minlength=size)
@@ -109,7 +111,7 @@ def test_every_position_of_a_mask_is_equally_likely(size, share):
 def test_masks_of_different_sessions_differ():
     part = Subset("mask", 0.01)
     one, other = (set(part.positions(100_000, session).tolist()) for session in (1, 2))
-    assert len(one & other) < 50  # of 1,000: ten by chance
+    assert len(one & other) < 50  # both have 1,000, and share ten by chance
 
 
 # -- fragments ---------------------------------------------------------------------------------------------------------

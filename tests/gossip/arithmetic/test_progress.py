@@ -1,4 +1,4 @@
-"""What local steps alone did to a model, whatever others added meanwhile."""
+"""The distance that local steps alone moved a model, whatever others added meanwhile."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_each_look_begins_anew():
 
 @pytest.mark.parametrize("seed", range(5))
 def test_what_was_merged_of_another_counts_nothing_and_takes_from_what_was_done_before(seed):
-    """As row-stochastic pushes merge: x += ratio (p - x), with local steps before and after."""
+    """Merge as row-stochastic pushes do, x += ratio (p - x), with local steps before and after."""
     rng = np.random.default_rng(seed)
     x = rng.normal(size=50).astype(np.float32)
     progress = Movement(50)

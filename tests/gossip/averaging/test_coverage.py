@@ -1,4 +1,4 @@
-"""Chunks that come in any order: each element once, and the same difference and norms as in order."""
+"""Chunks in any order: each element counts once, and the difference and the norms are those of chunks in order."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SIZE, CHUNK = 50_000, 4_096
 
 
 def cut(size, rng):
-    """(start, elements) of chunks of any lengths that are allowed, in order."""
+    """Yield (start, elements) of chunks of random allowed lengths, in order."""
     start = 0
     while start < size:
         elements = min(MIN_CHUNK_ELEMENTS + 256 * rng.randrange(12), size - start)
@@ -48,9 +48,9 @@ def test_what_is_here_is_counted_once_in_whatever_order_it_comes(seed):
 
 
 @pytest.mark.parametrize(("start", "elements"), [
-    (4_096, 1_024),  # came
-    (3_072, 2_048), (3_072, 6_144), (7_168, 2_048),  # a part of it did
-    (5_120, 1_024),  # inside
+    (4_096, 1_024),  # received
+    (3_072, 2_048), (3_072, 6_144), (7_168, 2_048),  # received in part
+    (5_120, 1_024),  # inside a received one
     (8_192, 1_000), (8_292, 1_024),  # not whole blocks
     (8_192, 768),  # too short
     (49_152, 1_024), (SIZE, 1_024), (-1_024, 1_024), (2**48, 1_024), (0, 0),
@@ -85,7 +85,7 @@ def frames(vector, codec, apart=True):
 
 
 def deliver(receiver, chunks, rng=None):
-    """In order; or in any, with up to eight being read at once."""
+    """Deliver chunks in order or, with ``rng``, in any order with up to eight being read at once."""
     waiting = list(chunks)
     if rng is not None:
         rng.shuffle(waiting)

@@ -1,4 +1,4 @@
-"""Mixes of one node that overlap: what an averager makes of snapshots that lie in each other's flight."""
+"""Mixes of one node that overlap: how an averager treats snapshots taken while another exchange streams."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ZERO = np.zeros(SIZE, np.float32)
 
 
 class Peer:
-    """Its exchanges are all that there are, but for those of which a newcomer is given pieces."""
+    """A peer that knows every session: donations are those in ``given``, all others are exchanges."""
 
     elements = SIZE
 
@@ -44,7 +44,7 @@ class Peer:
 
 
 class Node:
-    """A model, its averager, and the driver, which computes at once."""
+    """A model, its averager, and a driver that runs jobs at once."""
 
     now = 0.0
 
@@ -83,7 +83,7 @@ class Node:
         self.visit()
 
     def mix(self, session, theirs=None, weight=0.5):
-        """Both committed; without ``theirs`` the partner had what this node had."""
+        """Commit and mix an exchange; without ``theirs`` the partner has what this node has."""
         pair = self.averager.begin_pair(Transfer(session, B, "fp32"))
         pair.receive_whole(pair.decoded_ours.copy() if theirs is None else theirs)
         assert self.averager.mix(Mix(session, weight))
@@ -91,7 +91,7 @@ class Node:
 
 
 def in_turn(steps):
-    """The weights of a node that mixes with its equal after each of these steps."""
+    """Return the weights of a node that mixes with an equal partner after each of these steps."""
     node = Node()
     for session, step in enumerate(steps):
         node.train(step)
@@ -130,7 +130,7 @@ def test_one_that_ends_behind_a_newer_one_is_added_plainly():
 
 
 def test_the_outer_step_and_the_weights_stay_together_whatever_overlaps():
-    """Without local steps phi is the live vector, in whatever order exchanges begin and end."""
+    """Without local steps phi equals the live vector, in whatever order exchanges begin and end."""
     random, node, flying = np.random.default_rng(2), Node(), []
     for session in range(200):
         node.begin(session)

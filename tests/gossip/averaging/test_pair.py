@@ -33,7 +33,7 @@ def pair_of(ours, theirs, comes_whole):
 @pytest.mark.parametrize("comes_whole", [False, True])
 @pytest.mark.parametrize("difference", [1e-23, 1e-30, 1.5e-45, -1.5e-45])
 def test_only_equal_vectors_have_a_squared_difference_of_0(difference, comes_whole):
-    """The square of a smaller difference than 1e-23 is no float32."""
+    """The square of a difference below 1e-23 is no float32."""
     ours, _ = vectors()
     ours[4_321] = 1e-39
     theirs = ours.copy()

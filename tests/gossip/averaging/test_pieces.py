@@ -1,4 +1,4 @@
-"""What newcomers take of a large model is copied a piece at a time, beside exchanges and in memory of its own."""
+"""Newcomers' pieces of a large model are copied one at a time, alongside exchanges and in their own memory."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ PART = Subset.parse("mask 0.5")
 
 
 class Model(ModelState):
-    """Whose optimizer keeps two numbers for each weight: where it lies."""
+    """A model whose optimizer keeps two numbers for each weight; each number is its own position."""
 
     state = range(WEIGHTS, 3 * WEIGHTS)
 
@@ -37,7 +37,7 @@ class Model(ModelState):
 
 
 class Pool(VectorPool):
-    """What came back."""
+    """A pool that records the vectors it gets back."""
 
     def __init__(self, state):
         super().__init__(state)
@@ -61,7 +61,7 @@ def room(pool, start, stop):
 
 
 def ignore(weights):
-    """Nothing is adopted."""
+    """Adopt nothing."""
 
 
 @pytest.mark.parametrize("start", [0, 1, 600, 999, WEIGHTS, 2 * WEIGHTS - 1, 3 * WEIGHTS - 10])
@@ -109,7 +109,7 @@ def test_of_a_state_that_has_become_shorter_nothing_is_given(elements):
 
 
 def test_a_spare_copy_is_no_newcomers():
-    """An exchange that begins meanwhile may have the spare; who waits for a piece has room of its own."""
+    """An exchange that begins meanwhile may have the spare; a newcomer's piece has its own memory."""
     meeting, pool = boundary()
     meeting.request_snapshot(1, room(pool, 0, 100))
     meeting.request_snapshot(2)
@@ -124,7 +124,7 @@ def held_mb():
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_the_memory_of_a_piece_goes_back_to_the_system():
-    """An allocator keeps it: for pieces of 25 MB two hundred MB were held for good."""
+    """An allocator would keep it: pieces of 25 MB once held two hundred MB for good."""
     pool = VectorPool(ModelState({"x": np.zeros(WEIGHTS, np.float32)}))
     before = held_mb()
     vectors = [pool.take_transient(6_000_000) for _ in range(3)]

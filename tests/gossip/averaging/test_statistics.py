@@ -22,7 +22,7 @@ VALUES = st.lists(st.floats(2**-10, 1e4, width=32), min_size=6, max_size=6)
 
 
 def trained(values):
-    """A mixer that has seen local steps change every element."""
+    """Return a live vector, and a mixer that has seen local steps change every element."""
     live, mixer = [torch.tensor(values[:2]), torch.tensor(values[2:])], StatisticsMixer()
     mixer.begin(live)
     for tensor in live:

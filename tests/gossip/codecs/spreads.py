@@ -1,4 +1,4 @@
-"""What a node learns of one difference, for tests of codecs that need bounds."""
+"""Teach a spread one difference, for tests of codecs that need bounds."""
 
 from __future__ import annotations
 
@@ -11,6 +11,6 @@ __all__ = ["observe"]
 
 
 def observe(spread: Spread, difference: Floats, errors: Floats | None = None) -> None:
-    """As an exchange that was accepted teaches it; ``errors`` of the codec, block by block."""
+    """Learn as from an accepted exchange; ``errors`` are those of the codec, block by block."""
     seen = block_peaks(difference, ALIGN)
     spread.learn(seen, np.zeros_like(seen) if errors is None else errors)

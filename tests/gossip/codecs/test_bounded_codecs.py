@@ -17,7 +17,7 @@ ALL, MASK = "all", "mask 1"
 
 
 def mixed(side, session, part="all", codec="int8", partner=B):
-    """The side takes part in an exchange that B offers, to its end; the codec that it streamed with."""
+    """Let the side take part in an exchange that B offers; return the codec that it streamed with."""
     x = side.exchanges
     x.on_offer(partner, dataclasses.replace(offer(session, codec=codec), part=part), 0.0)
     _, transfer = x.on_snapshotted(session, 0.0)
@@ -29,7 +29,7 @@ def mixed(side, session, part="all", codec="int8", partner=B):
 
 
 def offered(side):
-    """The codec that the side offers with next."""
+    """Return the session and the codec of the side's next offer."""
     x = side.exchanges
     session = x.begin_mix(0.0)[0].session
     [sent] = x.on_snapshotted(session, 0.0)
@@ -40,7 +40,7 @@ def test_an_exchange_of_a_part_teaches_no_bound():
     side = Side(config=MONIQUA)
     mixed(side, 7, part=MASK)
     assert mixed(side, 8, codec="moniqua4") == "int8"
-    assert mixed(side, 9, codec="moniqua4") == "moniqua4"  # the one before was of all
+    assert mixed(side, 9, codec="moniqua4") == "moniqua4"  # session 8 was of the whole vector
     assert offered(side)[1] == "moniqua4"
 
 
@@ -54,7 +54,7 @@ def test_each_fragment_teaches_a_bound_of_its_own():
 
 
 def test_other_fragments_and_the_whole_vector_teach_no_bound():
-    """How many bounds are kept depends on our own setting, and not on what members offer."""
+    """How many bounds are kept depends on the node's own setting, and not on what members offer."""
     side = Side(config=dataclasses.replace(MONIQUA, part="fragments 2"))
     for session, part in ((7, ALL), (9, "fragment 0/4"), (11, "fragment 2/3")):
         mixed(side, session, part=part)
@@ -84,7 +84,7 @@ def test_a_part_is_never_streamed_with_such_a_codec():
 def test_an_answer_with_a_codec_that_cannot_be_used_here_is_refused(config):
     side = Side(config=config)
     if config is not MONIQUA:
-        mixed(side, 7)  # which teaches nothing to one that keeps no bounds
+        mixed(side, 7)  # it teaches nothing to a side that keeps no bounds
     session, _ = offered(side)
     told = side.exchanges.on_accept(B, Accept(session, 0.0, 0.5, "moniqua4"), 0.0)
     assert told[0] == Send(B, Abort(session, "terms"))
@@ -101,8 +101,10 @@ def test_what_is_bounded_is_still_agreed_on():
 
 
 def test_after_an_overflow_the_next_exchange_with_that_one_needs_no_bound():
-    """Others are near, and had shown a bound again: the one too far away overflowed twice, was left out for it, and was
-    further away when it came back."""
+    """The members nearby show a bound again, but the one that overflowed may still be too far away.
+
+    Before, it overflowed twice, was put in back-off for it, and was further away when it came back.
+    """
     side = Side(config=MONIQUA)
     mixed(side, 7, partner=C)
     session, codec = offered(side)

@@ -1,4 +1,4 @@
-"""What `auto` takes: by the link's rate, and by what codecs cost whoever offers."""
+"""The codec that `auto` takes: by the link's rate, and by the cost of codecs on the offering side."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ any_bits = hnp.arrays(np.uint32, st.integers(0, 40), elements=st.integers(0, 2**
 
 
 def bound(codec, values, start=0):
-    """The codec with bounds wide enough for a partner that holds the same."""
+    """Return the codec with bounds wide enough for a partner that holds the same values."""
     if not codec.needs_spread:
         return codec
     spread = Spread(start + values.size)
@@ -39,7 +39,7 @@ def round_trip(codec, values, seed=0, start=0):
 
 
 def slow_bf16(value: float) -> float:
-    """Nearest even by exact arithmetic on the two neighbours that 16 bits can express."""
+    """Round to nearest even by exact arithmetic on the two neighbours that 16 bits can express."""
     bits = struct.unpack("<I", struct.pack("<f", value))[0]
     if value != value or math.isinf(value):
         return value
@@ -195,14 +195,14 @@ def test_an_unknown_name_is_answered_with_the_names_there_are():
 
 
 class Truncating(Bf16):
-    """As a wrong numpy would: it cuts where it should round."""
+    """A codec that truncates where it should round, as a wrong numpy would."""
 
     def encode(self, values, out, seed=0, start=0):
         np.frombuffer(out, "<u2")[:] = values.view(np.uint32) >> 16
 
 
 class BigEndian(Bf16):
-    """Encodes and decodes consistently, and no other machine understands it."""
+    """A codec that decodes what it encodes, in a byte order that no other machine understands."""
 
     def encode(self, values, out, seed=0, start=0):
         super().encode(values, out)
@@ -213,20 +213,20 @@ class BigEndian(Bf16):
 
 
 class Undithered(Int8):
-    """Draws other noise than the rest of the world does."""
+    """A codec whose noise differs from that of all other machines."""
 
     noise = np.full(1 << 16, 127.5, np.float32)
 
 
 class Biased(Moniqua4):
-    """Says of its own values something else than what the partner decodes."""
+    """A codec that states other values for itself than the partner decodes."""
 
     def quantised(self, values, out, seed=0, start=0):
         out[:] = values
 
 
 class Careless(Moniqua4):
-    """Its bounds are wrong, so that nothing it sends is recovered."""
+    """A codec with wrong bounds, so that nothing it sends is recovered."""
 
     def decode(self, data, out, near=None, seed=0, start=0):
         super().decode(data, out, near + np.float32(1e6), seed, start)

@@ -1,4 +1,4 @@
-"""int8 and int4: unbiased, shared between the two sides, and the same in whichever way one computes it."""
+"""int8 and int4: unbiased, with noise that both sides share, and the same in every way to compute them."""
 
 import numpy as np
 import pytest
@@ -19,7 +19,7 @@ def quantised(codec, values, seed=0, start=0):
 
 
 def slow(codec, values, seed, start):
-    """Value by value, in double precision, from the definition alone."""
+    """Quantise value by value, in double precision, from the definition alone."""
     table, out = noise_table(0.0), np.empty_like(values)
     for first in range(0, values.size, codec.block):
         block = values[first : first + codec.block].astype(np.float64)

@@ -1,4 +1,4 @@
-"""Moniqua: within its bound the receiver has the sender's own quantised value, beyond it an Overflow and nothing."""
+"""Moniqua: within its bound the receiver gets the sender's quantised value, beyond it an Overflow and nothing."""
 
 import numpy as np
 import pytest
@@ -63,7 +63,7 @@ def test_of_indices_below_ten_thousand_the_error_is_half_a_step(codec):
     codec.quantised(x, own)
     step = SCALES[codec.step_bytes(x, 0)].repeat(256)[: x.size]
     assert np.abs((own - x) / step).max() < 0.501
-    assert np.abs(np.mean((own - x) / step)) < 4 / np.sqrt(12 * x.size)  # of an error uniform in a step
+    assert np.abs(np.mean((own - x) / step)) < 4 / np.sqrt(12 * x.size)  # the errors are uniform in a step
 
 
 @pytest.mark.parametrize("where", [0, 300, 40_000, 69_999])
@@ -171,7 +171,7 @@ def test_what_is_not_finite_teaches_nothing(value):
 
 
 def test_a_spread_never_learns_from_the_codecs_own_noise(codec):
-    """Two nodes that drift by the same small step for ever: the bounds follow the drift, however coarse the codec."""
+    """Two nodes drift by the same small step for ever: the bounds follow the drift, however coarse the codec."""
     rng = np.random.default_rng(0)
     a = rng.standard_normal(2048).astype(np.float32)
     spreads = Spread(2048), Spread(2048)

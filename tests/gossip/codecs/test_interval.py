@@ -1,4 +1,4 @@
-"""How often a node mixes where it chooses itself: by bytes, by the time of an exchange, and by its cost."""
+"""The interval of a node that chooses it: by bytes, by the time of an exchange, and by its cost."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from gossip.codecs import CODECS, COMPILED, NUMPY, ExchangeCost, Machine, get_co
 from gossip.codecs.choice import BYTES_PER_ELEMENT_STEP, MAX_INTERVAL_STEPS, SLACK
 
 SMALL, LARGE = 4_810, 25_000_000  # elements: digits, and a ResNet-50
-FAST_S, SLOW_S = 0.001, 5.0  # of an exchange
+FAST_S, SLOW_S = 0.001, 5.0  # seconds of an exchange
 
 
 def taken(codec="int8", elements=SMALL, seconds=FAST_S):

@@ -1,4 +1,4 @@
-"""Statistics at the end of a vector, as BatchNorm's running variances: they are sent as they are by every codec."""
+"""Statistics at the end of a vector (BatchNorm's running variances): every codec sends them unchanged."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ from gossip.config import Config
 from gossip.config.methods import METHODS, method
 from gossip.errors import ConfigError
 
-# What the papers' methods are at the least; further settings are theirs to choose.
+# The least that each paper's method requires; its further settings are free.
 PUBLISHED = {
     "d-psgd": {"mixing": "pair", "partners": 0, "mix_every_steps": 1, "max_version_gap": 0.0},
     "ad-psgd": {"mixing": "pair", "selection": "uniform", "mix_every_steps": 1, "max_version_gap": None},

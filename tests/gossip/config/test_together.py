@@ -28,7 +28,7 @@ TRIMMED = GROUP | {"filter": "trimmed"}
 RING = {"selection": "ring", "partners": 0}
 OUTER = {"outer_momentum": 0.5, "outer_rate": 0.7}
 
-# What is refused; words of the sentence; and what it says would do, each of which must.
+# Each row: settings that are refused, words of the sentence, and the alternatives that it names, which must work.
 AUTO = {"mix_every_steps": "auto"}
 MEASURED = {"outer_momentum": "auto"}
 REFUSED = [
@@ -143,7 +143,7 @@ def config_or_refusal(changes):
 
 
 def test_of_any_combination_a_node_can_be_made_or_a_sentence_names_what_is_in_the_way():
-    """Seven axes, every point: nothing that a Config takes is refused later, by what is made of it."""
+    """Seven axes, every point: no object made from an accepted Config refuses it later."""
     made = refused = 0
     for values in itertools.product(*AXES.values()):
         changes = dict(zip(AXES, values, strict=True))

@@ -17,12 +17,12 @@ A, B, C, D = (PeerId(bytes([n]) * 16) for n in (1, 2, 3, 4))
 
 
 class Mates:
-    """Whoever is asked for, all within reach."""
+    """A scripted selection whose members are all within reach."""
 
     def __init__(self, *group: PeerId, spare: tuple[PeerId, ...] = (), hidden: tuple[PeerId, ...] = ()) -> None:
         self.mixes, self.mates, self.spare, self.hidden = 0, list(group), list(spare), hidden
         self.benched: list[PeerId] = []
-        self.shunned: list[PeerId] = []  # Those of them whose invitations are declined too.
+        self.shunned: list[PeerId] = []  # Those members of ``benched`` whose invitations are declined too.
         self.unlinked: set[PeerId] = set()
         self.others = False
 
@@ -50,7 +50,7 @@ class Mates:
         return self.others
 
     def note_mix(self, partner: PeerId, now: float) -> None:
-        """Who had invited."""
+        """Do nothing: ``partner`` is the inviter."""
 
     def address(self, peer: PeerId) -> Address | None:
         return None if peer in self.hidden else Address("10.0.0.1", 7700 + peer[0])
@@ -71,7 +71,7 @@ def invite(session: int, *members: PeerId, **changes: object) -> Invite:
 
 
 def invited(me: PeerId = B, inviter: PeerId = A, **changes: object) -> PlayedExchanges:
-    """One that joined, and knows who takes part."""
+    """Return the exchanges of a member that joined the group of ``inviter``."""
     one = groups(me, Mates(), **changes)
     assert one.on_invite(inviter, invite(7, B, C), 0.0) == [Snapshot(7)]
     assert one.on_snapshotted(7, 0.1) == [Send(inviter, Joined(7, 2.0, "fp32"))]
@@ -86,7 +86,7 @@ def verified() -> PlayedExchanges:
 
 
 def inviting(state: State = State.STREAMING, **changes: object) -> PlayedExchanges:
-    """A's own group with B and C."""
+    """Return the exchanges of A, whose own group with B and C is in this state."""
     one = groups(A, Mates(B, C), **changes)
     one.begin_mix(0.0)
     one.on_snapshotted(1, 0.1)

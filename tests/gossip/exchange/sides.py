@@ -1,4 +1,4 @@
-"""One side of an exchange, with a scripted choice of partners: what the tests of exchanges share."""
+"""One side of an exchange, with a scripted choice of partners, for all tests of exchanges."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ class Side:
     wary_until = 0.0
 
     def note_slow(self, partner, now):
-        """Nobody is strange by what it does."""
+        """Do nothing: slowness makes no partner a stranger here."""
 
     def is_unproven(self, peer):
         return peer in self.strangers
@@ -117,7 +117,7 @@ class Side:
         return any(peer not in peers for peer in self.partners)
 
     def note_rate(self, partner, seconds):
-        """The selection learns nothing here."""
+        """Do nothing: the selection learns nothing here."""
 
     def max_weight(self, partner, others):
         return 1 / (1 + max(others, 1)) if self.config.mixing == "pair" else 0.5
@@ -132,7 +132,7 @@ def offer(session=7, weight=0.5, version=0.0, fingerprint="f", run_id=b"g" * 16,
 
 
 def streaming(side=None, session=1, weight=0.5):
-    """A side whose own exchange with B streams."""
+    """Return a side whose own exchange with B streams."""
     side = side or Side()
     side.exchanges.begin_mix(0.0)
     side.exchanges.on_snapshotted(session, 0.0)
@@ -147,7 +147,7 @@ def verified(side=None):
 
 
 def answering(side=None, session=7):
-    """A side that streams an exchange which B offered."""
+    """Return a side that streams an exchange which B offered."""
     side = side or Side()
     assert side.exchanges.on_offer(B, offer(session), 0.0) == [Snapshot(session)]
     side.exchanges.on_snapshotted(session, 0.0)

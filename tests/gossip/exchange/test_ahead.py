@@ -1,4 +1,4 @@
-"""The next exchange is agreed on while this one streams: both keep it, or it costs little."""
+"""The next exchange is agreed on while this one streams: both sides keep it, or it costs little."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ def ahead(session=7, run_id=b"g" * 16):
 
 
 def busy_side(me=A, partners=(B, C, D), **local):
-    """One that streams with B, which it had asked."""
+    """Return a side that streams with B, which it had asked."""
     return streaming(Side(me, partners, OUTER, **local))
 
 
 def promised(me=A, **local):
-    """The same, which has promised its next exchange to C."""
+    """Return a busy side that has reserved its next exchange with C."""
     side = busy_side(me, **local)
     assert side.exchanges.on_offer(C, ahead(), 1.0) == [Send(C, Joined(7, side.local.version, "fp32"))]
     return side
 
 
 def finished(side, now=2.0):
-    """What follows when the exchange with B is over."""
+    """Finish the exchange with B, and return the effects that follow."""
     side.exchanges.on_streamed(1, 1.0, 1.0, now)
     effects = side.exchanges.on_commit(B, 1, now)
     assert [type(effect) for effect in effects] == [Mix, Release]
@@ -176,7 +176,7 @@ OFTEN = dataclasses.replace(OUTER, mix_every_steps=1)
 
 
 class Promising(Silent):
-    """It answers no offer but promises to be everybody's next, and comes to nobody."""
+    """A host that answers no offer, accepts every reservation and keeps none."""
 
     def received(self, link, sender, message):
         if isinstance(message, Offer) and message.mixing == "ahead":

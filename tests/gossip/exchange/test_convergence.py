@@ -1,4 +1,4 @@
-"""Members that settle come to the very same bits, near the mean, in a few exchanges each."""
+"""Members that settle come to identical bits, near the mean, in a few exchanges each."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def next_on_ring(rng, member, members):
 def test_all_hold_the_same_bits_after_a_few_exchanges_each(members, most, rounded, seed):
     rng = np.random.default_rng(seed)
     common = rng.normal(size=ELEMENTS)
-    common[::7] = 1e-39  # Denormal, whose halves round.
+    common[::7] = 1e-39  # Halves of denormal numbers round.
     common[::11] = 0.0
     apart = 0.02 * rng.normal(size=(members, ELEMENTS))
     vectors = list(map(rounded, (common + apart * (common != 0)).astype(np.float32)))

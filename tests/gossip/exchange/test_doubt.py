@@ -1,4 +1,4 @@
-"""An exchange whose end is not known yet: it is in nobody's way, and it is told, given up or mixed late."""
+"""An exchange in doubt: it hinders no other, and it is resolved, given up or mixed late."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ OTHERS = [PeerId(bytes([100 + number]) * 16) for number in range(9)]
 
 
 def doubting(side=None, now=1.0):
-    """A side whose exchange with B lost its link between the two COMMITs."""
+    """Return a side whose exchange with B lost its link between the two COMMITs."""
     side = verified(side)
     side.exchanges.on_unlinked(B, now)
     assert side.table[1].state is State.IN_DOUBT
@@ -28,7 +28,7 @@ def doubting(side=None, now=1.0):
 
 
 def doubt(side, partner, session, now):
-    """The same of an exchange that ``partner`` offered."""
+    """Leave in doubt, in the same way, an exchange that ``partner`` offered."""
     x = side.exchanges
     side.local.boundary_at = now
     assert x.on_offer(partner, offer(session), now) == [Snapshot(session)]
@@ -94,7 +94,7 @@ def test_a_tick_ends_the_doubt_about_one_that_is_held_dead():
 
 @pytest.mark.parametrize("answer", ["silence", "no"])
 def test_who_says_no_commit_is_blamed_for_it_once(answer):
-    """Sitting out lasts longer for each failure: counted again when the doubt ends, one would sit out for two."""
+    """Back-off lasts longer for each failure: a second count at the end of the doubt would make one failure two."""
     side = verified()
     side.exchanges.tick(side.table[1].final_deadline)
     assert side.table[1].state is State.IN_DOUBT
@@ -108,7 +108,7 @@ def test_who_says_no_commit_is_blamed_for_it_once(answer):
 
 
 def test_one_that_was_restarted_knows_of_nothing_and_says_so_at_once():
-    """What it had said died with its weights: nobody holds what was mixed, and the answer ends the doubt."""
+    """The old outcome died with the weights. No member holds that mix, so the answer ends the doubt."""
     side, restarted = doubting(), Side(B)
     [asked] = side.exchanges.tick(1.0 + DOUBT_RETRY_S)
     [answered] = restarted.exchanges.on_outcome(A, asked.message.session, 2.1)
@@ -147,14 +147,14 @@ def test_one_that_makes_way_for_a_doubt_of_the_same_tick_is_asked_nothing():
 
 
 def test_doubts_are_bounded_by_what_may_ever_be_under_way():
-    """With all neighbours at once: whoever sits out at this moment is no reason to forget a doubt."""
+    """The limit covers all neighbours at once, including members in back-off at this moment."""
     side = Side(config=Config(partners=0, selection="ring"))
     side.max_incoming = lambda: 0
     assert side.exchanges.max_doubts == 64
 
 
 def test_one_that_does_not_say_commit_is_counted_at_once_and_only_once():
-    """After all of the doubt it would be named minutes later; and who says it after all has wasted nothing."""
+    """A count at the end of the doubt would come minutes late, and a COMMIT that comes after all wastes nothing."""
     for says in (False, True):
         side = verified(Side(partners=(B,)))
         x = side.exchanges

@@ -1,4 +1,4 @@
-"""One exchange from offer to end, where nothing breaks: partners, terms, crossing offers, and late messages."""
+"""One exchange from offer to end without faults: partners, terms, crossing offers, and late messages."""
 
 from __future__ import annotations
 
@@ -110,7 +110,10 @@ def test_an_answer_from_one_who_is_not_asked_any_more_changes_nothing():
 
 
 def test_a_commit_before_anything_was_streamed_is_carried_to_nobody():
-    """A third party's COMMIT, then BUSY: with the next partner we would apply at once, whatever that one says."""
+    """A third party sends COMMIT and then BUSY.
+
+    If the COMMIT counted for the next partner, we would apply at once, whatever that partner answers.
+    """
     side = Side(partners=(B, C))
     x = side.exchanges
     x.begin_mix(0.0)
@@ -221,7 +224,7 @@ def test_two_offers_that_cross_make_exactly_one_exchange():
         side.local.version = float(session)
         side.exchanges.begin_mix(0.0)
         side.exchanges.on_snapshotted(session, 0.0)
-    b.local.version = 2.5  # of later steps
+    b.local.version = 2.5  # more local steps
     assert a.exchanges.on_offer(B, offer(2), 0.1) == [Send(B, Busy(2))]
     rename, accept, transfer = b.exchanges.on_offer(A, offer(1), 0.1)
     assert rename == Rename(2, 1), "the snapshot of its own is there already"
@@ -276,7 +279,7 @@ def test_an_accept_said_twice_is_not_answered_with_an_abort(make):
 
 @pytest.mark.parametrize("code", ["late", "replaced", "overflow"])
 def test_an_innocent_reason_is_believed_once_for_each_finished_exchange(code):
-    """Who aborted again and again with one of these was never left out: honest mixing fell to 40 %."""
+    """Before, a partner that kept aborting with these codes was never left out: honest mixing fell to 40 %."""
 
     def aborted(side, session):
         assert side.exchanges.on_offer(B, offer(session), 0.0) == [Snapshot(session)]
@@ -333,7 +336,7 @@ def test_a_transfer_may_take_what_it_took_before_and_the_bytes_at_the_slowest_ra
     config = Config(slowest_rate_mb_s=1e-4)
     side = streaming(Side(config=config))
     bytes_s = 4 * ELEMENTS / 100
-    least_s = side.config.stall_s  # there and back, and what moves nothing for so long is found out by it
+    least_s = side.config.stall_s  # a round trip, and the time in which a stalled stream is found out
     assert side.exchanges.deadline == pytest.approx(least_s + bytes_s)
     for took in (2.0, 3.0, 10.0):
         answering(side, 50)
@@ -355,7 +358,7 @@ def test_what_an_answer_took_a_transfer_may_take_longer():
 
 @pytest.mark.parametrize("latency_s", [0.6, 1.2])
 def test_two_that_are_more_than_half_a_second_apart_one_way_can_mix(latency_s):
-    """What the one who is asked waits for comes a whole way there and back after its answer. Before: 1 s."""
+    """The responder waits for a whole round trip after its answer. Its limit was once 1 s."""
     swarm = World(3, latency_s=latency_s)
     a, b = swarm.swarm(2)
     swarm.run(120.0)

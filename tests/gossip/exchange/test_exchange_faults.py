@@ -1,4 +1,4 @@
-"""An exchange in which something breaks: committed by both or by neither, whatever breaks when, and the mean stays."""
+"""An exchange with faults: both sides commit or neither does, whatever breaks when, and the mean stays."""
 
 from __future__ import annotations
 
@@ -142,14 +142,16 @@ def test_weights_about_to_be_replaced_take_part_in_nothing():
 
 # -- the window between the COMMITs, systematically ------------------------------------------------------------------
 class Pair:
-    """A offers, B answers. Everything that can happen next is a choice: a message in order of its direction, a
-    snapshot, or the end of a side's stream."""
+    """A side A that offers and a side B that answers, with their wires and drivers.
+
+    Each possible next event is a choice: a message in the order of its direction, a snapshot, or the end of a stream.
+    """
 
     def __init__(self):
         aged = Config(staleness_exponent=0.5)
         self.sides = {A: Side(A, (B,), aged, version=3.0), B: Side(B, (), aged, version=5.0)}
-        self.wires = {A: deque(), B: deque()}  # by receiver
-        self.todo = {A: deque(), B: deque()}  # of each driver
+        self.wires = {A: deque(), B: deque()}  # messages in flight, by receiver
+        self.todo = {A: deque(), B: deque()}  # what each driver has yet to report
         self.mixes = {A: [], B: []}
         self.up, self.now = True, 0.0
         self.perform(A, self.sides[A].exchanges.begin_mix(0.0))
@@ -206,7 +208,7 @@ class Pair:
         self.perform(to, effects)
 
     def cut(self, order):
-        """What is on its way is lost, both drivers notice, and a new link carries what is said afterwards."""
+        """Lose what is in flight, notify both sides in ``order``, and carry later messages over a new link."""
         self.up = False
         for side in (A, B):
             self.wires[side].clear()
@@ -241,7 +243,7 @@ class Pair:
 
 
 def prefixes(path=()):
-    """Every state that an undisturbed exchange can pass through, as the choices that lead to it."""
+    """Yield every state that an undisturbed exchange can pass through, as the choices that lead to it."""
     pair = replay(path)
     yield path
     for number in range(len(pair.choices())):
@@ -303,7 +305,7 @@ def test_only_a_partner_that_stays_unreachable_leaves_one_side_alone():
 # -- the mean --------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("block", rest_is_slow(range(10), 2))
 def test_the_mean_is_exactly_kept_whatever_breaks(block):
-    """20 random schedules each of 5 nodes: links break, messages are lost, loops stand still; nobody dies."""
+    """20 random schedules each of 5 nodes: links break, messages are lost, loops stand still; no node dies."""
     mixes = failures = 0
     for seed in range(20 * block, 20 * block + 20):
         rng = random.Random(seed)

@@ -1,5 +1,4 @@
-"""One member against four honest ones, each attack on the slots and the schedule of exchanges: how much honest nodes go
-on mixing with each other."""
+"""One attacker against four honest members: how much honest nodes still mix with each other under each attack."""
 
 from __future__ import annotations
 
@@ -21,7 +20,7 @@ SESSIONS = itertools.count(10**15)
 
 
 class Siege(World):
-    """Four honest nodes and those that a test lets in."""
+    """Four honest nodes, and the attackers that a test adds."""
 
     def __init__(self, config: Config, seed: int = 7, step_s: float = 0.1) -> None:
         super().__init__(seed, config=config)
@@ -29,7 +28,7 @@ class Siege(World):
         self.until(self.agreed, 30.0)
 
     def mixes(self, seconds: float) -> float:
-        """Of honest nodes with each other, for each node and interval."""
+        """Return the mixes of honest nodes with each other in so many seconds, for each node and interval."""
         friends = {node.id for node in self.honest}
         before = sum(partner in friends for node in self.honest for _, _, partner in node.mixes)
         begun = [node.steps for node in self.honest]
@@ -44,7 +43,7 @@ class Siege(World):
         return one
 
     def attack(self, kind: type[Host]) -> Host:
-        """One of this kind, which has the weights and whose Peer mixes with nobody of itself."""
+        """Add an attacker of this kind, which has the weights and whose own Peer begins no mixes."""
         self.config, config = dataclasses.replace(self.config, mix_every_steps=10**6), self.config
         liar = self.attacker(kind=kind)
         self.config = config
@@ -53,7 +52,7 @@ class Siege(World):
 
 
 class Silent(Host):
-    """It answers no offer, and makes none."""
+    """A host that answers no offer, and makes none."""
 
     def received(self, link, sender, message):
         if not isinstance(message, Offer):
@@ -61,7 +60,7 @@ class Silent(Host):
 
 
 class Busybody(Host):
-    """It says BUSY to every offer."""
+    """A host that answers BUSY to every offer."""
 
     def received(self, link, sender, message):
         if isinstance(message, Offer):
@@ -71,7 +70,7 @@ class Busybody(Host):
 
 
 class Stalling(Host):
-    """It takes every offer, makes its own, and streams nothing."""
+    """A host that takes every offer, makes its own, and streams nothing."""
 
     def received(self, link, sender, message):
         if isinstance(message, Offer):
@@ -92,7 +91,7 @@ class Stalling(Host):
 
 @functools.cache
 def without_attack(config, seconds, **how):
-    """Return how often honest nodes mix in so many seconds when nobody attacks them."""
+    """Return how often honest nodes mix in so many seconds without an attack."""
     calm = Siege(config, **how)
     calm.run(10.0)
     return calm.mixes(seconds)
@@ -100,7 +99,7 @@ def without_attack(config, seconds, **how):
 
 @pytest.mark.parametrize("config", [OUTER, PLAIN], ids=["outer momentum", "plain"])
 def test_one_that_answers_no_offer_leaves_seven_eighths_of_honest_mixing(config):
-    """Four intervals a second. Before: each who asked it waited for 5 s, and answered everybody BUSY meanwhile."""
+    """Before, each node that asked the silent one waited for 5 s, and answered BUSY to all others meanwhile."""
     siege = Siege(config, step_s=0.03)
     siege.run(10.0)
     siege.attack(Silent)
@@ -120,7 +119,7 @@ def test_one_that_answers_no_offer_leaves_seven_eighths_of_honest_mixing(config)
     ],
 )
 def test_a_crowd_of_strangers_leaves_seven_eighths_of_honest_mixing(config, kind):
-    """Identities cost nothing, and all that are new count as one. Before, those that stall left 0.79 and 0.28."""
+    """Identities cost nothing, so all new ones count as one. Before, stalling ones left 0.79 and 0.28."""
     siege = Siege(config, step_s=0.03)
     siege.run(10.0)
     crowd = [siege.attack(kind) for _ in range(20)]
@@ -141,10 +140,12 @@ def test_offers_that_are_never_completed_leave_nine_tenths_of_honest_mixing(conf
     ("config", "share"), [slow(OUTER, 0.95, id="outer momentum"), pytest.param(PLAIN, 0.85, id="plain")]
 )
 def test_one_that_mixes_all_the_time_is_nobodys_only_partner(config, share):
-    """It completes every exchange and always wants another: with whom honest nodes mix is still theirs to choose. With
-    plain means it takes their offers beside its own, and so more of them than one who is busy as often as others."""
+    """The member completes every exchange and always wants another, but honest nodes still choose their partners.
+
+    With plain means it takes their offers during its own exchanges, and so more of them than a usual member.
+    """
     calm, siege = Siege(config), Siege(config)
-    calm.attacker()  # a fifth like all others, whom a quarter of the honest choose as well
+    calm.attacker()  # the calm swarm has a fifth member too, which a quarter of the honest choose as well
     siege.config = dataclasses.replace(config, mix_every_steps=1)
     greedy = siege.attacker(step_s=0.02)
     siege.config = config

@@ -1,4 +1,4 @@
-"""One peer's rules for group means: who is invited, who begins, who believes whom, and how each group ends."""
+"""One peer's rules for group means: invitations, the beginning, which messages count, and how each group ends."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_a_busy_member_is_replaced_and_the_others_begin_without_who_stays_silent
 
 
 def test_a_groups_streams_may_stand_still_as_long_as_a_pairs() -> None:
-    """They had one second beside their bytes, less than members far apart need to dial each other."""
+    """Before, streams had one second more than their bytes take, less than distant members need to dial each other."""
     one = inviting()
     begun_s = one.table[1].phase_began_at
     bytes_s = 8 * one.local.elements / (1e6 * one.config.slowest_rate_mb_s)
@@ -149,7 +149,7 @@ def test_who_has_committed_may_go() -> None:
 
 @pytest.mark.parametrize("doubts", [False, True], ids=["before it asks", "in doubt"])
 def test_the_inviters_word_alone_says_how_a_group_ended(doubts: bool) -> None:
-    """Another's would have whoever believes it mix, and the others not."""
+    """If members believed other members' answers, some could mix and others not."""
     one = verified()
     if doubts:
         assert one.on_unlinked(A, 1.0) == [Send(A, Outcome(7))]
@@ -240,7 +240,7 @@ def test_a_member_held_dead_is_not_waited_for() -> None:
     assert one.leave_lost_members(states.get, 0.2) == []
     assert [*one.table[1].pending_peers] == [C]
     begun = inviting()
-    assert begun.leave_lost_members(states.get, 0.3) == []  # a doubt passes
+    assert begun.leave_lost_members(states.get, 0.3) == []  # a suspicion may pass
     states[B] = MemberState.DEAD
     assert begun.leave_lost_members(states.get, 0.4) == [LeaveOut(1, (B,), means=True)]
 

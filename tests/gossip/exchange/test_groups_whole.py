@@ -33,7 +33,7 @@ GROUP = (Invite, Joined, Begin, Commit, Settled, Outcome, Abort, Busy, Refuse)
 
 
 class Member(Host):
-    """Of whose streams some stall, and their links are closed for it."""
+    """A host some of whose streams stall, so that their links are closed."""
 
     def stream(self, link: Link, number: int, what: str, value: Any) -> None:
         self.world.streams += 1
@@ -44,9 +44,12 @@ class Member(Host):
 
 
 class GroupWorld(World):
-    """``fault(number, sender, to, message)`` hears of every message about groups that is sent, by its number; True
-    loses it. ``lost_streams`` are the numbers of streams that stall. Latencies of pairs differ, so that of messages
-    sent together some arrive sooner."""
+    """A swarm whose group messages and streams can be lost.
+
+    ``fault(number, sender, to, message)`` is called with every message about groups that is sent and its number; it
+    returns True to lose the message. ``lost_streams`` are the numbers of streams that stall. The latencies of pairs
+    differ, so that some of the messages sent together arrive sooner.
+    """
 
     def __init__(self, seed: int, config: Config) -> None:
         super().__init__(seed, config=config)
@@ -71,13 +74,13 @@ class GroupWorld(World):
 
     @property
     def members(self) -> dict[int, set[PeerId]]:
-        """Of every group that began anywhere, the first first."""
+        """Return the members of every group that began anywhere, in the order of their beginnings."""
         begun = sorted((at, gather.session, gather.members) for host in self.hosts for at, gather in host.said(Gather))
         return {session: set(members) for _, session, members in begun}
 
     @property
     def mixed(self) -> dict[int, set[PeerId]]:
-        """By whom, of every group that was mixed anywhere."""
+        """Return the members that mixed each group."""
         mixes = sorted((at, session, host.id) for host in self.hosts for at, session, _ in host.mixes)
         found: dict[int, set[PeerId]] = {}
         for _, session, member in mixes:
@@ -85,7 +88,7 @@ class GroupWorld(World):
         return found
 
     def halves(self) -> list[int]:
-        """Groups that some of those still running mixed, and others of them did not although they had committed."""
+        """Return the groups that some running members mixed and others, which had committed, did not."""
         running, mixed = {host.id for host in self.running}, self.mixed
         return [
             session for session, members in self.members.items()
@@ -95,23 +98,23 @@ class GroupWorld(World):
 
     @property
     def are_inside(self) -> bool:
-        """Return True if all values lie between those that the members began with."""
+        """Return True if all values lie within the range of the initial ones."""
         return all(100 <= host.value <= 100 * len(self.hosts) for host in self.hosts)
 
     def offer(self) -> None:
-        """Everybody invites at this instant."""
+        """Let all hosts invite at this instant."""
         for host in self.hosts:
             host.perform(host.peer.exchanges.begin_mix(self.now))
             host.report_taken(host.take(list(host.wishes)))
 
     def finish(self) -> None:
-        """Begin nothing more, and let what is under way end; what ended may have asked for another."""
+        """Begin nothing more, and let sessions in progress end; an ended one may have asked for another."""
         self.until(self.quiet, 120.0)
         self.run(1.0)
 
 
 def together(count: int, seed: int = 0, **changes: Any) -> GroupWorld:
-    """A swarm whose members know each other, before their first group."""
+    """Return a swarm whose members know each other, before their first group."""
     swarm = GroupWorld(seed, tuned(mixing="group", **changes))
     swarm.swarm(count, kind=Member)
     swarm.quiet()

@@ -1,4 +1,4 @@
-"""Groups with members that are late, break off or send what is refused: members are left out and charged."""
+"""Groups with members that are late, break off or send refused vectors: they are left out and charged."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_the_inviter_settles_without_members_that_do_not_commit() -> None:
 
 
 def learned(one: PlayedExchanges, seconds: float = 0.1) -> PlayedExchanges:
-    """Let it have seen so many waits that it knows how long they take."""
+    """Teach ``one`` how long waits take, by four partners' waits of ``seconds``."""
     for waits in (one.answer_waits, one.stream_waits):
         for peer in (B, C, D, A):
             waits.add(peer, seconds)
@@ -92,7 +92,7 @@ def test_an_invited_member_waits_for_begin_and_for_the_outcome_no_longer() -> No
     one.on_invite(A, invite(7, B, C), 0.0)
     one.on_snapshotted(7, 0.0)
     assert one.tick(one.deadline) == [Send(A, Abort(7, "late")), Release(7)]
-    assert (one.partners.benched, one.partners.shunned) == ([A], [])  # It is excused once.
+    assert (one.partners.benched, one.partners.shunned) == ([A], [])  # A is not shunned: one late group is forgiven
     again = learned(verified())
     again.table[7].stream_patience_s = 0.4
     again.table[7].state = State.STREAMING

@@ -1,4 +1,4 @@
-"""Exchanges that overlap: when they may, how many, and with whom."""
+"""Exchanges that overlap: when they may, how many, and with which partners."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ OUTER = Config(outer_momentum=0.5, outer_rate=0.7)
 
 
 def used_to(side, answer_s, stream_s):
-    """The side knows what answers and streams take."""
+    """Teach the side how long answers and streams take."""
     for partner in (B, C, D, E):
         side.exchanges.answer_waits.add(partner, answer_s)
         side.exchanges.stream_waits.add(partner, stream_s)
@@ -27,7 +27,7 @@ def used_to(side, answer_s, stream_s):
 
 
 def waiting(partners=(B, C, D, E), config=OUTER, **local):
-    """A side most of whose exchanges' time is waiting."""
+    """Return a side whose exchanges mostly wait."""
     return used_to(Side(partners=partners, config=config, **local), 0.1, 0.2)
 
 
@@ -72,7 +72,7 @@ def test_own_mixes_begin_beside_each_other_with_different_partners_up_to_the_lim
 
 
 def test_a_mix_beside_which_no_other_runs_excludes_nobody():
-    """Only then may it ask a partner that is in back-off."""
+    """Only such a mix may ask a partner that is in back-off."""
     side = waiting(partners=(B,))
     excluded, choose = [], side.choose
     side.choose = lambda asked, *others: excluded.append(set(asked)) or choose(asked, *others)
@@ -100,7 +100,7 @@ def test_where_everybody_mixes_with_us_already_nobody_is_asked():
 
 
 def streaming():
-    """The exchanges of a side that streams with B, most of whose time is waiting."""
+    """Return the exchanges of a side that streams with B and mostly waits."""
     x = waiting().exchanges
     x.begin_mix(0.0)
     x.on_snapshotted(1, 0.0)

@@ -1,4 +1,4 @@
-"""Where exchanges fail, a peer that chooses its interval mixes no more often than it can finish."""
+"""A peer that chooses its interval mixes no more often than its exchanges can finish, even if many fail."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How long an exchange waits for its partner, and who need not wait meanwhile."""
+"""The patience of an exchange: how long it waits for its partner, and which members need not wait meanwhile."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def used_to(side, seconds, stream_s=None):
 
 
 def test_until_the_first_exchange_has_finished_one_waits_for_all_of_the_time():
-    """Among members that lose every third exchange, a limit known from four finished ones came too late."""
+    """If members lose every third exchange, a limit learned from four finished ones comes too late."""
     assert patience().limit_s == math.inf
     assert patience(0.1).limit_s == MIN_WAIT_LIMIT_S
     assert patience(2.0).limit_s == patience(2.0, 1.0).limit_s == 8.0
@@ -43,7 +43,7 @@ def test_until_the_first_exchange_has_finished_one_waits_for_all_of_the_time():
 
 
 def test_whoever_waits_for_a_step_boundary_is_waited_for():
-    """Answers between nothing and a step of 2 s."""
+    """Answers take between nothing and a step of 2 s."""
     assert patience(0.1, 0.7, 1.3, 1.9).limit_s >= 2.0
 
 
@@ -118,7 +118,7 @@ def test_what_is_backgrounded_asks_nobody_else(answer):
 
 
 def test_only_so_many_are_backgrounded_as_there_are_places():
-    """Each holds two vectors. The next silent one keeps its slot until its time is up."""
+    """Each backgrounded exchange holds two vectors. The next silent partner keeps its slot until its time is up."""
     side = used_to(Side(partners=(B, C, D, E), config=replace(OUTER, incoming_exchanges=1)), 0.1, stream_s=1.0)
     x = side.exchanges
     for place in range(3):
@@ -133,7 +133,7 @@ def test_only_so_many_are_backgrounded_as_there_are_places():
 
 
 def test_an_offer_from_one_that_has_not_answered_ours_is_taken():
-    """Ours may be lost. Were it to wait for its answer, two that were cut off would say BUSY to each other."""
+    """Our offer may be lost. If it waited for its answer, two sides that were cut off would say BUSY to each other."""
     side = used_to(Side(partners=(F,), config=OUTER), 0.1)
     x = side.exchanges
     x.begin_mix(0.0)
@@ -157,7 +157,7 @@ def test_one_that_has_not_answered_is_asked_again_where_there_is_nobody_else():
 
 
 def test_a_stream_that_takes_too_long_takes_no_slot():
-    """A partner that streams nothing, or little by little, or never says COMMIT: others need not wait for that."""
+    """Other members need not wait for a partner that streams nothing, too slowly, or never says COMMIT."""
     side = used_to(Side(partners=(F, B), config=OUTER), 0.1)
     x = side.exchanges
     x.on_offer(F, offer(70), 0.0)
@@ -223,7 +223,7 @@ def test_an_accept_without_a_stream_teaches_nothing():
 
 @pytest.mark.parametrize(("seconds", "taken"), [(0.15, False), (0.25, True)])
 def test_an_offer_takes_the_place_of_ours_once_ours_waits_for_longer_than_answers_take(seconds, taken):
-    """Where streams are long there is one slot, and we wait for half a second: long after answers that take 0.1 s."""
+    """Long streams leave one slot, and we wait for half a second, long after the usual 0.1 s of an answer."""
     side = used_to(Side(partners=(F, B), config=OUTER), 0.1, stream_s=1.0)
     x = side.exchanges
     x.begin_mix(0.0)
@@ -253,7 +253,7 @@ def test_an_offer_that_is_not_taken_leaves_ours_where_it_is():
 
 @pytest.mark.parametrize("config", [OUTER, Config()], ids=["outer momentum", "plain"])
 def test_a_far_one_among_near_ones_mixes(config):
-    """Its answers take 2 s and more, theirs 0.1 s."""
+    """The far member's answers take 2 s and more, the others' 0.1 s."""
 
     swarm = World(5, config=tuned(config, bench_s=5.0))
     *_, far = nodes = swarm.swarm(5)

@@ -1,4 +1,4 @@
-"""One node's number of samples: how steps and exchanges move it, and what a partner's claim can do to it."""
+"""One node's sample count: how steps and exchanges move it, and how far a partner's claim can."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from gossip.wire.messages import Accept
 from tests.gossip.membership.members import peer_id
 
 EVERY, SAMPLES, MEMBERS = 4, 8, 3
-INTERVAL = EVERY * SAMPLES * MEMBERS  # what a node of these tests adds between two mixes
+INTERVAL = EVERY * SAMPLES * MEMBERS  # samples that a node of these tests adds between two mixes
 
 
 def trained(steps: int = EVERY) -> RunProgress:
@@ -146,7 +146,7 @@ def test_another_run_or_a_checkpoint_brings_its_number():
     ("claim", "most"), [(Claim(10**9, 10**6, 60, 10**5), 12), (Claim(*[MOST_SAMPLES] * 4), 32)], ids=["usual", "widest"]
 )
 def test_progress_costs_an_exchange_a_few_bytes_of_two_messages(claim, most):
-    """Beyond a claim of nothing, which takes five."""
+    """A claim of 0 takes five bytes; this is what any other one adds."""
 
     def size(stated):
         return len(encode(Accept(1, 0.0, 0.5, "fp32", stated)))

@@ -1,4 +1,4 @@
-"""A push goes one way with its mass: merged by the partner, or taken back, and never both or neither."""
+"""A push goes one way with its mass: the partner merges it or the sender takes it back, never both or neither."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def offered(config=SUM, partners=(B, C), mass=0.5):
 
 
 def pushing(config=SUM, **how):
-    """A side whose vector streams to B."""
+    """Return a side whose vector streams to B."""
     side = offered(config, **how)
     [transfer] = side.exchanges.on_accept(B, Accept(1, 0.0, 0.5, "fp32"), 0.0)
     assert isinstance(transfer, Transfer)
@@ -39,7 +39,7 @@ def pushing(config=SUM, **how):
 
 
 def taking(config=SUM, mass=0.5, **how):
-    """A side to which B's vector streams."""
+    """Return a side to which B's vector streams."""
     side = Side(config=config)
     assert side.exchanges.on_offer(B, push(mass=mass, **how), 0.0) == [Snapshot(7)]
     side.exchanges.on_snapshotted(7, 0.0)
@@ -74,7 +74,7 @@ def test_the_other_side_merges_when_all_is_here_and_says_so(config, mass):
 
 
 def test_both_sides_of_a_push_come_to_the_mean_of_their_progress():
-    """Were the receiver's number alone to move, the numbers of nodes that push most would lift all others'."""
+    """If the receiver's count alone moved, the nodes that push most would lift the counts of all others."""
     low, high = Claim(1_000, 500, 2, 100), Claim(1_400, 500, 2, 100)
     giver = offered()
     giver.exchanges.table[1].our_claim = high

@@ -1,4 +1,4 @@
-"""The sums of push-sum: of all masses and of each mass times its value, exact under any interleaving and any loss."""
+"""The sums of push-sum, of masses and of masses times values, are exact under any interleaving and any loss."""
 
 from __future__ import annotations
 
@@ -23,8 +23,11 @@ ROWS = Config(mixing="row-stochastic", incoming_exchanges=4)
 
 
 class Pushes:
-    """Sides with their drivers, each vector one exact fraction. What happens next is a choice: a message or a stream in
-    the order of its direction, or a side's step boundary."""
+    """Sides with their drivers; each vector is one exact fraction.
+
+    Each possible next event is a choice: a message or a stream in the order of its direction, or a side's step
+    boundary.
+    """
 
     def __init__(self, names=(A, B), config=SUM):
         self.sides = {
@@ -38,7 +41,7 @@ class Pushes:
         self.wishes = {me: {} for me in names}
         self.snapshots = {me: {} for me in names}
         self.received = {me: {} for me in names}
-        self.wires = defaultdict(deque)  # by (from, to)
+        self.wires = defaultdict(deque)  # messages and streams in flight, by (from, to)
         self.learned = Fraction(0)  # what local steps added to the sum
         self.merged = self.returned = 0
         self.now = 0.0
@@ -111,7 +114,7 @@ class Pushes:
         self.perform(to, effects)
 
     def cut(self, one, other):
-        """What is on its way between them is lost, both notice, and a new link carries what is said afterwards."""
+        """Lose what is in flight between the two, notify both, and carry later messages over a new link."""
         self.wires[one, other].clear()
         self.wires[other, one].clear()
         for side, gone in ((one, other), (other, one)):
@@ -176,7 +179,7 @@ def replay(path, both):
 
 
 def states(both, path=(), depth=99):
-    """Every state that undisturbed pushes can pass through, as the choices that lead to it."""
+    """Yield every state that undisturbed pushes can pass through, as the choices that lead to it."""
     found = len(replay(path, both).choices())
     yield path
     if len(path) < depth:
@@ -217,7 +220,7 @@ def test_a_link_that_breaks_anywhere_loses_no_mass_and_makes_none(both, losses):
 
 @pytest.mark.parametrize("place", range(12))
 def test_each_message_lost_alone_and_each_stream_that_stalls_loses_no_mass(place):
-    """The message of each place is lost, without a broken link; or the sender's stream, or the receiver's, stalls."""
+    """Lose the message of each place without breaking the link, or let the sender's or the receiver's stream stall."""
     for fault in ("message", "sender", "receiver"):
         for path in ONE:
             pushes = replay(path, both=False)
@@ -256,7 +259,7 @@ def test_only_a_partner_that_stays_unreachable_for_doubt_s_has_a_mass_counted_tw
 
 # -- many, at random ---------------------------------------------------------------------------------------------------
 def disturb(pushes, rng):
-    """One thing that may happen."""
+    """Let one random event happen."""
     names = list(pushes.sides)
     kind = rng.random()
     found = pushes.choices()
@@ -338,8 +341,11 @@ def test_of_several_vectors_that_are_pushed_to_one_it_takes_the_mean_with_its_ow
 
 # -- whole peers -------------------------------------------------------------------------------------------------------
 def sums(swarm):
-    """Of all masses, and of each mass times its value: of the hosts, of what they are to merge, and of what is in
-    flight, which is every push that its partner has not committed and its owner not taken back."""
+    """Return the sums of all masses, and of each mass times its value.
+
+    They cover the hosts, what these are to merge, and what is in flight: every push that its partner has not committed
+    and its owner not taken back.
+    """
     held = [host.model.sums() for host in swarm.hosts]
     for host in swarm.hosts:
         for number, one in host.peer.exchanges.table.items():
@@ -351,7 +357,7 @@ def sums(swarm):
 
 @pytest.mark.parametrize("seed", range(12))
 def test_peers_keep_the_sums_whatever_breaks(seed):
-    """Five peers that train and push at random; links break, messages are lost, loops stand still; nobody dies."""
+    """Five peers train and push at random; links break, messages are lost, loops stand still; no peer dies."""
     rng = random.Random(seed)
     config = tuned(mixing="push-sum", mix_every_steps=3, doubt_s=1e6, bench_s=2.0, partners=rng.choice([1, 2]))
     swarm = World(seed, config=config, latency_s=rng.choice([0.001, 0.02, 0.1]))

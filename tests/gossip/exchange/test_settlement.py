@@ -1,4 +1,4 @@
-"""A settlement is exact whatever a member's configuration mixes otherwise, and only members that settle make one."""
+"""A settlement is exact whatever a member's configuration mixes otherwise, and only settling members make one."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_a_settlement_carries_all_weights_in_fp32_and_takes_the_plain_mean(confi
     [sent] = x.on_snapshotted(session, 0.1)
     assert (sent.message.mixing, sent.message.codec, sent.message.part) == ("settle", "fp32", "all")
     assert sent.message.weight == 0.5
-    side.local.settling = False  # What has begun stays exact.
+    side.local.settling = False  # An exchange that has begun stays exact.
     streams = [Transfer(session, B, "fp32", has_statistics=False)]
     assert x.on_accept(B, Accept(session, 0.0, 0.5, "fp32"), 0.2) == streams
     x.on_commit(B, session, 0.3)

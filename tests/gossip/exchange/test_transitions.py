@@ -1,4 +1,4 @@
-"""The tables of transitions: that docs/protocol.md has the same, and that each of their rows can happen."""
+"""The transition tables: docs/protocol.md has the same, and each of their rows can happen."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ from tests.harness.marks import slow
 from tests.simulation.transitions import KINDS, Row, rows, watched
 
 PAGE = Path(__file__).parents[3] / "docs" / "protocol.md"
-SEEDS, DEEPER, STEPS = 500, 1000, 300  # a reserved pair has more before it
+SEEDS, DEEPER, STEPS = 500, 1000, 300  # a reserved pair needs longer histories
 FEW = 40
-# Seeds in which events come about that are rare in others: with them first, every row is seen soon.
+# Seeds in which rare events come about: with them first, every row is seen soon.
 RARE = {
     "pair": (181, 246, 274, 441, 160, 18, 134, 49, 3, 45, 147),
     "ahead": (
@@ -38,12 +38,12 @@ RARE = {
     "row-stochastic": (350, 240, 11, 10),
 }  # fmt: skip
 ROLES = {"initiator": INITIATOR, "inviter": INITIATOR, "responder": RESPONDER, "invited": RESPONDER}
-NOTHING = "\N{EN DASH}"  # where a session begins
+NOTHING = "\N{EN DASH}"  # the state before a session begins
 HEAD = "| state | event | what follows | then |"
 
 
 def said_of(kind, table):
-    """The rows of one table of the page."""
+    """Return the rows of one table of the page."""
     found = set()
     for line in table.splitlines()[2:]:
         where, what, _, then = (cell.strip() for cell in line.strip("|").split("|"))
@@ -93,12 +93,15 @@ OTHERS = [B, C, D, E]
 
 
 class Anything(Side):
-    """One side to which anything happens, and more often than not what may. Each seed has its own mix of events."""
+    """A side to which random events happen, mostly events that its state allows.
+
+    Each seed has its own mix of events.
+    """
 
     def __init__(self, mixing, seed):
         rng = self.rng = random.Random(f"{mixing} {seed}")
         size = {"group_size": rng.choice([2, 3, 4])} if mixing == "group" else {}
-        self.ahead = mixing == "ahead" and rng.choice([0.3, 0.6, 0.9])  # share of what happens
+        self.ahead = mixing == "ahead" and rng.choice([0.3, 0.6, 0.9])  # the share of events for reservations
         outer = {"outer_momentum": 0.5, "outer_rate": 0.7} if self.ahead else {}
         mixing = "pair" if self.ahead else mixing
         incoming = 1 if self.ahead else rng.choice([1, 1, 3])
@@ -112,7 +115,7 @@ class Anything(Side):
         rare = [0.01, 0.03, 0.1, 1.0] if self.ahead else [0.01, 0.1, 1.0]
         self.often = {event: rng.choice([3.0, 9.0] if event in ONWARDS else rare) for event in Event}
         self.often[Event.SETTLED] = max(self.often[Event.SETTLED], 1.0 if self.ahead else 0.0)
-        self.ours = rng.choice([0.1, 0.5, 0.95])  # of those that begin
+        self.ours = rng.choice([0.1, 0.5, 0.95])  # the share of sessions that this side begins
 
     def note_mix(self, partner, now, own):
         self.mixes += 1
@@ -141,14 +144,14 @@ class Anything(Side):
             exchanges.begin_mix(self.now) if rng.random() < self.ours else self.asked(rng.choice(OTHERS))
         elif self.ahead and not ahead and rng.random() < self.ahead:
             exchanges.reserve_next(self.now) if rng.random() < self.ours else self.foretold(rng.choice(OTHERS))
-        elif one.state is not State.IN_DOUBT or rng.random() < 0.2:  # or there would never be many in doubt
+        elif one.state is not State.IN_DOUBT or rng.random() < 0.2:  # else few are in doubt at once
             may = list(one.TRANSITIONS[one.is_initiator][one.state]) if rng.random() < 0.9 else list(Event)
             event = rng.choices([*may, None], [*(self.often[event] for event in may), 1.0])[0]
             if event is not None:
                 self.happens(event, one)
 
     def asked(self, sender):
-        """It offers or invites."""
+        """Receive an offer or an invitation."""
         session, members = self.rng.randrange(1000, 9000), (self.me, self.rng.choice(OTHERS))
         fields = session, "f", b"g" * 16, 0.0
         if self.config.mixing == "group":
@@ -157,7 +160,7 @@ class Anything(Side):
             self.exchanges.on_offer(sender, Offer(*fields, 0.5, "fp32", *self.offers), self.now)
 
     def foretold(self, sender):
-        """It asks for our next exchange."""
+        """Receive an offer to reserve the next exchange."""
         offer = Offer(self.rng.randrange(1000, 9000), "f", b"g" * 16, 0.0, 0.5, "fp32", "ahead")
         self.exchanges.on_offer(sender, offer, self.now)
 
@@ -223,7 +226,7 @@ class Anything(Side):
 
 
 def played(mixing, seed):
-    """The rows by which the sessions of one side go in so many steps."""
+    """Return the rows that the sessions of one side go by in STEPS steps."""
     side = Anything(mixing, seed)
     with watched() as ways:
         for _ in range(STEPS):
@@ -234,7 +237,7 @@ def played(mixing, seed):
 @pytest.mark.parametrize("few", [slow(math.inf, id="all"), pytest.param(FEW, id="few")])
 @pytest.mark.parametrize("mixing", ["pair", "ahead", "group", "push-sum", "row-stochastic"])
 def test_whatever_happens_goes_by_the_table_and_each_row_of_it_can_happen(mixing, few):
-    """Play at least ``few`` seeds, and until every row was seen."""
+    """Play at least ``few`` seeds, and then go on until every row was seen."""
     seen, all_rows = set(), possible(mixing)
     seeds = dict.fromkeys([*RARE[mixing], *range(DEEPER if mixing == "ahead" else SEEDS)])
     for count, seed in enumerate(seeds, 1):
@@ -245,7 +248,7 @@ def test_whatever_happens_goes_by_the_table_and_each_row_of_it_can_happen(mixing
 
 
 def possible(mixing):
-    """The rows that are of this mixing."""
+    """Return the rows that are possible with this mixing."""
     kind = {"pair": "Pair", "ahead": "ReservedPair", "group": "Group"}.get(mixing, "Push")
     ways = {row for row in rows() if row.kind == kind}
     if mixing == "row-stochastic":

@@ -1,4 +1,4 @@
-"""What an exchange usually takes of a node: medians of its last partners, of its own choice alone."""
+"""The usual cost of an exchange: medians over a node's last partners, in exchanges that it chose itself."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ OTHERS = [PeerId(bytes([100 + number]) * 16) for number in range(WAIT_PARTNERS +
 
 
 def mixed(side, partner, seconds, now, own=True):
-    """An exchange whose answer takes a tenth of a second and whose streams the rest."""
+    """Play an exchange whose answer takes a tenth of a second and whose streams take the rest."""
     x = side.exchanges
     side.partners = [partner]
     session = next(reversed(side.table), 0)
@@ -52,7 +52,7 @@ def test_few_partners_that_are_slow_on_purpose_change_nothing_and_those_that_ask
         mixed(side, partner, 9.0 if number < 7 else 0.5, 100.0 * number)
     assert side.exchanges.usual_cost().seconds == pytest.approx(0.5)
     for number in range(40):
-        mixed(side, OTHERS[WAIT_PARTNERS], 9.0, 10_000.0 + 100.0 * number)  # the same one, which counts once
+        mixed(side, OTHERS[WAIT_PARTNERS], 9.0, 10_000.0 + 100.0 * number)  # all are one partner, which counts once
     assert side.exchanges.usual_cost().seconds == pytest.approx(0.5)
     before = dataclasses.replace(side.exchanges.usual_cost())
     for number, partner in enumerate(OTHERS):

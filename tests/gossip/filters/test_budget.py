@@ -1,4 +1,4 @@
-"""How far one partner may move a node: as three typical ones do and two moves more, whatever it tries."""
+"""The movement budget: one partner may move a node as three typical ones do, and two moves more."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PEERS = [PeerId(number.to_bytes(16, "big")) for number in range(200)]
 
 
 def push(budget, partner, at, most=1.0, here=list):
-    """As much of a move as the budget leaves."""
+    """Add as much of a move as the budget leaves, and return it."""
     moves = min(most, budget.moves_left(partner, at, here))
     budget.add(partner, moves, at)
     return moves
@@ -42,7 +42,7 @@ def test_movement_is_forgotten_by_own_intervals():
 
 @given(st.lists(st.tuples(st.floats(0.0, 20.0), st.floats(0.0, 1.0)), min_size=1, max_size=80), st.integers(0, 2**16))
 def test_what_a_partner_moves_us_in_a_time_is_bounded_whatever_it_sends_and_when(pushes, seed):
-    """B (1 + t / T), B the largest of FACTOR median + SAVED, while the others are met at random."""
+    """The bound is B (1 + t / T), B the largest MEDIAN_FACTOR * median + SPARE_MOVES; the others come at random."""
     budget, dice, at, taken, most = Budget(), random.Random(seed), 0.0, 0.0, 0.0
     for peer in PEERS[:7]:
         budget.add(peer, dice.random(), at)
@@ -58,18 +58,18 @@ def test_what_a_partner_moves_us_in_a_time_is_bounded_whatever_it_sends_and_when
 
 @pytest.mark.parametrize("rate", [1, 8, 30])
 def test_a_partner_that_comes_at_every_step_gains_nothing_over_one_that_comes_at_every_interval(rate):
-    """Before, the last 64 exchanges were counted: its own pushed the others out of them."""
+    """Before, the budget counted the last 64 exchanges, and this partner's own pushed the others out of them."""
     budget, dice, taken = Budget(), random.Random(1), 0.0
     for interval in range(402):
         push(budget, PEERS[dice.randrange(31)], interval, 0.8)
-        taken += sum(push(budget, A, interval) for _ in range(rate if interval > 1 else 0))  # two others are there
+        taken += sum(push(budget, A, interval) for _ in range(rate if interval > 1 else 0))  # two others are known
     honest = 0.8 * 400 / 31
     assert taken < 5 * honest + SPARE_MOVES * (1 + 400 / MEMORY_INTERVALS)
 
 
 def test_colluding_partners_do_not_raise_one_anothers_budget_while_fewer_than_half():
     budget, dice, taken = Budget(), random.Random(1), 0.0
-    liars = PEERS[40:52]  # twelve beside 31 honest ones
+    liars = PEERS[40:52]  # twelve, against 31 honest ones
     for interval in range(420):
         push(budget, PEERS[dice.randrange(31)], interval, 0.8)
         asked = liars if interval >= 20 else []  # more of the honest are known than liars
@@ -109,7 +109,7 @@ def test_honest_partners_drawn_at_random_hardly_ever_meet_the_budget(count):
 
 @pytest.mark.parametrize(("count", "often"), [(7, 0.2), (31, 0.05)])
 def test_a_partner_of_four_times_our_pace_is_rarely_held_back(count, often):
-    """It is met 2.5 times as often as the others: half of its exchanges are of its own asking."""
+    """Half of its exchanges are of its own asking, so it is met 2.5 times as often as the others."""
     budget, dice, met, times = Budget(), random.Random(count), 0, 0
     for interval in range(4000):
         fast = dice.random() < 2.5 / (count + 1.5)

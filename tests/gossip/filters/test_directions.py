@@ -116,7 +116,7 @@ def test_a_change_of_a_single_element_is_in_the_sketch():
 
 
 def test_gradients_of_one_layer_do_not_meet_in_one_sum():
-    """All rows of such a matrix are multiples of one, as the gradient of a layer for one sample is."""
+    """All rows of such a matrix are multiples of one row, as in the gradient of a layer for one sample."""
     lengths = []
     for seed in range(100):
         matrix = np.outer(RANDOM.normal(size=64), RANDOM.normal(size=256)).astype(np.float32).reshape(-1)
@@ -127,7 +127,7 @@ def test_gradients_of_one_layer_do_not_meet_in_one_sum():
 
 # -- a swarm ---------------------------------------------------------------------------------------------------------
 class Push(NamedTuple):
-    """A liar's pushes: of the longest difference that is taken whole this share, in one direction or a new one."""
+    """A liar's pushes: their length as a share of the longest that is taken whole, in one direction or new ones."""
 
     share: float
     is_one_way: bool = True

@@ -1,4 +1,4 @@
-"""What is accepted from others and how much of it: the equations, the same on both sides, and counted."""
+"""Filters: which differences they accept and how much of each, the same on both sides, and counted."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ PEERS = [PeerId(number.to_bytes(16, "big")) for number in range(80)]
 
 
 def saw(rule, peer, difference_sq, size):
-    """An exchange with this peer, which moved nothing."""
+    """Record an exchange with this peer that moved nothing."""
     rule.take_share(peer, 0.0, difference_sq, size, list, 0.0)
 
 
@@ -69,7 +69,8 @@ def test_no_more_than_the_radius_is_taken_and_little_less(square, radius):
     length = math.sqrt(square)
     taken = clip_factor(square, radius)
     assert 0 <= taken <= 1
-    nearly_a_step = 0.001 / 4096 * length  # counts as one, or two who add up in another order would differ by it
+    # Sides may add up in different orders, so a share this near to a step counts as one.
+    nearly_a_step = 0.001 / 4096 * length
     assert taken * length <= radius * (1 + 1e-12) + nearly_a_step
     assert taken * length >= min(length, radius) - length / 4096 - 1e-9 * length
     assert taken * 4096 == int(taken * 4096)
@@ -83,8 +84,10 @@ def test_without_a_radius_everything_is_taken(square):
 
 @given(squares, radii)
 def test_sides_that_add_up_the_squares_in_another_order_mostly_cut_off_the_same(square, radius):
-    """Rounded down to a 4,096th: one of a few thousand differences lies so near to a step that an error of 1e-7 shows,
-    and then by one step."""
+    """Shares are rounded down to a 4,096th.
+
+    One of a few thousand differences lies so near to a step that an error of 1e-7 shows, and then by one step.
+    """
     one, other = clip_factor(square, radius), clip_factor(square * (1 + 1e-7), radius)
     assert 0 <= one - other <= 1 / 4096
 
@@ -101,7 +104,7 @@ def test_what_is_unusually_far_counts_whole_to_a_point_and_ever_less_from_there(
 
 
 def known(radius=20.0):
-    """A filter for which this radius is usual of 400 elements."""
+    """Return a filter for which this radius is usual at 400 elements."""
     rule = Clip(Config(filter="clip"))
     rule.usual_distances = 1.0
     for number in range(MIN_PARTNERS):
@@ -148,7 +151,7 @@ def test_a_fixed_radius_cuts_off_as_published():
 
 
 def agree(initiator_radius, responder_radius, difference_sq):
-    """Two sides whose filters have these radii (0: none) come to an exchange of a difference; both Mix effects."""
+    """Let two sides with filters of these radii (0: none) exchange a difference; return both Mix effects."""
     sides = {}
     for me, other, radius in ((A, B, initiator_radius), (B, A, responder_radius)):
         sides[me] = Side(me, (other,), Config(filter="clip", filter_limit=radius) if radius else Config())
@@ -187,7 +190,7 @@ def test_a_far_one_whose_distances_were_long_takes_all_of_what_others_take_littl
     accepted, _ = b.on_snapshotted(1, 0.0)
     a.on_accept(B, accepted.message, 0.0)
     for side in (a, b):
-        side.on_streamed(1, 400.0 * 9, 400.0, 0.0)  # three times the usual of the one
+        side.on_streamed(1, 400.0 * 9, 400.0, 0.0)  # three times the usual length of one side
     assert a.table[1].weight == 0.5
     assert b.table[1].weight == 0.5 * rounded_share(taper(2.0, 0.0), 2.0)
 
@@ -209,7 +212,7 @@ def test_a_radius_follows_the_usual_distance_and_counts_by_the_elements_that_are
 
 @given(
     st.lists(st.floats(1.0, 2.0), min_size=5, max_size=5),
-    st.lists(st.floats(2.0, 1e6), min_size=11, max_size=11),  # long: none is nearer than an honest one
+    st.lists(st.floats(2.0, 1e6), min_size=11, max_size=11),  # long, so that each is further away than any honest one
     st.randoms(use_true_random=False),
 )
 def test_long_lies_short_of_three_quarters_leave_the_radius_an_honest_one(honest, lies, random):
@@ -265,7 +268,7 @@ def test_what_is_refused_for_its_norm_is_no_usual_distance(square, code):
 
 
 def test_one_partner_has_one_distance_however_often_it_is_met():
-    """Before, the last 16 exchanges said what is usual: with one member for the only partner it said so itself."""
+    """Before, the last 16 exchanges set the usual distance, and a node's only partner could set it alone."""
     rule = Clip(Config(filter="clip"))
     rule.usual_distances = 1.0
     for peer in PEERS[:8]:
@@ -298,7 +301,7 @@ def test_what_the_budget_leaves_is_taken_and_then_nothing():
         weights += [e.weight for e in x.on_streamed(session, 24.0**2, 100.0, 0.0) if isinstance(e, Mix)]
     assert weights == [0.5, 0.5, 0.5, 0.25, 0.0, 0.0]
     assert x.refusals.counts == {(B, "budget"): 3}
-    side.local.steps = 8 * 64 * 20  # much later all of it is forgotten, and two moves are there again
+    side.local.steps = 8 * 64 * 20  # much later the budget has forgotten all of it, and has two moves again
     x.on_offer(B, Offer(60, "f", b"g" * 16, 0.0, 0.5, "fp32"), 0.0)
     x.on_snapshotted(60, 0.0)
     x.on_commit(B, 60, 0.0)
@@ -404,7 +407,7 @@ def test_the_counts_are_bounded_and_what_happened_last_is_kept():
 
 @pytest.mark.parametrize("kept", [4096, 4095, 2048, 1])
 def test_a_rounding_does_not_decide_what_share_is_taken(kept):
-    """Two sides may add up the squares of one difference in another order."""
+    """Two sides may add up the squares of one difference in different orders."""
     radius, distance = 3.0 * kept / 4096, 3.0
     nearby = [math.nextafter(distance, 0.0), distance, math.nextafter(distance, 4.0)]
     assert {clip_factor(value * value, radius) for value in nearby} == {kept / 4096}

@@ -88,7 +88,7 @@ def usual(nodes: list[Victim]) -> float:
 
 @pytest.mark.parametrize(("pushes", "every"), [(1, 4), (1, 1), (16, 1)])
 def test_a_patient_bias_moves_nobody_further_than_its_bound(pushes: int, every: int) -> None:
-    """At the pace of an honest member, in every interval, and as often as it likes."""
+    """The liar pushes at the pace of an honest member, in every interval, or 16 times in each."""
     nodes = play(pushes, every)
     for node in nodes:
         assert 0 < node.pushed <= node.radius / 2 * node.budget * (1 + (INTERVALS - 10) / MEMORY_INTERVALS)

@@ -16,7 +16,7 @@ PARTNERS = [B, C, D, E]
 
 
 def told(setbacks, share, count=200, partners=PARTNERS, pause_s=0.1, start=0.0):
-    """How often the user is told if this share of exchanges, with each partner in turn, comes to too little."""
+    """Return how often the user is told if this share of exchanges, with each partner in turn, achieves too little."""
     times = 0
     for number, partner in zip(range(count), itertools.cycle(partners), strict=False):
         is_setback = int(share * (number // len(partners) + 1)) > int(share * (number // len(partners)))

@@ -1,4 +1,4 @@
-"""The passes in C, built from what is here, whether or not they were when this was installed."""
+"""Build the C passes from this source tree, whether or not an installation built them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ TIMEOUT_S = 300.0
 
 
 def build(folder: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    """As an installation does."""
+    """Build the extension as an installation does."""
     command = [sys.executable, "setup.py", "-q", "build_ext", "--build-lib", folder, "--build-temp", folder]
     plain = {name: value for name, value in os.environ.items() if name != "GOSSIP_KERNEL"}
     return subprocess.run(
@@ -33,7 +33,7 @@ def build(folder: str, **environment: str) -> subprocess.CompletedProcess[str]:
 
 @functools.cache
 def passes() -> ModuleType:
-    """Skips the test where nothing can be compiled; fails it where that should work."""
+    """Return the compiled passes, or skip the test if there is no compiler; fail if the build should work."""
     headers = Path(sysconfig.get_path("include"), "Python.h")
     compiler = shutil.which((sysconfig.get_config_var("CC") or "cc").split()[0])
     if compiler is None or not headers.exists():
@@ -47,7 +47,7 @@ def passes() -> ModuleType:
 
 
 def built(compiler: Path) -> Path:
-    """Return what this source, compiled by this compiler, is: once for all processes and runs, since it takes 3 s."""
+    """Return the library that this compiler makes of this source. All processes and runs share one build of 3 s."""
     about = compiler.stat()
     parts = [(ROOT / "setup.py").read_bytes(), (ROOT / "gossip" / "kernel" / "passes.c").read_bytes()]
     parts += [repr([sys.version, compiler, about.st_size, about.st_mtime_ns, os.environ.get("CFLAGS")]).encode()]

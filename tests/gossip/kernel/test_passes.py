@@ -1,4 +1,4 @@
-"""What the passes in C compute is what numpy does: every byte, every value, every sum."""
+"""The C passes compute what numpy does: every byte, every value, every sum."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ WHERE = [
 
 @pytest.fixture
 def compiled(monkeypatch):
-    """Call it with True to have the passes, with False to have numpy."""
+    """Return a function that selects the passes (True) or numpy (False)."""
     built = passes()
     return lambda wanted: monkeypatch.setattr(kernel, "passes", built if wanted else None)
 
 
 def weights(elements: int, seed: int) -> np.ndarray:
-    """Of every size that float32 has, with zeros, and here and there what is not finite."""
+    """Return weights of every magnitude that float32 has, with zeros and a few values that are not finite."""
     rng = np.random.default_rng(seed)
     values = rng.standard_normal(elements).astype(np.float32)
     for first in range(0, elements, 256):
@@ -72,7 +72,7 @@ def all_that_it_does(codec: Codec, ours: np.ndarray, theirs: np.ndarray, start: 
 
 
 def equal(one: np.ndarray, other: np.ndarray) -> None:
-    """Bit for bit, but for which NaN it is."""
+    """Check that both are equal bit for bit, but for the kind of NaN."""
     assert one.dtype == other.dtype
     np.testing.assert_array_equal(one, other)
     if one.dtype.kind == "f":
@@ -147,11 +147,11 @@ def test_the_outer_step_in_one_pass_is_numpys_in_eight(shape, weight, alpha, bet
         both.append(arrays)
     for one, other in zip(*both, strict=True):
         equal(one, other)
-    equal(both[1][1], weights(int(np.prod(shape)), 1).reshape(shape))  # the snapshot may be others' as well
+    equal(both[1][1], weights(int(np.prod(shape)), 1).reshape(shape))  # other exchanges may use this snapshot too
 
 
 def test_a_node_mixes_alike_with_it_and_without(compiled):
-    """Parameters by the outer step, what lies behind them plainly, mix after mix."""
+    """The outer step mixes the parameters and a plain mean the buffers behind them, mix after mix."""
     both = []
     for wanted in (False, True):
         compiled(wanted)
@@ -218,7 +218,7 @@ def test_what_is_no_chunk_is_refused_and_nothing_is_written():
         with pytest.raises(AssertionError, match=words):
             call()
     with pytest.raises((BufferError, TypeError, ValueError)):
-        bf16(512, values, None, bytes(1_024), None, None)  # nobody writes there
+        bf16(512, values, None, bytes(1_024), None, None)  # bytes are read-only
     with pytest.raises((BufferError, ValueError)):
         bf16(256, values[::2], None, None, out[:256], None)
     with pytest.raises(TypeError, match="8 arguments"):

@@ -1,4 +1,4 @@
-"""Sums of squares have one order, and it is what is written down: beside it, each square by itself."""
+"""Sums of squares have one documented order, compared with a loop over single squares."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def using(monkeypatch):
 
 
 def as_written(values: np.ndarray, before: float = 0.0) -> float:
-    """One square after another, each into its lane."""
+    """Add one square after another, each to its lane."""
     total = before
     with np.errstate(all="ignore"):
         for first in range(0, values.size, BLOCK):
@@ -68,7 +68,7 @@ def test_both_agree_at_every_size_up_to_5000_and_at_the_ends_of_pieces(using):
         using(which)
         found.append([squares(every[:elements]) for elements in [*range(5_001), *ENDS]])
     assert found[0] == found[1]
-    assert len(set(found[0])) > 4_500  # but where the last square is too small to be seen
+    assert len(set(found[0])) > 4_500  # some sums are equal, where the last square is too small to count
 
 
 @each
@@ -85,7 +85,7 @@ def test_where_a_vector_lies_changes_no_sum(which, offset, using):
     st.lists(st.floats(width=32), min_size=1, max_size=40), st.integers(0, 4_200), st.integers(1, 700), st.booleans()
 )
 def test_both_make_the_same_of_any_float32(given_values, at, every, is_difference):
-    """What is not finite, subnormal, or whose square is more than a float32 holds, anywhere among others."""
+    """Test values that are not finite, subnormal, or whose squares exceed float32, anywhere among others."""
     values = weights(5_000, 3)
     places = (at + every * np.arange(len(given_values))) % values.size
     values[places] = given_values
@@ -118,7 +118,7 @@ def test_the_smallest_and_the_largest_add_up_alike(value, using):
 @pytest.mark.parametrize("shift", [0, 1, 5])
 @pytest.mark.parametrize("in_place", [False, True])
 def test_a_difference_is_numpys_wherever_it_is_written(elements, shift, in_place, using):
-    """From 65,536 elements on it is written past the cache, where its place allows that."""
+    """A difference of 65,536 elements or more is written past the cache, if its alignment allows that."""
     theirs, ours = weights(elements, 5), weights(elements, 6)
     found = []
     for which in (COMPILED, NUMPY):

@@ -1,5 +1,8 @@
-"""Members as tests make them: records, a :class:`gossip.membership.protocol.Membership` that nobody drives, and a world
-in which members without weights come, vanish and are cut off."""
+"""Members for tests: records, a bare Membership, and a simulated world of members.
+
+No driver runs the :class:`gossip.membership.protocol.Membership`. In the world, members without weights come, vanish
+and are cut off.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +26,7 @@ def peer_id(number: int) -> PeerId:
 
 
 def record_of(number: int, **changes: Any) -> MemberRecord:
-    """An unsigned record of peer ``number`` as it starts."""
+    """Return an unsigned record of peer ``number`` as it starts."""
     fields: dict[str, Any] = {"ready": True, "address": address_of(number), "incarnation": 1} | changes
     return MemberRecord(id=peer_id(number), public_key=b"", **fields)
 
@@ -31,7 +34,7 @@ def record_of(number: int, **changes: Any) -> MemberRecord:
 def member(
     number: int = 0, config: Config | None = None, now: float = 0.0, verify: Verify = trusting, **changes: Any
 ) -> Membership:
-    """One that nobody drives."""
+    """Return a Membership that no driver runs."""
     return Membership(
         record_of(number, **changes),
         sign=unsigned,
@@ -43,7 +46,7 @@ def member(
 
 
 def acquainted(count: int, now: float = 0.0, **changes: Any) -> Membership:
-    """Member 0, which met members 1 to ``count`` and has a link to 1."""
+    """Return member 0, which met members 1 to ``count`` and has a link to 1."""
     me = member()
     me.on_linked(peer_id(1), record_of(1, **changes), now)
     me.receive(peer_id(1), Records(tuple(record_of(n, **changes) for n in range(2, count + 1)), b""), now)
@@ -53,14 +56,14 @@ def acquainted(count: int, now: float = 0.0, **changes: Any) -> Membership:
 
 
 def meet(me: Membership, number: int, now: float) -> None:
-    """As if there had been a link with one that ``me`` knows of."""
+    """Act as if ``me`` had once had a link with a member that it knows."""
     me._states.on_contact(me._table.entries[peer_id(number)], now)
     me._states.report_changes([])
     me._update_deadline()
 
 
 def sent(effects: list[Effect], kind: type) -> list[Send]:
-    """The messages of this kind among the effects."""
+    """Return the messages of this kind among the effects."""
     return [effect for effect in effects if isinstance(effect, Send) and isinstance(effect.message, kind)]
 
 
@@ -78,7 +81,7 @@ class Bare:
 
 
 class Member(Host):
-    """It dials one of its seeds, often while alone and rarely ever after, as a peer does."""
+    """A host that dials one of its seeds as a peer does: often while alone, and rarely afterwards."""
 
     def __init__(self, world: World, number: int, membership: Membership, seeds: list[int]) -> None:
         super().__init__(world, number, Bare(membership))
@@ -116,10 +119,10 @@ class MemberWorld(World):
         return [self.start(number, 0 if number else None, **changes) for number in range(count)]
 
     def states_of(self, peer: PeerId) -> set[MemberState | None]:
-        """What the living others hold it to be."""
+        """Return the states in which other running members hold this peer."""
         return {host.membership.state(peer) for host in self.running if host.id != peer}
 
     def agreed(self) -> bool:
-        """Whether every living member holds exactly the living to be ALIVE."""
+        """Return True if every living member holds exactly the living ones to be ALIVE."""
         living = {host.id for host in self.running}
         return all({*host.membership.alive(), host.id} == living for host in self.running)

@@ -1,4 +1,4 @@
-"""Accusations: whose they are, what false ones cost their author, and what one liar can do."""
+"""Accusations: who may make them, what false ones cost their author, and what one liar can do."""
 
 import hashlib
 import random
@@ -25,7 +25,7 @@ LIAR, OTHER = peer_id(90), peer_id(91)
 
 
 def sign_of(number: int):
-    """A signature that any test can check: a hash with the member's id in it."""
+    """Return a sign function; any test can check its signatures, which are hashes with the member's id."""
     return lambda payload: hashlib.sha256(peer_id(number) + payload).digest()
 
 
@@ -45,7 +45,7 @@ def test_what_one_member_signs_is_no_accusation_by_another_nor_of_another():
         Hint(peer_id(1), 3, False, peer_id(2)),
     ):
         assert not is_signed(changed, peer_id(2), verify)
-        assert is_signed(changed, peer_id(2), trusting)  # of a simulation, in which nobody forges
+        assert is_signed(changed, peer_id(2), trusting)  # a simulation trusts every signature
 
 
 def test_nobody_accuses_in_the_name_of_another():
@@ -92,7 +92,7 @@ def test_who_is_refuted_three_times_in_a_row_is_not_heard_for_a_while_and_each_t
 
 def test_who_was_right_is_heard_again_and_time_forgives():
     accusers = Accusers()
-    for now in range(100):  # as often right as wrong
+    for now in range(100):  # half of its accusations are right
         assert accuse(accusers, LIAR, now % 2 == 0, float(now))
     for _ in range(MAX_STRIKES):
         accuse(accusers, OTHER, False, 0.0)
@@ -139,7 +139,7 @@ def test_nobody_is_buried_by_the_word_of_one_while_it_answers_us():
 
 
 def lie(world: MemberWorld, liar, honest, rng: random.Random) -> None:
-    """Tells everybody that somebody else is dead, five times a second each, with the incarnations of this moment."""
+    """Accuse a random other member to each honest one, and to the accused, five times a second each."""
     for node in honest:
         about = rng.choice([other for other in honest if other is not node])
         hint = Hint(about.id, about.membership.me.incarnation, True, liar.id)

@@ -1,4 +1,4 @@
-"""Arrears: samples trained before the first link with a member count after it, those of two periods at most."""
+"""Arrears: samples trained before the first link with a member count after it, for at most two periods."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_samples_since_a_member_was_heard_of_count_once_it_is_met():
     arrears.note_samples(100, 1.0)
     arrears.update(member, RUN)
     arrears.note_samples(350, 2.0)
-    arrears.update(member, RUN)  # News of it before there is a link change nothing.
+    arrears.update(member, RUN)  # Updates about it before there is a link change nothing.
     assert arrears.take() == 0
     assert met(arrears, member) == 250
     arrears.note_samples(900, 3.0)

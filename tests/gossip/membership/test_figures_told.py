@@ -1,4 +1,4 @@
-"""Figures behind a record: signed soon, told as progress is, and gone with the run that they are of."""
+"""Extra figures in a record: signed soon, told as progress is, and dropped together with their run."""
 
 from __future__ import annotations
 

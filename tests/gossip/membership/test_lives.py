@@ -1,4 +1,4 @@
-"""What a member's record counts over several lives of its process."""
+"""The steps and samples of a member's record over several lives of its process."""
 
 from __future__ import annotations
 

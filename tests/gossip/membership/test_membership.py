@@ -1,4 +1,4 @@
-"""What membership promises, in virtual time. A failing schedule names its seed."""
+"""The guarantees of membership, in virtual time. A failing schedule names its seed."""
 
 import dataclasses
 import random
@@ -73,16 +73,16 @@ def test_a_process_that_was_stopped_accuses_nobody_by_the_time_it_slept():
     me = acquainted(8)
     me.receive(peer_id(1), Gossip((Hint(peer_id(2), 1, False, peer_id(1)),)), 0.1)
     now = me.deadline
-    while not sent(me.tick(now), Ping):  # it has a suspicion and a probe under way ...
+    while not sent(me.tick(now), Ping):  # it has a suspicion and a probe in progress ...
         now = me.deadline
     wakes = now + 30  # ... and wakes half a minute later
     effects = me.tick(wakes)
     while me.deadline < wakes + 0.4:
         effects += me.tick(me.deadline)
     assert not [effect for effect in effects if isinstance(effect, MemberChanged)]
-    while me.deadline < wakes + 40:  # one alone accuses it, so that it is asked first; and nobody answers at all
+    while me.deadline < wakes + 40:  # its only accuser is asked first, and no member answers at all
         effects += me.tick(me.deadline)
-    assert MemberChanged(peer_id(2), SUSPECT, DEAD) in effects  # the time that it was awake counts
+    assert MemberChanged(peer_id(2), SUSPECT, DEAD) in effects  # the time in which it was awake counts
 
 
 # -- suspicion and refutation -----------------------------------------------------------------------------------------
@@ -198,7 +198,7 @@ def test_suspicion_shrinks_with_accusers_between_lifeguards_bounds():
     assert times[0] == pytest.approx(4 * 2 * 2.0)  # 4 max(1, log10 100) periods of 2 s
     assert times == sorted(times, reverse=True)
     assert times[3] == pytest.approx(times[0] / 3)
-    assert suspicion_s(config, 2, 1) == pytest.approx(8 / 3)  # nobody else could confirm
+    assert suspicion_s(config, 2, 1) == pytest.approx(8 / 3)  # no other member could confirm
 
 
 def test_left_is_final_for_its_incarnation():
@@ -249,13 +249,13 @@ def test_a_restart_finds_its_swarm_by_its_book():
     victim.crash()
     world.run(20)
     assert world.states_of(victim.id) == {DEAD}
-    again = world.start(2, book=victim.membership.book())  # no seed, and the same incarnation as in its first life
+    again = world.start(2, book=victim.membership.book())  # it has no seed, and the incarnation of its first life
     again.membership.update_me(world.now, samples=5, steps=1)
     world.run(20)
     assert world.agreed()
     record = nodes[0].membership.record(victim.id)
     assert record.incarnation == again.membership.me.incarnation > 1
-    assert (record.samples, record.steps) == (305, 11)  # of all lives
+    assert (record.samples, record.steps) == (305, 11)  # the sums over both lives
 
 
 def test_a_restored_member_is_not_trusted_until_heard_of_and_told_to_nobody():
@@ -373,7 +373,7 @@ def test_a_forged_record_changes_nothing_of_its_message():
 
 
 # -- random schedules -------------------------------------------------------------------------------------------------
-@pytest.mark.parametrize("seed", [*rest_is_slow(range(25), 12), 1026, 1266, 1382])  # the last three found faults
+@pytest.mark.parametrize("seed", [*rest_is_slow(range(25), 12), 1026, 1266, 1382])  # the last three once failed
 def test_views_converge_once_faults_stop(seed):
     """Kills, crashes, restarts, leaves, cuts and loss for a minute; invariants all along; one view after calm."""
     rng = random.Random(f"schedule {seed}")
@@ -382,7 +382,7 @@ def test_views_converge_once_faults_stop(seed):
     nodes = world.swarm(count)
     world.run(5)
     highest = {node.id: node.membership.me.incarnation for node in nodes}
-    samples = dict.fromkeys((node.id for node in nodes), 0)  # of this life
+    samples = dict.fromkeys((node.id for node in nodes), 0)  # samples of the current life
     for _ in range(60):
         living = world.running
         node = rng.choice(list(world.by_id.values()))

@@ -1,4 +1,4 @@
-"""What membership spends, whom it probes, and how it speaks of itself; and the parts that keep it cheap."""
+"""The cost of membership, which members it probes, and how it tells its own record; and its cheap data structures."""
 
 import dataclasses
 import hashlib
@@ -74,7 +74,7 @@ def test_a_table_of_the_largest_records_is_sent_in_frames_that_fit():
     assert sum(len(answer.message.records) for answer in answers) == 402
     for answer in answers:
         assert len(encode(answer.message)) <= MAX_HEADER_BYTES
-    assert len(answers) < 8  # and no frame holds much less than it could
+    assert len(answers) < 8  # frames are nearly full
 
 
 def test_the_table_stays_within_its_bound_and_forgets_no_departure():
@@ -86,7 +86,7 @@ def test_the_table_stays_within_its_bound_and_forgets_no_departure():
         me.receive(peer_id(1), Gossip((record_of(n, samples=10, sequence=1, left=True),)), now)
         me.tick(now + 0.99)
     me.tick(402.0)
-    assert len(me.members()) == 1 + 75  # of 100, three quarters for what one member tells of
+    assert len(me.members()) == 1 + 75  # the bound is 100; one member may fill three quarters of it
     me.receive(peer_id(1), Gossip((record_of(310, samples=10),)), 500.0)  # an old record of one long gone
     assert me.state(peer_id(310)) is not ALIVE
     me.receive(peer_id(1), Gossip((record_of(310, incarnation=2, samples=15),)), 500.0)
@@ -149,7 +149,7 @@ def test_a_probe_for_another_is_answered_by_ack_or_nack():
     me.receive(peer_id(1), PingReq(78, peer_id(3), ()), 1.2)
     effects = me.on_dial_failed(peer_id(3), 1.3)
     assert Send(peer_id(1), Nack(78)) in effects
-    assert me.state(peer_id(3)) is ALIVE  # that was another's question, and another's conclusion
+    assert me.state(peer_id(3)) is ALIVE  # another member asked, and draws its own conclusion
     assert me.receive(peer_id(1), PingReq(79, peer_id(4000), ()), 1.4) == [Send(peer_id(1), Nack(79))]
     me.receive(peer_id(1), PingReq(80, peer_id(4), ()), 1.5)
     nacks = []
@@ -161,7 +161,7 @@ def test_a_probe_for_another_is_answered_by_ack_or_nack():
 def test_a_helper_that_cannot_reach_the_target_says_so_and_asks_nobody():
     me = acquainted(5)
     me.receive(peer_id(1), PingReq(77, peer_id(2), ()), 1.0)
-    # And no PingReq: or one death would have everybody ask everybody.
+    # It sends no PingReq, or one death would have all members ask all others.
     assert me.on_dial_failed(peer_id(2), 1.1) == [Send(peer_id(1), Nack(77))]
     assert me.state(peer_id(2)) is ALIVE
 
@@ -192,7 +192,7 @@ def test_three_nacks_make_a_suspect_and_a_stranger_is_not_counted():
 
 def test_a_finished_exchange_answers_a_probe():
     me = acquainted(2)
-    me.on_unlinked(peer_id(1), 1.0)  # asks at once
+    me.on_unlinked(peer_id(1), 1.0)  # it probes the member at once
     me.on_proof_of_life(peer_id(1), 1.1)
     for _ in range(20):
         if me.deadline > 3.0:
@@ -208,13 +208,13 @@ def test_who_cannot_be_dialled_is_probed_by_its_homes_alone():
     hidden = world.start(9, seed=0, address=None, homes=(peer_id(0),))
     world.run(120)
     assert world.agreed()
-    assert hidden.membership.me.incarnation == 1  # nobody accused it
+    assert hidden.membership.me.incarnation == 1  # no member accused it
     hidden.power_off()
     world.until(lambda: world.states_of(hidden.id) == {DEAD}, 40)
 
 
 def test_who_cannot_be_dialled_and_names_no_homes_is_probed_by_everybody():
-    """It had refuted a suspicion through another, was gone with that one, and was ALIVE to the last of us for ever."""
+    """Before, it refuted a suspicion through another member, vanished with that one, and stayed ALIVE to us."""
     me = acquainted(2, address=None)
     me.on_unlinked(peer_id(1), 1.0)
     me.receive(peer_id(2), Gossip((record_of(1, address=None, incarnation=3),)), 1.5)

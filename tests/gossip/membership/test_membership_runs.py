@@ -1,4 +1,4 @@
-"""Whose weights the living members have, counted as they change; and members that know each other from the start."""
+"""Which runs living members hold, counted as they change; and members that know each other from the start."""
 
 import random
 
@@ -21,7 +21,7 @@ RUNS = [bytes([number]) * 16 for number in range(3)]
 
 # -- the table, against a recount ------------------------------------------------------------------------------------
 def sharing(table: Table) -> list[MemberRecord]:
-    """Who is there, has weights, and was met: one that is only remembered from an earlier life was not yet."""
+    """Return the records of living members that have weights and were contacted in this life."""
     entries = table.entries.values()
     return [one.record for one in entries if one.state is ALIVE and one.record.ready and one.was_contacted]
 
@@ -55,7 +55,7 @@ def test_whatever_is_added_placed_and_forgotten_the_runs_are_those_of_a_recount(
             entry = table.entries.get(record.id)
             if entry is None:
                 table.add(record, state, now, is_restored=restored and state is DEAD)
-            else:  # of ourselves nothing is ever held but ALIVE
+            else:  # our own entry is always ALIVE
                 table.update(entry, record, ALIVE if entry is table.mine else state, now)
         assert len(table.entries) <= limit
         assert sorted(table.runs()) == sorted(recount(table))
@@ -142,7 +142,7 @@ def test_who_is_not_ready_is_of_no_run():
 
 # -- meeting ---------------------------------------------------------------------------------------------------------
 def met(number: int, count: int, now: float = 0.0) -> Membership:
-    """Member ``number`` of ``count`` that met at the beginning, itself on the list."""
+    """Return member ``number`` of ``count`` members that all met at the beginning."""
     me = member(number, run_id=RUNS[0])
     me.add_founders([record_of(other, run_id=RUNS[0]) for other in range(count)], now)
     return me
@@ -161,7 +161,7 @@ def test_all_who_meet_are_alive_to_each_other_and_of_one_run():
 def test_nobody_need_be_told_of_a_meeting():
     me = met(0, 5)
     effects = []
-    while me.deadline < 1.9:  # of a probe's period; probes carry what is to be told as well
+    while me.deadline < 1.9:  # nearly one probe period; probes carry updates too
         effects += me.tick(me.deadline)
     assert not [effect for effect in effects if isinstance(effect, MemberChanged)]
     assert not sent(effects, Gossip)

@@ -1,4 +1,4 @@
-"""What is told, in which order and how often: against a version too simple to be wrong."""
+"""Rumours: what is sent, in which order and how often, against a version too simple to be wrong."""
 
 import dataclasses
 import math
@@ -23,7 +23,7 @@ def record_of(number, **fields):
 
 
 class Plain:
-    """One list: [times told, when it came there, key, update]."""
+    """Rumours as one list of [times told, when it came there, key, update]."""
 
     def __init__(self):
         self.rows, self.count = [], 0

@@ -1,4 +1,4 @@
-"""To make a record is cheaper than to check it: one link may ask for a bounded number."""
+"""Making a record is cheaper than checking it, so one link may ask for a bounded number of checks."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.harness.configs import tuned
 
 
 class Counting:
-    """A Verify that counts how often it is asked, and says no to records that say so themselves."""
+    """A Verify that counts its calls, and refuses records that say so themselves."""
 
     def __init__(self):
         self.asked = 0
@@ -25,7 +25,7 @@ class Counting:
 
 
 def joined(count, verify, now=0.0, **config):
-    """Member 0 with links to 1 and 2, told of the others by 1."""
+    """Return member 0 with links to 1 and 2, which 1 told of the others."""
     me = member(verify=verify, config=Config(**config))
     me.on_linked(peer_id(1), record_of(1), now)
     me.on_linked(peer_id(2), record_of(2), now)
@@ -36,7 +36,7 @@ def joined(count, verify, now=0.0, **config):
 
 
 def flood(me, by, seconds, start=10.0, per_s=2_000, sequence=1):
-    """Frames full of records that are newer each time, at most as many frames as a link may send; the clock after."""
+    """Send full frames of ever newer records, as many as a link may send; return the time afterwards."""
     now = start
     for frame in range(int(seconds * per_s)):
         now = start + frame / per_s
@@ -88,7 +88,7 @@ def test_a_newcomer_learns_a_full_table_at_once():
 
 
 def test_what_we_ask_for_is_no_flood():
-    """After a cut of two halves heals a whole half is news."""
+    """When a cut into two halves heals, each half is new to the other."""
     me = joined(3_000, Counting())
     me.receive(peer_id(2), Digest(b"\1" * 2048), 100.0)
     back = tuple(record_of(n, incarnation=2) for n in range(3, 3_001))

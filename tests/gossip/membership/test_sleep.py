@@ -1,4 +1,4 @@
-"""A process that is stopped and goes on, as a laptop whose lid is closed."""
+"""A process that is stopped and goes on, like a laptop whose lid was closed."""
 
 from gossip.effects import MemberChanged, MemberState
 from gossip.wire.messages import Gossip, Hint, Ping
@@ -6,7 +6,7 @@ from tests.gossip.membership.members import acquainted, peer_id
 
 SUSPECT, DEAD = MemberState.SUSPECT, MemberState.DEAD
 SLEPT_S = 30.0
-MESSAGES = 50  # that waited in its sockets
+MESSAGES = 50  # messages that waited in its sockets
 
 
 def test_a_sleep_counts_once_however_many_messages_waited():

@@ -1,4 +1,4 @@
-"""Members known by hearsay alone: what they are not, how they are introduced, and that a thousand names cost little."""
+"""Members known by hearsay alone: what they may not do, how they are introduced, and that a thousand cost little."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ ALIVE, SUSPECT, DEAD, LEFT = MemberState.ALIVE, MemberState.SUSPECT, MemberState
 
 
 def elsewhere(number):
-    """A record of a member on a host of its own."""
+    """Return a record of a member on its own host."""
     return record_of(number, address=Address(f"10.1.{number >> 8}.{number & 255}", 7700))
 
 
 def hearing(count: int, config: Config | None = None, record=elsewhere):
-    """Member 0 with a link to 1, which told it of members 2 to ``count``."""
+    """Return member 0 with a link to 1, which told it of members 2 to ``count``."""
     me = member(config=config)
     me.on_linked(peer_id(1), record_of(1), 0.0)
     for start in range(2, count + 1, 100):
@@ -34,7 +34,7 @@ def hearing(count: int, config: Config | None = None, record=elsewhere):
 
 
 def dials_of(me, until: float, refused: bool = True) -> list[tuple[float, Dial]]:
-    """Its dials of strangers up to then, each of which is refused, or swallowed.
+    """Return its dials of strangers up to ``until``, each of which is refused or swallowed.
 
     Member 1 answers nothing either, so that it is dialled too once it is DEAD.
     """
@@ -79,7 +79,7 @@ def test_no_stranger_is_probed_told_news_or_asked_for_help_and_its_silence_is_no
 
 def test_thousands_of_names_make_the_swarm_no_larger_than_it_may_be():
     me = hearing(2_000)
-    assert me._table.size == 1 + 4 * 2  # or its progress would be signed every 200 s
+    assert me._table.size == 1 + 4 * 2  # in a larger swarm progress would be signed every 200 s
 
 
 def test_what_one_member_tells_of_fills_no_table_and_drives_nobody_out_whom_we_met():
@@ -131,7 +131,7 @@ def test_nothing_is_said_of_strangers_until_they_are_met():
     changes = [effect for effect in said if isinstance(effect, MemberChanged)]
     assert changes == [MemberChanged(peer_id(1), None, ALIVE)]
     said = me.on_linked(peer_id(2), record_of(2), 20.1)
-    said += me.on_linked(peer_id(1_000), record_of(1_000), 20.1)  # dead to us, until it says itself that it is not
+    said += me.on_linked(peer_id(1_000), record_of(1_000), 20.1)  # it is held DEAD until it refutes that itself
     said += me.receive(peer_id(1_000), Gossip((record_of(1_000, incarnation=2),)), 20.2)
     assert [effect for effect in said if isinstance(effect, MemberChanged)] == [
         MemberChanged(peer_id(2), None, ALIVE),
@@ -143,7 +143,7 @@ def test_who_was_dialled_in_vain_while_it_was_dead_waits_no_longer_for_its_turn_
     me = hearing(1)
     me.receive(peer_id(1), Gossip((record_of(2), Hint(peer_id(2), 1, True, peer_id(1)))), 1.0)
     assert me.state(peer_id(2)) is DEAD
-    for second in range(2, 10):  # as one does that has nobody else
+    for second in range(2, 10):  # a member that has no other one tries as often
         me.on_dial_failed(peer_id(2), float(second))
     me.receive(peer_id(1), Gossip((record_of(2, incarnation=2),)), 10.0)
     assert [dial.expect for _, dial in dials_of(me, 12.0)] == [peer_id(2)]
@@ -183,7 +183,7 @@ def test_two_that_nobody_can_dial_own_data_to_each_other_by_the_word_of_a_home_o
 
 @pytest.mark.parametrize("anew", [False, True], ids=["which knows it", "which began anew"])
 def test_one_that_nobody_can_dial_is_left_to_its_home_while_that_knows_it(anew):
-    """A home in another life never met whom it was a home to: it would not probe it, and neither would anybody else."""
+    """A home that was restarted never met its client: neither it nor any other member would probe that."""
     me = member()
     me.on_linked(peer_id(2), record_of(2), 0.0)
     me.on_linked(peer_id(3), hidden(3), 0.5)  # its home is member 2
@@ -206,7 +206,7 @@ def test_nobody_but_a_home_that_we_met_vouches_for_a_stranger_and_it_for_eight()
     me = hearing(3)
     meet(me, 2, 0.0)
     me.receive(peer_id(1), Gossip((hidden(9), hidden(10, home=3), hidden(11, home=1, ready=False))), 1.0)
-    me.receive(peer_id(3), Gossip((hidden(10, home=3, sequence=1),)), 1.0)  # whom we know by hearsay alone
+    me.receive(peer_id(3), Gossip((hidden(10, home=3, sequence=1),)), 1.0)  # member 3 is known by hearsay alone
     me.receive(peer_id(2), Gossip((record_of(12, homes=(peer_id(2),)),)), 1.0)  # it can be dialled
     assert owning(me) == {me.me.id}
     changes = me.changes
@@ -322,7 +322,7 @@ def test_one_introducer_has_few_ports_of_a_host_dialled_where_nobody_answers():
 
 @pytest.mark.parametrize("seed", range(5))
 def test_of_the_ports_of_one_host_each_is_dialled_once_before_any_is_dialled_twice(seed):
-    """Eight names that a liar made up kept an honest member behind the same address waiting for seven minutes."""
+    """Before, eight names that a liar made up delayed an honest member at the same address by seven minutes."""
     me = hearing(10, record=of_one_host)
     me._introductions._rng.seed(seed)
     dials = dials_of(me, 600.0)

@@ -35,7 +35,10 @@ def test_a_member_that_is_suspected_and_refutes_without_end_leaves_a_bounded_num
 
 
 def late_answer(count, answered_s):
-    """Member 0 of ``count`` others, whose probe of member 1 is answered late, or never."""
+    """Return member 0 of ``count`` others, the late probe of member 1 and when it began.
+
+    The answer does not come until ``answered_s`` after that.
+    """
     me = acquainted(count)
     while not (pings := [send for send in sent(me.tick(me.deadline), Ping) if send.to == peer_id(1)]):
         pass

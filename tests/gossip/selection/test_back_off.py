@@ -1,4 +1,4 @@
-"""Back-off: how long it lasts, whom it binds, and what ends it."""
+"""Back-off: how long it lasts, which members it binds, and what ends it."""
 
 from __future__ import annotations
 

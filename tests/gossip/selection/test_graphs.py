@@ -1,4 +1,4 @@
-"""Graphs read from files, and who plays which node of one."""
+"""Graphs read from files, and which member plays which node of one."""
 
 from __future__ import annotations
 

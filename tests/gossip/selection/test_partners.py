@@ -1,4 +1,4 @@
-"""Whom a peer may mix with at the moment, how many at once, and how much each pair weighs."""
+"""The partners that a peer may mix with at the moment, how many at once, and the weight of each pair."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ RUN_ID = b"g" * 16
 
 
 def ids(count):
-    """Sorted, and so by rank."""
+    """Return this many sorted ids, so that an index is a rank."""
     return [PeerId(bytes([10 + i]) * 16) for i in range(count)]
 
 
 class Table:
-    """Members as one peer knows them; records can be changed."""
+    """Members as one peer knows them, with records that can change."""
 
     def __init__(self, me, peers):
         self.me = record(me)
@@ -207,8 +207,10 @@ def test_a_mix_has_the_partners_that_are_configured():
 
 @pytest.mark.parametrize("by_steps", [True, False])
 def test_each_round_leads_the_exponential_graph_one_place_on(by_steps):
-    """A round is one of mixing behind the weights, by which the swarm is about equally far; an own mix where no steps
-    are counted."""
+    """A round is one step of the version, which counts the mixes behind the weights, about equal in the swarm.
+
+    Where no steps are counted, it is one own mix.
+    """
     peers = ids(8)
     schedule = {} if by_steps else {"mix_every_steps": None, "mix_every_s": 1.0}
     made = partners(peers[2], peers, selection="exponential", mixing="push-sum", **schedule)
@@ -277,7 +279,7 @@ def test_with_everybody_at_once_a_node_takes_as_many_offers_as_it_has_neighbours
 
 
 def test_of_very_many_neighbours_a_mix_has_some_and_the_next_one_others(tmp_path):
-    """A hub of a hundred would hold as many vectors at once."""
+    """A hub with a hundred neighbours would otherwise hold as many vectors at once."""
     path = tmp_path / "star.txt"
     path.write_text("\n".join(f"0 {leaf}" for leaf in range(1, 101)), encoding="utf-8")
     peers = ids(101)
@@ -359,7 +361,7 @@ def test_an_address_is_that_of_the_record_and_our_own_is_known():
 
 # -- strangers ---------------------------------------------------------------------------------------------------------
 def crowd():
-    """Two that we mixed with, among sixty that are new to us."""
+    """Return a peer's partners, the two that it mixed with, and sixty that are new to it."""
     a, b, c, *strangers = [PeerId(bytes([1 + i]) * 16) for i in range(63)]
     made = partners(a, [a, b, c, *strangers])
     for peer in (b, c):
@@ -368,7 +370,7 @@ def crowd():
 
 
 def test_the_second_who_is_asked_for_a_mix_is_one_we_know():
-    """A crowd that says BUSY to everything costs one question, and not all four."""
+    """A crowd that says BUSY to everything then costs one question instead of four."""
     made, b, c, strangers = crowd()
     firsts = {made.choose(set(), 9.0) for _ in range(200)}
     assert firsts & set(strangers)
@@ -425,7 +427,7 @@ def test_who_knows_nobody_asks_strangers_all_the_same():
 
 
 def test_one_that_asks_and_asks_delays_nothing():
-    """Else a mix of ours in two would be with it alone."""
+    """Otherwise every second mix of ours would be with this member alone."""
     made, b, c, _ = crowd()
     for turn in range(20):
         made.note_mix(b, float(turn), own=False)

@@ -8,11 +8,11 @@ import pytest
 
 from gossip.selection.requests import MAX_ASKERS, MIN_MEMBERS, Paces, Requests
 
-OWN_SHARE = 0.5  # Of all mixes of a usual node.
+OWN_SHARE = 0.5  # share of all mixes of a usual node
 
 
 def play(members, liars, per_interval, intervals, seed=0, present=list, fast=(), fast_rate=4.0):
-    """The mixes of a node by partner, and its requests that were declined.
+    """Return the mixes of a node by partner, and its requests that were declined.
 
     Honest members ask half a time in an interval, divided over all, and fast ones more often; each liar asks this node
     ``per_interval`` times in an interval. The node asks half a time.
@@ -71,7 +71,7 @@ def test_in_a_small_swarm_nobody_is_declined():
 
 
 def test_members_that_are_gone_set_no_limit():
-    """Those that asked often before they died would let the others ask as often."""
+    """Otherwise members that asked often before they died would let the others ask as often."""
     requests = Requests(1.0)
     for turn in range(200):
         requests.note_mix(turn % 10, 0.0, 10)

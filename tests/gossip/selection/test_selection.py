@@ -1,4 +1,4 @@
-"""Whom each rule chooses: what it must be with equal views, and what must never happen with different ones."""
+"""The choices of each rule: exact ones with equal views, and what must never happen with different views."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ from tests.theory.mixing_matrices import (
     torus,
 )
 
-PLACED = ("ring", "torus", "exponential", "grid")  # by rank, and with the right to anybody when nobody else is left
+PLACED = ("ring", "torus", "exponential", "grid")  # placed by rank; any member may be chosen when no neighbour is left
 
 
 def ids(count):
-    """Sorted, and so by rank."""
+    """Return this many sorted ids, so that an index is a rank."""
     return [PeerId(bytes([i >> 8, i & 255]) + bytes(14)) for i in range(count)]
 
 
@@ -64,7 +64,7 @@ def shuffled(peers, seed=1):
 
 
 def neighbourhood(choose, n, **view):
-    """(n, n): 1 where the row's member has the column's for a neighbour, all of one view."""
+    """Return (n, n): 1 where the row's member has the column's for a neighbour, all with one view."""
     peers = ids(n)
     rank = {peer: i for i, peer in enumerate(peers)}
     matrix = np.zeros((n, n))
@@ -97,7 +97,7 @@ def test_a_torus_with_a_short_last_row_is_symmetric_and_mixes_nearly_as_a_square
 def test_the_exponential_graph_leads_a_power_of_two_further_on(n, round):
     graph = neighbourhood(selector("exponential"), n, round=round)
     assert np.array_equal(graph, one_peer_exponential(n, round))
-    assert (graph.sum(0) == 1).all()  # and everybody is chosen by one: push-sum's weights stay near 1
+    assert (graph.sum(0) == 1).all()  # each member is chosen by one, so that push-sum's weights stay near 1
 
 
 @pytest.mark.parametrize(("side", "dimensions"), [(2, 4), (4, 2), (3, 3), (16, 1)])
@@ -217,7 +217,7 @@ def test_a_graph_closes_over_whoever_cannot_be_mixed_with_now_and_stays_symmetri
 
 
 class Mortal:
-    """A swarm of which each peer sees something else."""
+    """A swarm in which each peer has a different view."""
 
     def __init__(self, data):
         self.data, self.peers = data, ids(24)
@@ -259,7 +259,7 @@ def test_sorted_members_are_kept_until_a_change_and_not_after_it(name):
     before = rule.neighbours(view)
     gone = before[0]
     view.living.remove(gone)
-    view.living.append(PeerId(b"\xff" * 16))  # as many as before, so that only the count of changes tells
+    view.living.append(PeerId(b"\xff" * 16))  # the same number of members: only the count of changes tells
     assert rule.ranking(view)[0] is rule.ranking(view)[0]
     assert gone in rule.ranking(view)[0]
     view.changes += 1

@@ -15,7 +15,7 @@ from tests.theory.mixing_matrices import choice_matrix, complete, expected_pair_
 
 
 def regions(count=8, each=8, seed=1):
-    """Round trips, s, (n, n): 1 to 3 ms within a region, 20 to 200 ms between those of places at random."""
+    """Return round trips, s, (n, n): 1 to 3 ms within a region, 20 to 200 ms between regions at random places."""
     rng = np.random.default_rng(seed)
     places, region = rng.random((count, 2)), np.repeat(np.arange(count), each)
     far = 0.02 + 0.18 / math.sqrt(2) * np.linalg.norm(places[:, None] - places[None], axis=2)
@@ -32,12 +32,12 @@ def mean_cost(choice, cost):
 
 
 def cost_s(rule, partner):
-    """Seconds that an exchange with this one is held to take."""
+    """Return the seconds that an exchange with this partner is expected to take."""
     return rule._costs()[partner]
 
 
 def learnt(round_trips_s, mixes, me=0, **options):
-    """A selector that has mixed so often, and whom it chose each time."""
+    """Return a selector that has mixed so often, its view, and the partner of each mix."""
     n = len(round_trips_s)
     peers, rng = ids(n), random.Random(1)
     rank = {peer: i for i, peer in enumerate(peers)}

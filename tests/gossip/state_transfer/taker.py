@@ -1,4 +1,4 @@
-"""A newcomer without a network: a Newcomer, and what it got of whom."""
+"""A newcomer without a network: a Newcomer, and what it received from which donor."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ CONFIG = tuned(chunk_elements=CHUNK)
 
 
 class Taker:
-    """A :class:`Newcomer` and what it has: which elements came from whom."""
+    """A :class:`Newcomer` and what it has: which elements came from which donor."""
 
     def __init__(self, elements=SIZE, trained=0, config=CONFIG, frozen=0):
         numbers = iter(range(1, 10_000))
@@ -29,7 +29,7 @@ class Taker:
         self.apart_sq = lambda owner, other: 0.0
         self.adopt = None
         self.serving = (1.0, RUN_ID, (), ())  # version, run, optimizer's keys and scalars
-        self.hashes = {}  # of the frozen weights, as each donor states it
+        self.hashes = {}  # hashes of the frozen weights that donors state, by donor
         self.now = 0.0
 
     def do(self, effects):
@@ -47,14 +47,14 @@ class Taker:
         return effects
 
     def survey(self, donors=(A, B, C, D), version=1.0, keys=(), run_id=RUN_ID, scalars=()):
-        """Begin, and let every donor asked answer."""
+        """Begin, and let every asked donor answer."""
         self.do(self.joining.begin(RUN_ID, list(donors), self.now))
         self.serving = (version, run_id, keys, scalars)
         for session in list(self.fetches):
             self.answer(session)
 
     def answer(self, session):
-        """A donor says what it has."""
+        """Let a donor state what it has."""
         donor, _ = self.fetches.pop(session)
         self.do(
             self.joining.on_serving(
@@ -63,7 +63,7 @@ class Taker:
         )
 
     def receive(self, session, chunks=1):
-        """Some whole chunks of a piece arrive."""
+        """Let some whole chunks of a piece arrive."""
         donor, fetch = self.fetches[session]
         if session in self.joining.surveys:
             self.answer(session)  # the second question, for the progress that a donor has by now
@@ -109,14 +109,14 @@ class Taker:
         return [start for start, _ in ranges] == ends[:-1] and ends[-1] == self.joining.size
 
     def covered_again(self):
-        """Return True if every element is there, of a donor that is kept."""
+        """Return True if every element came from a donor that is still trusted."""
         ranges = sorted((start, stop) for start, stop, _ in self.joining.received if start < stop)
         ends = [0, *(stop for _, stop in ranges)]
         return [start for start, _ in ranges] == ends[:-1] and ends[-1] == self.joining.size
 
 
 def far(odd):
-    """Two donors are far apart when one of them is odd."""
+    """Return distances by which two donors are far apart if one of them is ``odd``."""
     return lambda owner, other: 1e4 if odd in (owner, other) else 1.0
 
 

@@ -1,4 +1,4 @@
-"""Who has the weights of a run gives newcomers what it has, in bounds, and says why where it does not."""
+"""A member with a run's weights gives them to newcomers within bounds, and says why where it does not."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_a_range_that_is_not_there_is_refused(fetch):
 
 @pytest.mark.parametrize("weights", [PIECE_ELEMENTS + 1, MIN_PIECES * (PIECE_ELEMENTS + 1)], ids=["some", "many"])
 def test_of_a_large_model_a_newcomer_gets_a_piece_and_no_more_at_once(weights):
-    """What a donor holds for it would be as much as somebody asks for."""
+    """A larger piece would let a newcomer decide how much memory a donor holds for it."""
     local, most = (
         Local("f", weights, weights, run_id=RUN_ID, ready=True, optimizer_keys=("m",)),
         max_piece_elements(weights),

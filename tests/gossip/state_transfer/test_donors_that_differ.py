@@ -1,4 +1,4 @@
-"""A donor that gives another model than the others is found, whichever it is; what it gave is fetched again."""
+"""A donor whose model differs from the others' is found, whichever it is, and its pieces are fetched again."""
 
 from __future__ import annotations
 
@@ -154,7 +154,7 @@ def test_any_piece_of_a_donor_may_be_the_one_that_is_compared():
 
 
 def colluding(*liars):
-    """The liars give one other model between them, equal to the last bit."""
+    """Return distances for liars that give one other model together, equal to the last bit."""
     return lambda owner, other: 0.0 if {owner, other} <= set(liars) else far_from(liars, owner, other)
 
 
@@ -199,7 +199,7 @@ def test_two_colluding_donors_of_three_win_where_there_is_nobody_else(are_unmet,
 
 
 def lone(*liars):
-    """Each liar gives a model of its own."""
+    """Return distances for liars that each give a different model."""
     return lambda owner, other: far_from(liars, owner, other)
 
 
@@ -258,7 +258,7 @@ def test_members_that_were_met_while_pieces_came_are_asked_too():
 
 
 def test_a_newcomer_whose_donors_differ_waits_for_members_that_it_has_not_met_yet():
-    """Weights may be here before its seeds have told it of anybody else."""
+    """Weights may arrive before its seeds have told it of any other member."""
     taker = Taker()
     taker.survey([A, B, C])
     taker.joining.find_donors = lambda run_id: DONORS if taker.now > 0 else [A, B, C]

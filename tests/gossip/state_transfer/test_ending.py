@@ -1,4 +1,4 @@
-"""A run that is finished: who says so, who believes it, and what a late-comer gets."""
+"""A finished run: who says so, which members believe it, and what a newcomer gets afterwards."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tests.harness.world import World, peer_id
 
 
 def look(swarm, seconds):
-    """Time passes, in which every driver asks its peer once a second."""
+    """Let time pass, in which every driver asks its peer once a second."""
     for _ in range(int(seconds)):
         swarm.run(1.0)
         for node in swarm.hosts:
@@ -63,7 +63,7 @@ def test_those_who_finished_and_left_have_said_so():
 
 
 def come(swarm, seconds, *, exchanging=True):
-    """A member that takes the run's weights, says that the run is finished, and stays."""
+    """Start a member that takes the run's weights, says that the run is finished, and stays."""
     liar = swarm.start(0, value=1000)
     swarm.until(lambda: liar.peer.view.ready, 20.0)
     liar.stepping = exchanging  # without a step boundary it accepts no exchange
@@ -98,7 +98,7 @@ def test_members_without_a_finished_exchange_have_no_vote():
 
 
 def test_members_that_are_known_by_hearsay_count_as_training():
-    """A newcomer is ended by no handful of identities that meet it first."""
+    """A handful of identities that meet a newcomer first cannot end its run."""
     swarm, nodes = trained(3)
     late = nodes[0].peer
     others = late.membership.run_members(nodes[0].run_id)
@@ -128,7 +128,7 @@ def test_a_late_comer_gets_the_weights_and_learns_that_nothing_is_left_to_train(
 def test_one_donor_of_three_cannot_tell_a_newcomer_that_all_is_over():
     swarm, nodes = trained(3)
     finish(swarm, nodes[0])
-    late = swarm.start(0, value=5)  # which is the only one it knows
+    late = swarm.start(0, value=5)  # it knows only that member
     swarm.until(lambda: late.peer.view.ready, 20.0)
     assert late.run_id == nodes[0].run_id
     assert not late.peer.local.finished

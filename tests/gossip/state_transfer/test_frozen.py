@@ -20,7 +20,7 @@ OURS, OTHER = b"o" * 32, b"x" * 32
 
 
 def newcomer(ours, **theirs):
-    """A newcomer with this hash, whose donors A to D state ours, or those given by name."""
+    """Return a newcomer with this hash, whose donors A to D state ours, or those given by name."""
     taker = Taker(ELEMENTS, TRAINED, frozen=FROZEN)
     taker.local.frozen_hash = ours
     taker.hashes = dict.fromkeys(DONORS, OURS) | {globals()[name]: stated for name, stated in theirs.items()}
@@ -28,7 +28,7 @@ def newcomer(ours, **theirs):
 
 
 def frozen_of(taker):
-    """The frozen elements that were fetched."""
+    """Return the fetched frozen elements."""
     return sum(stop - start for start, stop, _ in taker.fetched if start in taker.joining.check.frozen_range)
 
 
@@ -57,7 +57,7 @@ def test_one_donor_that_states_another_hash_or_none_makes_it_fetch_everything_at
 
 @pytest.mark.parametrize("silent", [1, 2, 3])
 def test_of_four_donors_three_must_have_answered(silent):
-    """Two that answer first could have a newcomer with another base than the run's keep it."""
+    """If two answers sufficed, two liars could have a newcomer keep another base than the run's."""
     taker = newcomer(OURS)
     taker.do(taker.joining.begin(RUN_ID, [A, B, C, D], taker.now))
     for session in list(taker.fetches)[silent:]:
@@ -143,7 +143,7 @@ def test_a_donor_states_its_hash_once_it_knows_it(held, stated):
 
 # -- with real peers -------------------------------------------------------------------------------------------------
 class Liar(Host):
-    """It states the hash of another base than its own, 9."""
+    """A host that states the hash of another base, 9, than its own."""
 
     def send(self, to, message):
         if isinstance(message, Serving):
@@ -164,7 +164,7 @@ def swarm_of(count, liars=0, seed=0):
 
 
 def join(world, base, hash_s=0.0):
-    """A newcomer with this base, and how many frozen elements it was sent."""
+    """Start a newcomer with this base; return it and the number of frozen elements that it asked for."""
     newcomer = world.start(*range(min(4, len(world.hosts))), base=base, hash_s=hash_s, **BASED)
     world.until(lambda: newcomer.peer.view.ready and newcomer.peer.local.frozen_hash is not None, 120.0)
     elements = newcomer.peer.local.elements
@@ -192,7 +192,7 @@ def test_a_newcomer_ends_with_the_swarms_base_and_fetches_it_only_if_it_differs(
 @pytest.mark.parametrize("base", [7, 8, 9])
 @pytest.mark.parametrize("seed", range(4))
 def test_a_lying_donor_costs_a_transfer_at_most_and_no_newcomer_its_base(seed, base):
-    """Also the newcomer whose base the liar states: 9."""
+    """The newcomers include one whose base is the one that the liar states: 9."""
     world = swarm_of(4, liars=1, seed=seed)
     newcomer, fetched = join(world, base)
     assert newcomer.base == 7

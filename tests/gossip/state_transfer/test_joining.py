@@ -219,7 +219,7 @@ def test_a_newcomer_waits_for_state_that_one_who_is_merely_busy_can_give():
 
 
 def receive_weights(taker):
-    """Everything but the optimizer's state, which is what is asked for then."""
+    """Receive everything but the optimizer's state, which the newcomer asks for next."""
     while weights := [session for session, (_, fetch) in taker.fetches.items() if fetch.start < SIZE]:
         taker.receive(weights[0], 1_000)
     return list(taker.fetches)

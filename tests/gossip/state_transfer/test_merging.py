@@ -1,4 +1,4 @@
-"""Two runs that meet: which one stays, what a liar's comes to, and the trial of weights before they are ours."""
+"""Two runs that meet: which one stays, how far a liar's run gets, and the trial of weights before they are adopted."""
 
 from __future__ import annotations
 
@@ -22,12 +22,15 @@ LIAR = b"\xff" * 16
 
 
 def off_by(node):
-    """A loss that is 1 at the honest weights, and grows with the distance from them."""
+    """Return a loss that is 1 at the honest weights and grows with the distance from them."""
     return 1.0 + abs(float(node.value) - 1000.0) / 1000.0
 
 
 def beside_a_liar(honest=4, value=10**6, config=None, loss=off_by, step_s=0.1):
-    """Honest nodes of one run with equal weights, and then one with a run of its own and 2**52 samples behind it."""
+    """Return honest nodes of one run with equal weights, and a liar with its own run.
+
+    The liar joins them and states 2**52 samples behind its run.
+    """
     swarm = World(1, config=config)
     nodes = [swarm.start(*([0] if number else []), value=1000, step_s=step_s) for number in range(honest)]
     swarm.until(swarm.agreed, 30.0)
@@ -42,7 +45,7 @@ def beside_a_liar(honest=4, value=10**6, config=None, loss=off_by, step_s=0.1):
 
 
 def test_one_record_does_not_take_the_run_where_no_losses_are_known():
-    """One member is fewer than four, whatever it states; once all four dropped their weights for it within 3 s."""
+    """One member is fewer than four, whatever it states. Before, all four dropped their weights for it within 3 s."""
     swarm, nodes, _ = beside_a_liar(loss=lambda node: None, step_s=1.0)
     swarm.run(4 * STALEMATE_S)
     assert {node.run_id for node in nodes} == {nodes[0].run_id}
@@ -84,12 +87,14 @@ def test_nobody_mixes_with_a_node_that_has_weights_on_trial():
 
 
 def test_what_was_under_way_before_a_trial_is_lost_or_doubled_for_nobody():
-    """Exchanges are given up for the trial, and none lands on the weights that come back; one that was finished, and
-    waited for the step boundary, is in them. Of the sum of the honest nodes' not a bit is missing after six trials,
-    but for exchanges in which our COMMIT was out and theirs was not here: where it came, the partner has mixed alone.
+    """Exchanges are aborted for the trial, and none is applied to the weights that come back.
+
+    A finished exchange that waited for the step boundary is part of them. After six trials no bit of the honest nodes'
+    sum is missing. The exception is an exchange for which our COMMIT was sent and theirs had not arrived: if ours
+    arrived, the partner has mixed alone.
     """
     swarm, nodes, liar = beside_a_liar(value=3_000, config=Config(mix_every_steps=2, filter="none"))
-    swarm.network.stream_s = 0.4  # so that there is always something under way
+    swarm.network.stream_s = 0.4  # some exchange is always in progress
     states, alone = [], {}
     for node in nodes:
         exchanges, abandon = node.peer.exchanges, node.peer.exchanges.abandon
@@ -115,7 +120,7 @@ def test_what_was_under_way_before_a_trial_is_lost_or_doubled_for_nobody():
     swarm.until(lambda: not any(node.kept is not None or node.adoption is not None for node in nodes), 60.0)
     mixed = {(node.id, session) for node in nodes for _, session, _ in node.mixes}
     one_sided = sum(shift for session, (partner, shift) in alone.items() if (partner, session) in mixed)
-    # Between the two sides of an exchange lies a message: the sum is right at nearly every moment, or never again.
+    # A message separates the two sides of an exchange, so the sum is right at most moments, or never again.
     swarm.until(lambda: sum(node.value + sum(node.model.pending) for node in nodes) == 4 * 1000 + one_sided, 30.0)
     assert {node.run_id for node in nodes} == {nodes[0].run_id}
     done = [node.peer.exchanges.done_count for node in nodes]
@@ -124,7 +129,7 @@ def test_what_was_under_way_before_a_trial_is_lost_or_doubled_for_nobody():
 
 # -- honest runs -----------------------------------------------------------------------------------------------------
 def apart(left, right, *, left_step_s=0.2, right_step_s=0.2, right_later_s=0.0, config=None, loss=None):
-    """Two runs of so many nodes that never met."""
+    """Return two runs of so many nodes that never met."""
     swarm = World(2, config=config)
     swarm.network.sides = lambda number: number < left
     lefts = [swarm.start(*([0] if number else []), step_s=left_step_s, value=900) for number in range(left)]
@@ -155,7 +160,7 @@ def meet(swarm, limit_s):
         (3, 3, {"right_later_s": 60.0}),
         (3, 3, {}),
         slow(1, 5, {}),
-        slow(1, 5, {"right_later_s": 600.0}),  # one alone with more samples behind it than five have
+        slow(1, 5, {"right_later_s": 600.0}),  # one alone has more samples behind it than five have
         slow(1, 3, {"left_step_s": 0.008}),  # a GPU alone, 25 times as fast, and three without
         (1, 1, {"right_later_s": 100.0}),
     ],
@@ -183,7 +188,7 @@ def test_after_long_the_run_with_fewer_members_gives_way():
 
 
 def test_a_run_that_has_not_met_all_members_of_the_other_gives_way_in_the_end():
-    """Two that nobody can dial never meet: one counts one member on either side, and the third counts two and one."""
+    """Two members that cannot be dialled never meet: each counts one member on either side, the third two and one."""
     swarm = World(1)
     first = swarm.start(run_id=b"\x01" * 16, step_s=1.0)
     second = swarm.start(0, dialable=False, step_s=1.0)
@@ -290,7 +295,7 @@ def test_of_four_donors_one_that_gives_another_model_leaves_no_trace(odd):
 
 @pytest.mark.parametrize("seed", range(3))
 def test_members_do_not_go_to_and_fro_between_two_runs(seed):
-    """Who takes a larger run keeps its own number, and the lower median of that run is small at once."""
+    """A member that takes a larger run keeps its own count, and the lower median of that run is small at once."""
     swarm = World(seed)
     small = [swarm.start(*([0] if number else []), value=1000) for number in range(3)]
     swarm.until(swarm.agreed, 30.0)

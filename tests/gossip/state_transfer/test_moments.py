@@ -1,4 +1,4 @@
-"""After a mix, each side fetches a part of its partner's moments; a failure needs no answer, and nobody waits."""
+"""After a mix, each side fetches a part of its partner's moments; a failure needs no answer and delays no exchange."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ G1, G2, G3 = b"1" * 16, b"2" * 16, b"3" * 16
 
 
 def two_runs(seed, left, right, apart_s=40.0, config=None, **how):
-    """Two swarms of these sizes that could not see each other for a while; returns the swarm and both sides."""
+    """Return two swarms of these sizes that could not see each other for a while: their world and both sides."""
     swarm = World(seed, config=config)
     swarm.network.sides = lambda number: number < left
     nodes = [swarm.start(*([0] if number else []), **how) for number in range(left)]
@@ -44,7 +44,7 @@ def test_when_two_runs_meet_the_one_with_fewer_samples_takes_the_others_weights(
     swarm.until(lambda: all(node.peer.view.ready for node in lefts + rights), 30.0)
     assert lefts[0].run_id != rights[0].run_id
     swarm.network.sides = None
-    slower, faster = (rights, lefts) if left >= right else (lefts, rights)  # the left began 20 s earlier
+    slower, faster = (rights, lefts) if left >= right else (lefts, rights)  # the left side began 20 s earlier
     run_id = faster[0].run_id
     swarm.until(swarm.agreed, 120.0)
     assert {node.run_id for node in swarm.hosts} == {run_id}
@@ -72,7 +72,7 @@ def test_of_two_runs_with_equal_samples_the_larger_genesis_stays(samples):
 
 
 def wanting():
-    """A swarm of two linked peers with a run each, each of which wants the other's weights."""
+    """Return two linked peers with a run each, each of which wants the other's weights."""
     swarm = World(1)
     one, two = swarm.start(run_id=G1), swarm.start(run_id=G2)
     one.peer.joining.consented_run_id, two.peer.joining.consented_run_id = G2, G1
@@ -82,7 +82,7 @@ def wanting():
 
 
 def test_of_two_runs_that_each_want_the_others_weights_one_gives_way():
-    """Else they swap, and swap again."""
+    """Otherwise they swap, and swap again."""
     swarm, one, two = wanting()
     served = [a.peer.run_choice.should_serve(b.peer.membership.me, swarm.now) for a, b in ((one, two), (two, one))]
     assert served == [False, True]
@@ -151,7 +151,7 @@ def test_halves_of_one_run_mix_again_after_a_partition():
 
 
 def beside_a_checkpoint(seconds, samples, version):
-    """A node trains for so long, and meets one that goes on from a checkpoint of the run G3; returns both, agreed."""
+    """Let a trained node meet one that continues a checkpoint of the run G3; return both once they agree."""
     swarm = World(6)
     first = swarm.start()
     swarm.run(seconds)
@@ -196,7 +196,7 @@ def test_of_checkpoints_of_different_age_the_first_goes_on_and_who_loaded_a_newe
 
 
 def test_samples_of_an_earlier_life_are_not_behind_weights_that_began_afresh():
-    """Else a node that lost its checkpoint, and began alone, would wipe out the run that it had fed most of."""
+    """Otherwise a node that lost its checkpoint and began alone would replace the run that it had trained most."""
     swarm = World(7)
     reborn = swarm.start(samples=1_000_000, steps=1_000_000)
     swarm.run(20.0)

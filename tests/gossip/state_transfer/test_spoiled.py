@@ -1,4 +1,4 @@
-"""A peer whose weights are no numbers any more, in virtual time."""
+"""A peer whose weights are no longer finite, in virtual time."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.harness.world import World
 
 
 def spoil(swarm, node):
-    """What a driver says that saw it in the training loop."""
+    """Report spoiled weights, as a driver does that saw them in the training loop."""
     node.perform(node.peer.on_spoiled(None, swarm.now))
 
 
@@ -23,7 +23,7 @@ def test_who_is_spoiled_offers_and_gives_nothing_until_it_has_the_swarms_weights
     swarm = World(3, config=Config(mixing=mixing, mix_every_steps=4, filter="none"))
     first, other, node = swarm.swarm(3)
     swarm.run(20.0)
-    swarm.until(lambda: not node.peer.exchanges.table, 10.0)  # what was offered before was sound
+    swarm.until(lambda: not node.peer.exchanges.table, 10.0)  # earlier offers were of sound weights
     spoil(swarm, node)
     at = swarm.now
     assert not node.peer.view.ready

@@ -1,4 +1,4 @@
-"""What crosses the wire comes back as it was, and nothing else gets in."""
+"""Messages come back from the wire unchanged, and anything else is refused."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def depth(value):
 
 def messages_of(cls):
     fields = {name: FORMS[kind.form](kind.bound) for name, kind in FIELDS[cls]}
-    if cls is Hello:  # of other versions nothing but these two is read
+    if cls is Hello:  # only these two fields of other versions are read
         fields |= {"version_min": st.integers(0, VERSION_MAX), "version_max": st.integers(VERSION_MIN, 255)}
     return st.builds(cls, **fields)
 
@@ -300,7 +300,7 @@ def test_a_field_that_came_later_is_its_default_where_an_older_version_leaves_it
 def test_a_message_of_a_newer_version_is_unknown_and_no_fault():
     header = msgpack.packb({"t": "dance", "partner": 5})
     assert decode(header, newer=True) == Unknown("dance")
-    assert decode(header, 1000, newer=True) == Unknown("dance")  # with a body, which is thrown away
+    assert decode(header, 1000, newer=True) == Unknown("dance")  # its body is thrown away
     refused(header)
 
 
@@ -337,7 +337,7 @@ def test_only_a_chunk_has_a_body(cls):
 
 
 def example(cls):
-    """The smallest message of a class."""
+    """Return the smallest message of a class."""
     empty = {
         "int": 0,
         "float": 0.0,
@@ -373,7 +373,7 @@ WRONG = {
 
 
 def over(kind):
-    """Just beyond the bound of a field."""
+    """Return a value just beyond the bound of a field."""
     return {
         "int": lambda: kind.bound + 1 if kind.bound < 2**64 - 1 else -5,  # msgpack has no larger ones
         "text": lambda: "x" * (kind.bound + 1), "bytes": lambda: b"x" * (kind.bound + 1),

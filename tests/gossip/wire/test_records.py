@@ -81,8 +81,8 @@ def test_changing_any_field_breaks_the_signature(change):
 
 def test_every_field_is_signed():
     tried = {"incarnation", "sequence", "left", "address", "homes", "ready", "run_id", "progress", "steps"}
-    tried |= {"samples", "loss", "version", "finished", "extra"}  # by the test above
-    identity = {"id", "public_key", "signature"}  # by those below
+    tried |= {"samples", "loss", "version", "finished", "extra"}  # fields of the test above
+    identity = {"id", "public_key", "signature"}  # fields of the tests below
     assert tried | identity == {field.name for field in dataclasses.fields(MemberRecord)}
 
 

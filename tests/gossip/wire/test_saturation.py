@@ -45,7 +45,7 @@ def read_again(message):
 
 
 def taken_by_others(record):
-    """Others read it in a frame as it is, and do not refuse it."""
+    """Check that others accept the record and read it unchanged from a frame."""
     check(record, trusting)
     assert read_again(Gossip((record,))) == Gossip((record,))
 
@@ -83,7 +83,7 @@ def test_figures_beyond_bounds_are_signed_as_the_largest_that_there_are():
 
 
 def test_a_lie_about_our_earlier_life_leaves_a_record_that_others_take():
-    """Only our own key signs such a record; a damaged state directory did."""
+    """Only our own key signs such a record; a damaged state directory once did."""
     most = 2**53 - 1
     me = Membership(
         MemberRecord(peer_id(0), b"", 1), sign=unsigned, verify=trusting, config=Config(), rng=random.Random(0), now=0.0

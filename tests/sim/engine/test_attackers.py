@@ -1,4 +1,4 @@
-"""Peers that send lies: what they send, whom it reaches, and that figures are of the honest ones alone."""
+"""Attacking peers: the lies they send, the peers that get these, and figures of honest peers alone."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ IDEAL = {
 
 
 def averaging(config, kind="nan", share=0.25, **changes):
-    """Eight peers that average vectors, two of them attackers."""
+    """Return a scenario of eight peers that average vectors, two of them attackers."""
     task = Task(dataset="averaging", elements=512)
     spec = AttackersSpec(share=share, kind=kind)
     return Scenario(**{"peers": 8, "rounds": 6.0, "task": task, "gossip": config, "attackers": spec} | changes)
@@ -84,7 +84,7 @@ def test_of_nan_nothing_is_a_number():
 
 # -- what colluding attackers send -------------------------------------------------------------------------------------
 def seen(rng):
-    """What attackers see: 12 honest models of 50 elements about a mean, one of which is the receiver's."""
+    """Return an attacker's view of 12 honest models of 50 elements about a mean; one is the receiver's."""
     honest = rng.normal(3.0, 0.5, (12, 50)).astype(np.float32)
     return Sight(honest[4].copy(), honest, 3)
 
@@ -106,7 +106,7 @@ def test_alie_is_a_few_deviations_below_the_honest_mean():
 
 @pytest.mark.parametrize(("peers", "attackers", "expected"), [(50, 24, 1.4261), (40, 4, 0.0697), (40, 8, 0.2372)])
 def test_alie_takes_as_many_deviations_as_the_paper_gives(peers, attackers, expected):
-    """Of 50 peers 24 attackers need 2 others to be the majority, and 24 of the 26 honest ones are below."""
+    """The 24 attackers of 50 peers need 2 others for a majority, and 24 of the 26 honest ones lie below."""
     assert little_deviations(peers, attackers) == pytest.approx(expected, abs=1e-3)
 
 
@@ -122,7 +122,7 @@ def test_ipm_points_against_the_honest_mean():
 
 
 def test_dissensus_takes_from_a_partner_what_all_honest_ones_bring_it():
-    """With equal weights among all 15 the partner's next model is its own: honest pulls and lies add up to nothing."""
+    """If all 15 have equal weights, the partner stays where it is: honest pulls and lies add up to 0."""
     lie, sight = told("dissensus")
     pulls = [model - sight.partner for model in sight.honest.astype(float)]
     pulls += [lie.astype(float) - sight.partner] * sight.attackers
@@ -134,7 +134,7 @@ def test_dissensus_takes_from_a_partner_what_all_honest_ones_bring_it():
 @pytest.mark.parametrize("kind", ["alie", "ipm", "dissensus"])
 @pytest.mark.parametrize("way", [{}, {"part": "mask 0.1"}, {"mixing": "row-stochastic"}, {"codec": "int8"}], ids=str)
 def test_colluding_attackers_see_the_honest_models_of_a_swarm(kind, way, monkeypatch):
-    """And what of them is mixed: the receiver's snapshot is one of theirs, as nobody trains here."""
+    """They see the part that is mixed. The receiver's snapshot is one of the models, as no peer trains here."""
     looks = []
     plain = Sessions.attackers_sight
 
@@ -214,7 +214,7 @@ WAYS = [
 
 
 def refused(run) -> Counter[str]:
-    """What the honest refused of others, and what they cut off, by reason."""
+    """Count what the honest peers refused of others, and what they cut off, by reason."""
     counts: Counter[str] = Counter()
     for host in run.swarm.hosts:
         for (_, code), times in host.peer.exchanges.refusals.counts.items() if host.attacker is None else ():
@@ -231,7 +231,7 @@ def test_no_honest_peer_takes_what_is_not_a_number_however_it_is_sent(way):
 
 @pytest.mark.parametrize("way", WAYS, ids=str)
 def test_every_way_of_mixing_carries_the_lie(way):
-    """Noise of standard deviation 30 among vectors of 1 is seen by who accepts it, and where it is cut off, counted."""
+    """Noise of standard deviation 30 among vectors of 1 shows if it is accepted, and is counted if it is cut off."""
     spec = AttackersSpec(share=0.25, kind="random", scale=5.0)
     config = Config(**way)
     run = played(averaging(config, **IDEAL | {"attackers": spec, "rounds": 12.0}))
@@ -329,17 +329,19 @@ def test_attackers_are_said_in_words(spec, said):
 
 # -- a newcomer --------------------------------------------------------------------------------------------------------
 def moved_by_the_first_it_meets(kind, learning):
-    """(how far a newcomer is moved that mixes with a liar before it mixes with anybody else, what the donors were
-    apart), both as norms."""
+    """Return how far the first mix of a newcomer, with a liar, moves it, and how far apart its donors were.
+
+    Both are norms.
+    """
     elements, rng = 4096, np.random.default_rng(3)
     network = network_of(NetworkSpec(latency=Latency.parse({"kind": "constant", "value_ms": 5})), 1)
     noise = np.random.default_rng(4)
 
     def on_step(index, vector, step):
-        if index < 5 and learning:  # and the newcomer has taken no step yet
+        if index < 5 and learning:  # the newcomer has taken no step yet
             vector += learning * noise.standard_normal(elements).astype(np.float32)
 
-    swarm = Swarm(7, network, Config(mix_every_steps=4), on_step)  # with others a scaled model is refused for ever
+    swarm = Swarm(7, network, Config(mix_every_steps=4), on_step)  # other settings always refuse a scaled model
     start = rng.standard_normal(elements).astype(np.float32)
     liar = Attacker(AttackersSpec(share=0.1, kind=kind), 1, "0", 40)
     for number in range(5):
@@ -357,7 +359,7 @@ def moved_by_the_first_it_meets(kind, learning):
     counts = newcomer.peer.exchanges.refusals.counts
     while not newcomer.peer.exchanges.done_count or newcomer.boundary.arrived_updates:
         if (swarm.hosts[0].id, "norm") in counts:
-            return 0.0, apart  # so long a lie is refused whole, now and for ever
+            return 0.0, apart  # refused whole, now and for ever
         assert swarm.now < 90.0
         swarm.run_until(swarm.now + 0.01)
     assert newcomer.peer.exchanges.last_partner == swarm.hosts[0].id
@@ -367,7 +369,7 @@ def moved_by_the_first_it_meets(kind, learning):
 @pytest.mark.parametrize("kind", ["sign-flip", "scaled", "random"])
 @pytest.mark.parametrize("learning", [0.01, 0.0])
 def test_a_newcomer_is_moved_no_further_by_the_first_it_meets_than_its_donors_were_apart(kind, learning):
-    """Before its first step, when it knows of no distance of its own."""
+    """Before its first step the newcomer knows no distance of its own."""
     moved, apart = moved_by_the_first_it_meets(kind, learning)
     assert moved <= 0.5 * Clip.usual_distances * max(apart, 1e-3 * math.sqrt(4096)) * 1.1
 

@@ -1,4 +1,4 @@
-"""Events of one heap and one queue come in the order of a plain sorted list."""
+"""The events of a heap and a queue come in the order of a plain sorted list."""
 
 import random
 
@@ -8,7 +8,7 @@ from sim.engine.events import Events
 
 
 class Plain:
-    """The slow way: everything in one list, sorted anew for each event."""
+    """The slow version: one list of all events, sorted anew for each."""
 
     def __init__(self):
         self.now, self.count, self.waiting = 0.0, 0, []
@@ -30,7 +30,7 @@ class Plain:
 
 
 def played(events, seed):
-    """What happens when, where each event causes up to two more, half of them at once and some as bulk."""
+    """Play events that each cause up to two more, half of these at once and some as bulk; return their order."""
     rng, seen = random.Random(seed), []
 
     def happen(number):

@@ -34,12 +34,12 @@ class Stream:
     receiver: int
     size: float  # bytes
     start_s: float
-    stop_s: float = math.inf  # when it is stopped, if it is not done before
+    stop_s: float = math.inf  # when it is stopped, unless it has ended before
     ceiling: float = math.inf  # bytes a second that its TCP allows
 
 
 def ends_of(streams: list[Stream], network: NetworkModel) -> list[float]:
-    """When the last byte of each is sent, by the simulator's flows; inf for one that was stopped."""
+    """Return when the simulator's flows have sent the last byte of each stream; inf for a stopped one."""
     events = Events()
     flows = Flows(events, network)
     ends = [math.inf] * len(streams)
@@ -69,7 +69,7 @@ def ends_of(streams: list[Stream], network: NetworkModel) -> list[float]:
 
 
 def level(rate: float, ceilings: list[float]) -> float:
-    """What each stream of one end has that is not held to less: that at which all together have the end's rate."""
+    """Return the share at which the streams of one end, each limited to its ceiling, together use its rate."""
     if sum(ceilings) <= rate:
         return math.inf
     low, high = 0.0, rate
@@ -80,7 +80,7 @@ def level(rate: float, ceilings: list[float]) -> float:
 
 
 def plainly(streams: list[Stream], network: NetworkModel) -> list[float]:
-    """The same, slowly: all rates are found anew from the rule whenever anything begins or ends."""
+    """Return the same from a slow version, which finds all rates anew whenever a stream begins or ends."""
     remaining = {number: float(stream.size) for number, stream in enumerate(streams)}
     ends = [math.inf] * len(streams)
     now, going = 0.0, set[int]()
@@ -140,7 +140,7 @@ def test_a_stream_that_begins_slows_down_the_others():
 
 
 def test_what_tcp_keeps_a_stream_from_taking_the_others_have():
-    """Beside a lossy exchange that moves a tenth of the rate a newcomer has the rest, and not half."""
+    """A lossy exchange uses a tenth of the rate, and the newcomers share all the rest."""
     network = Rates(up=[100.0] * 4, down=[1000.0] * 4)
     streams = [Stream(0, 1, 1000, 0.0, ceiling=10.0), Stream(0, 2, 450, 0.0), Stream(0, 3, 450, 0.0, ceiling=1e3)]
     assert ends_of(streams, network) == pytest.approx([100.0, 10.0, 10.0])
@@ -188,7 +188,7 @@ def test_stopping_twice_and_after_the_end_does_nothing():
 
 
 def test_of_a_stream_under_way_what_has_gone_is_counted_and_of_one_that_was_stopped_no_more():
-    """Of its payload, of which the wire carries half as much again."""
+    """Count the payload, of which the wire carries half as much again."""
     events = Events()
     flows = Flows(events, Rates(up=[100.0] * 3, down=[1000.0] * 3))
     first = flows.start(0, 1, 600, lambda: None, payload_bytes=400)
@@ -237,18 +237,18 @@ def test_any_streams_end_when_a_plain_fluid_simulation_says(world):
     ours, plain = ends_of(streams, network), plainly(streams, network)
     for one, other, stream in zip(ours, plain, streams, strict=True):
         if math.isfinite(stream.stop_s) and min(abs(one - stream.stop_s), abs(other - stream.stop_s)) < 1e-6:
-            continue  # at the very instant of its end rounding may say either
+            continue  # at the very instant of its end rounding decides
         assert one == pytest.approx(other, rel=1e-6, abs=1e-6)
 
 
 @given(st.lists(st.tuples(st.integers(1, PEERS - 1), st.integers(1, 1000)), min_size=1, max_size=12))
 def test_no_byte_is_lost_or_sent_twice(wanted):
-    """A sender that alone limits its streams is never idle before the last ends: that is when all bytes fit."""
+    """A sender that alone limits its streams is busy until the last one ends, when all bytes have been sent."""
     network = Rates(up=[7.0] * PEERS, down=[math.inf] * PEERS)
     streams = [Stream(0, to, size, 0.0) for to, size in wanted]
     ends = ends_of(streams, network)
     assert max(ends) == pytest.approx(sum(stream.size for stream in streams) / 7.0, rel=1e-9)
-    # And with equal shares at all times, k streams end before one that has sent as much as it and more than they.
+    # With equal shares at all times, a stream of some size ends when every other one has sent as much or all it has.
     for end, stream in zip(ends, streams, strict=True):
         sent = sum(min(stream.size, other.size) for other in streams)
         assert end == pytest.approx(sent / 7.0, rel=1e-9)

@@ -1,4 +1,4 @@
-"""Group means between simulated peers: what they send, and what becomes of streams that are lost."""
+"""Group means of simulated peers: the bytes they send, and the effect of lost streams."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_with_a_codec_it_is_as_many_fewer_bytes_and_all_come_to_one_vector(codec
     assert swarm.links.carrier.flows.sent_bytes == 6 * sum(
         code.encoded_bytes(c.stop - c.start) for c in member_slices(ELEMENTS, 4)
     )
-    # x + (Q(mean) - Q(x)) is one vector but for what is lost of x, and the mean errs by the losses of five.
+    # x + (Q(mean) - Q(x)) equals one vector up to what x lost, and the mean errs by the losses of five.
     error = code.error_bound(before[0]).max() * 1.5
     assert np.ptp(matrix, axis=0).max() <= 2 * error
     assert np.abs(matrix.mean(0) - mean).max() <= 2 * error
@@ -133,7 +133,7 @@ def test_members_that_were_strangers_dial_each_other() -> None:
 
 @pytest.mark.parametrize("rate_bytes_s", [math.inf, 125_000.0], ids=["fast", "1 Mbit/s"])
 def test_members_that_are_far_apart_have_the_time_to_dial_each_other_and_to_stream(rate_bytes_s: float) -> None:
-    """With one second beside their bytes 0.4 s of latency ended every third group of a small model."""
+    """Before, streams had one second more than their bytes take, and 0.4 s of latency ended every third group."""
     swarm = Swarm(1, NetworkModel(latency_s=0.4, rate_bytes_s=rate_bytes_s), Config(mixing="group", group_size=4))
     for row in whole_numbers(6):
         swarm.add_peer(row[:300].copy(), founder=True, step_s=STEP_S)

@@ -22,8 +22,11 @@ from tests.sim.engine.test_oracles import SEED, STEP_S, Measured, disagreement, 
 
 
 def one_group(seed: int, n: int, g: int) -> Measured:
-    """200 single groups with 192 elements of normal values, each a sample of V'/V with the standard error of the mean
-    over groups; the elements of one group share its members, and these are drawn alike."""
+    """Measure V'/V in 200 single groups with 192 elements of normal values.
+
+    The standard error is that of the mean over groups, since the elements of one group share its members. These are
+    drawn alike.
+    """
     count, rng = 200, np.random.default_rng(seed)
     matrix = np.empty((n, 192), np.float32)
     swarm = told_to_mix(matrix, seed, mixing="group", group_size=g)
@@ -43,8 +46,11 @@ def test_one_random_group_takes_its_share_of_the_disagreement(n: int, g: int) ->
 
 
 def round_of_groups(seed: int, n: int, g: int) -> tuple[Measured, list[int]]:
-    """100 rounds: whoever is in no group yet is told to mix, one after another, until all are. Each group is drawn from
-    all that are left, since those in a group of this round are benched: so the partition is a uniform one."""
+    """Play 100 rounds: a peer that is in no group yet is told to mix, until all are in one.
+
+    Each group is drawn from all that are left, since members of this round's groups are in back-off. The partition is
+    therefore a uniform one.
+    """
     count, rng = 100, np.random.default_rng(seed)
     matrix, sizes = np.empty((n, 128), np.float32), list[int]()
     swarm = told_to_mix(matrix, seed, mixing="group", group_size=g, bench_s=1e5)
@@ -75,7 +81,7 @@ def test_a_complete_round_of_groups_leaves_what_lies_between_them() -> None:
 
 
 def everybody(swarm: Swarm) -> None:
-    """All are due at this instant, and mix until nothing is under way."""
+    """Let all peers mix at this instant, until no exchange is in progress."""
     for host in swarm.hosts:
         swarm.perform(host, host.peer.settle(True, swarm.now))
     for host in swarm.hosts:
@@ -89,7 +95,7 @@ def everybody(swarm: Swarm) -> None:
 def test_a_grid_of_groups_reaches_the_exact_mean_in_as_many_rounds_as_it_has_dimensions(
     side: int, dimensions: int
 ) -> None:
-    # Moshpit: n = M^d. Whole numbers divisible by n keep every sum and mean exact in float32.
+    # Moshpit, n = M^d: whole numbers divisible by n keep every sum and mean exact in float32.
     n = side**dimensions
     matrix = n * np.random.default_rng(SEED).integers(-100, 101, (n, 300)).astype(np.float32)
     mean = matrix.mean(0, dtype=np.float64).astype(np.float32)
@@ -111,7 +117,7 @@ def test_a_swarm_no_larger_than_a_group_is_at_its_mean_after_one() -> None:
 
 # -- the outer rule in groups ----------------------------------------------------------------------------------------
 def growth(alpha: float, beta: float, group: int, n: int = 1_600, rounds: int = 200) -> float:
-    """Of the disagreement in a round, over the second half of ``rounds``, by the rule itself on random partitions."""
+    """Return the growth of disagreement per round, over the second half of ``rounds`` with random partitions."""
     rng = np.random.default_rng(SEED)
     phi, momentum, seen = rng.normal(size=n), np.zeros(n), np.empty(rounds)
     for number in range(rounds):
@@ -137,7 +143,7 @@ def test_groups_contract_below_their_limit_and_diverge_above(alpha: float, group
 
 
 def test_the_swarm_follows_the_outer_rule_in_groups() -> None:
-    """Against the plain loop on the same groups, to rounding: 24 groups of 4 of 12, alpha 0.5, beta 1.2."""
+    """The swarm equals a plain loop on the same groups, to rounding: 24 groups of 4 of 12, alpha 0.5, beta 1.2."""
     n, alpha, beta = 12, 0.5, 1.2
     rng = np.random.default_rng(SEED)
     matrix = rng.normal(size=(n, 300)).astype(np.float32)
@@ -154,7 +160,7 @@ def test_the_swarm_follows_the_outer_rule_in_groups() -> None:
 
 
 def pairs_only(swarm: Swarm) -> None:
-    """Of everybody who is invited one joins, as where the others are late."""
+    """Let only one of the invited members join each group, as if the others were late."""
     for host in swarm.hosts:
         partners = host.peer.partners
         whole = partners.group
@@ -166,7 +172,7 @@ def pairs_only(swarm: Swarm) -> None:
 
 
 def test_momentum_that_is_stable_in_full_groups_does_not_drive_those_apart_that_begin_with_two() -> None:
-    """DiLoCo's 0.9 and 0.7, whose limit for pairs is 0.38: with momentum 300 of them leave 20 times the V."""
+    """DiLoCo's 0.9 and 0.7 exceed the pair limit of 0.38: with momentum 300 of such mixes leave 20 times the V."""
     matrix = np.random.default_rng(SEED).normal(size=(12, 64)).astype(np.float32)
     swarm = told_to_mix(matrix, SEED, mixing="group", group_size=0, outer_momentum=0.9, outer_rate=0.7)
     pairs_only(swarm)
@@ -179,7 +185,7 @@ def test_momentum_that_is_stable_in_full_groups_does_not_drive_those_apart_that_
 
 
 def test_two_that_are_everybody_mix_with_momentum() -> None:
-    """Of whom there are no others a mix is of the whole swarm, whose limit is the heavy ball's."""
+    """A mix of two is then one of the whole swarm, whose limit is the heavy ball's."""
     matrix = np.random.default_rng(SEED).normal(size=(2, 64)).astype(np.float32)
     phi, momentum = matrix.astype(np.float64), np.zeros(matrix.shape)
     swarm = told_to_mix(matrix, SEED, mixing="group", group_size=0, outer_momentum=0.9, outer_rate=0.7)

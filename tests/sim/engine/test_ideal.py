@@ -1,4 +1,4 @@
-"""The perfect sampler: who is there is known at once, and exchanges are what they are with the protocol."""
+"""The perfect sampler: it knows at once which peers are up, and exchanges are those of the protocol."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_the_registry_is_what_a_plain_list_of_records_says(operations):
     for what, record in operations:
         runs, changes = {one.run_id for one in plain.values() if one.ready}, registry.changes
         if what == "leave":
-            registry.remove(record.id)  # perhaps one that is not there
+            registry.remove(record.id)  # it may be absent
             plain.pop(record.id, None)
         else:
             (registry.put if record.id in plain else registry.add)(record)
@@ -90,7 +90,7 @@ def test_nobody_chooses_itself_and_all_others_alike(peers):
     others = [other.id for other in swarm.hosts if other is not host]
     assert sorted(chosen) == sorted(others)
     share = 1 / len(others)
-    error = (draws * share * (1 - share)) ** 0.5  # standard, of a binomial count
+    error = (draws * share * (1 - share)) ** 0.5  # standard error of a binomial count
     assert all(abs(count - draws * share) <= 4.5 * error for count in chosen.values())
 
 
@@ -166,7 +166,7 @@ def test_a_donor_that_dies_is_replaced():
 
 def test_one_that_comes_again_takes_the_weights_of_those_present():
     swarm = swarm_of(4)
-    swarm.kill(3)  # before it has mixed
+    swarm.kill(3)  # it has not mixed yet
     swarm.run_until(30.0)
     mean = np.mean([vector(index) for index in range(3)], axis=0)
     swarm.restart(3, [])
@@ -181,7 +181,7 @@ def test_one_that_comes_again_takes_the_weights_of_those_present():
 def test_those_who_begin_apart_end_in_one_run():
     swarm = Swarm(1, NetworkModel(), Config(), ideal=True)
     for index in range(5):
-        swarm.add_peer(vector(index))  # nobody is a founder: one must begin, and the others join it
+        swarm.add_peer(vector(index))  # without a founder one must begin, and the others join it
     swarm.run_until(40.0)
     assert all(host.peer.view.ready for host in swarm.hosts)
     assert len({host.peer.local.run_id for host in swarm.hosts}) == 1
@@ -215,7 +215,7 @@ def test_a_graphs_file_is_read_once_for_all_peers(ideal, tmp_path, monkeypatch):
 
 
 def test_peers_with_one_table_sort_it_once_and_keep_it_once():
-    """10,000 of them held 10,000 sorted lists of 10,000 ids. What each measured of its partners stays its own."""
+    """Before, 10,000 peers held 10,000 sorted lists of 10,000 ids. Measurements of partners are not shared."""
     swarm = swarm_of(50, config=Config(selection="ring"))
     swarm.run_until(20.0)
     orders = {id(host.peer.partners.selector.ranking(host.peer.partners)[0]) for host in swarm.hosts}
@@ -228,9 +228,11 @@ def test_peers_with_one_table_sort_it_once_and_keep_it_once():
 # -- beside the protocol ---------------------------------------------------------------------------------------------
 @pytest.mark.slow
 def test_ideal_and_protocol_learn_alike():
-    """Twelve peers, three seeds. Both runs of a seed have one partition and one order of batches, and differ in who
-    meets whom: over ten other seeds accuracies differed by 0.5 points (standard deviation) without bias, and the number
-    of exchanges by 0.9 %. The bounds are four standard errors, and a little more for the exchanges."""
+    """Twelve peers, three seeds: both runs of a seed have one partition and one order of batches, and differ in pairs.
+
+    Over ten other seeds accuracies differed by 0.5 points (standard deviation) without bias, and the number of
+    exchanges by 0.9 %. The bounds are four standard errors, and a little more for the exchanges.
+    """
     scenario = Scenario(
         peers=12,
         duration_s=20.0,

@@ -1,5 +1,4 @@
-"""Links that nobody uses are closed as nodes close them, and what was sent into a long cut does not hold up what comes
-after it."""
+"""Idle links are closed as nodes close them, and messages sent into a long cut do not delay later ones."""
 
 from __future__ import annotations
 
@@ -17,7 +16,7 @@ LATENCY_S = 0.025
 NEVER_S = 100_000.0
 SILENT = dict.fromkeys(
     ("probe_period_s", "probe_timeout_max_s", "heal_period_s", "push_pull_period_s"), NEVER_S
-)  # nothing goes over a link but what is asked of it here
+)  # no other messages go over a link
 
 
 def swarm_of(peers, congestion="cubic", **config):
@@ -37,7 +36,7 @@ def linked(swarm, a=0, b=1):
 
 
 def heard(swarm):
-    """(when, receiver, session) of each Busy, from now on."""
+    """Record (when, receiver, session) of each Busy from now on."""
     seen, deliver = [], swarm.links.deliver
 
     def delivered(host, sender, message):
@@ -67,7 +66,7 @@ def test_a_link_that_nothing_used_for_idle_s_is_closed_on_both_sides_and_nobody_
 
 
 def test_a_link_that_either_side_uses_stays():
-    """The one only sends, the other only hears: to both it is in use."""
+    """One side only sends and the other only receives: the link is in use for both."""
     swarm = swarm_of(2, **SILENT, idle_s=10.0)
     seen, (host, to) = heard(swarm), swarm.hosts
     for number in range(20):
@@ -78,7 +77,7 @@ def test_a_link_that_either_side_uses_stays():
 
 
 def test_after_a_cut_of_minutes_a_message_goes_over_a_new_link_and_waits_for_nothing():
-    """It had waited behind what the cut had kept, for TCP's next try: 13 s after this cut of 4 minutes."""
+    """Before, it waited behind what the cut had kept, for TCP's next try: 13 s after this cut of 4 minutes."""
     swarm = swarm_of(2, **SILENT, idle_s=60.0)
     seen, (host, to) = heard(swarm), swarm.hosts
     swarm.partition([[0], [1]])
@@ -97,7 +96,7 @@ def test_after_a_cut_of_minutes_a_message_goes_over_a_new_link_and_waits_for_not
     for sender, receiver in ((host, to), (to, host)):
         swarm.links.post(sender, receiver, Busy(2))
     swarm.run_until(healed + 300.0)
-    # What the cut had kept is refused where it arrives, and ends no newer link.
+    # Messages that the cut had kept are refused on arrival, and end no newer link.
     assert [(receiver, session) for _, receiver, session in seen] == [(1, 2), (0, 2)]
     assert [when - healed for when, *_ in seen] == pytest.approx([0.2 + LATENCY_S] * 2)
 
@@ -132,7 +131,7 @@ def test_where_there_is_no_tcp_links_last():
 
 @pytest.mark.slow
 def test_a_swarm_that_was_cut_for_minutes_is_whole_within_ten_seconds_and_its_exchanges_succeed():
-    """Twenty-four peers, four minutes: half a minute after it 102 sides of exchanges had failed beside 370 mixes."""
+    """Before, 102 sides of exchanges of these 24 peers failed in the half minute after the cut, against 370 mixes."""
     swarm = swarm_of(24, mix_every_steps=20)
     swarm.run_until(90.0)
     swarm.partition([list(range(12))])

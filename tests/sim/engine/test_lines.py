@@ -1,4 +1,4 @@
-"""Links over TCP: nothing is lost, nothing overtakes, cuts heal in seconds, and ends are seen as kernels tell them."""
+"""Links over TCP: nothing is lost or overtakes, cuts heal in seconds, and ends show as kernels report them."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from sim.world.network import NetworkModel
 from tests.harness.configs import tuned
 
 LATENCY_S = 0.025
-RARELY = Config(mix_every_steps=10_000)  # nothing else is sent over a link than what is asked of it here
+RARELY = Config(mix_every_steps=10_000)  # no other messages go over a link
 KINDS = pytest.mark.parametrize("congestion", ["cubic", "bbr"])
 
 
@@ -51,7 +51,7 @@ def linked(swarm, a=0, b=1):
 
 
 def first_link(swarm, by_s=60.0, a=0, b=1):
-    """When both have their link, to a millisecond."""
+    """Run until both have their link, to a millisecond, and return the time."""
     while not linked(swarm, a, b):
         assert swarm.now < by_s
         swarm.run_until(swarm.now + 0.001)
@@ -60,7 +60,7 @@ def first_link(swarm, by_s=60.0, a=0, b=1):
 
 # -- order, and nothing lost -----------------------------------------------------------------------------------------
 def sent_and_seen(swarm, count, gap_s=0.02):
-    """Numbered messages from 0 to 1, every third with a stream in front of it; what arrives, in order, with when."""
+    """Send numbered messages from 0 to 1, every third behind a stream; return the arrivals in order, with times."""
     host, to = swarm.hosts[:2]
     seen = []
     deliver = swarm.links.deliver
@@ -101,7 +101,7 @@ def test_whatever_is_lost_all_of_it_arrives_and_a_message_overtakes_none(congest
 
 
 def test_a_message_sent_after_a_stream_comes_after_it():
-    """Its last segments were lost, and are waited for."""
+    """The stream's last segments were lost, and are waited for."""
     swarm = swarm_of(2, loss=0.3)
     first_link(swarm)
     host, to = swarm.hosts
@@ -132,8 +132,11 @@ def test_a_peer_more_changes_nobodys_losses():
 
 @KINDS
 def test_messages_wait_in_the_queue_that_a_stream_of_their_senders_keeps(congestion):
-    """To others as to whom it streams to, and only while it is sent: little as it begins and ends, the queue's mean on
-    average. Those of others do not wait. So does the BUSY of a real node, which most offers find in an exchange."""
+    """A sender's messages to any peer wait while its stream is sent, on average for the queue's mean delay.
+
+    They wait little as the stream begins and ends, and those of other senders do not wait. A real node's BUSY waits
+    too, since most offers find it in an exchange.
+    """
     swarm = swarm_of(3, congestion=congestion, rate_bytes_s=2.5e6)
     first_link(swarm)
     first_link(swarm, a=0, b=2)
@@ -194,7 +197,7 @@ def test_a_dial_into_a_cut_knocks_again_after_each_of_five_seconds_and_after_sev
 
 
 def test_a_dial_whose_packets_are_lost_is_late_and_does_not_fail():
-    """A fifth of all packets is lost: two of the dial itself, which wait for 1, 2, 3 s, and two Hellos, for 0.25 s."""
+    """A fifth of all packets is lost: two of the dial itself (1, 2, 3 s late) and two Hellos (0.25 s late)."""
     swarm = swarm_of(1, config=tuned(mix_every_steps=10_000, hello_timeout_s=60.0), loss=0.2)
     for _ in range(60):
         swarm.add_peer(np.zeros(64, np.float32), seeds=[0])
@@ -211,7 +214,7 @@ def test_a_dial_whose_packets_are_lost_is_late_and_does_not_fail():
 
 # -- cuts ------------------------------------------------------------------------------------------------------------
 def test_what_is_sent_into_a_cut_arrives_with_the_next_retransmission():
-    """A round trip and 200 ms after it was sent, twice as long after that, and so on: 0.25, 0.75, 1.75 s."""
+    """TCP retransmits a round trip and 200 ms after sending, then twice as long after that: at 0.25, 0.75, 1.75 s."""
     swarm = swarm_of(2)
     first_link(swarm)
     host, to = swarm.hosts
@@ -231,8 +234,10 @@ def test_what_is_sent_into_a_cut_arrives_with_the_next_retransmission():
 
 
 def sent_before_a_cut(swarm):
-    """A stream of 0.1 MB whose last byte has gone when the cut begins, and a message behind it: when and in which order
-    they arrive, and when the stream is found to have stalled, seconds from the cut's beginning."""
+    """Start a cut after a stream of 0.1 MB has sent its last byte, with a message behind it.
+
+    Return the start of the cut, and a list of what arrives or stalls and when, seconds from the start of the cut.
+    """
     first_link(swarm)
     host, to = swarm.hosts
     seen, gone = [], []
@@ -254,8 +259,10 @@ def sent_before_a_cut(swarm):
 
 
 def test_the_end_of_a_stream_that_is_on_its_way_when_a_cut_begins_waits_for_the_cuts_end():
-    """As real packets do, and what was sent behind it waits too: it had arrived in spite of the cut, when cubic's queue
-    was part of its delay."""
+    """Real packets wait too, and so does what is sent behind them.
+
+    Before, the stream arrived in spite of the cut, since cubic's queue was part of its delay.
+    """
     swarm = swarm_of(2)
     cut, seen = sent_before_a_cut(swarm)
     swarm.run_until(cut + 1.0)
@@ -275,7 +282,7 @@ def test_a_stream_that_a_cut_caught_on_its_way_has_stalled_stall_s_after_the_cut
 
 
 def fleet(**changes):
-    """Four peers of 1 MB over 25 ms and 20 Mbit/s, as the real nodes that were measured."""
+    """Return four peers of 1 MB over 25 ms and 20 Mbit/s, like the real nodes that were measured."""
     network = {"latency": Latency.of(Distribution.constant(LATENCY_S)), "rate_mbit_s": Rate(20, 20)}
     return Scenario(
         peers=4, duration_s=60.0, task=Task(dataset="averaging", elements=250_000),
@@ -287,8 +294,10 @@ def fleet(**changes):
 
 
 def test_one_percent_of_loss_is_delay_and_no_failure():
-    """Real nodes: 68 exchanges each in a minute without loss and 64 with 1 %, and 0.5 % failed. All that may come to
-    nothing, with loss or without, is one of two offers that crossed after both had been accepted ("late")."""
+    """Real nodes made 68 exchanges each in a minute without loss and 64 with 1 %, of which 0.5 % failed.
+
+    The only failures here, with loss or without, are offers that crossed after both had been accepted ("late").
+    """
     mixes = []
     for loss in (0.0, 0.01):
         swarm = Simulation(fleet(loss=loss)).swarm
@@ -322,7 +331,7 @@ def test_partners_learn_of_a_kill_when_the_kernel_has_closed_its_sockets():
 def test_who_is_killed_while_it_dials_leaves_no_link_behind():
     swarm = swarm_of(1)
     swarm.add_peer(np.zeros(64, np.float32), seeds=[0])
-    swarm.run_until(swarm.now + 2.5 * LATENCY_S)  # its Hello is under way
+    swarm.run_until(swarm.now + 2.5 * LATENCY_S)  # its Hello is in flight
     swarm.kill(1)
     swarm.run_until(swarm.now + 5.0)
     assert not swarm.hosts[0].links
@@ -334,7 +343,7 @@ def test_of_a_machine_that_loses_its_power_nobody_hears():
     swarm.kill(0, silent=True)
     swarm.run_until(swarm.now + 1.5)
     assert swarm.hosts[0].id in swarm.hosts[1].links
-    # And a dial to it is answered by nobody.
+    # A dial to it gets no answer.
     newcomer = swarm.hosts[swarm.add_peer(np.zeros(64, np.float32), seeds=[0])]
     began = swarm.now
     swarm.run_until(began + RARELY.hello_timeout_s - 0.1)
@@ -344,7 +353,7 @@ def test_of_a_machine_that_loses_its_power_nobody_hears():
 
 
 def test_the_end_of_an_old_link_leaves_a_newer_one():
-    """Killed and back before the kernel has closed its sockets."""
+    """The peer was killed and is back before the kernel has closed its sockets."""
     swarm = swarm_of(2)
     first_link(swarm)
     swarm.kill(1)
@@ -357,7 +366,7 @@ def test_the_end_of_an_old_link_leaves_a_newer_one():
 
 
 def healed_after_s(seed):
-    """Four nodes cut in two for 20 s: until two of both sides have mixed."""
+    """Return how long four nodes, cut in two for 20 s, take until a pair from both sides has mixed."""
     run = Simulation(replace(fleet(partitions=(NetworkCut(at_s=20.0, until_s=40.0),)), seed=seed))
     run.swarm.run_until(40.0)
     mix, met = run.swarm.sessions.mix, []
@@ -374,5 +383,5 @@ def healed_after_s(seed):
 
 
 def test_a_healed_cut_is_seen_within_seconds():
-    """Real ones mixed with each other again after 0.4 to 1.7 s."""
+    """Real nodes mixed across the cut again after 0.4 to 1.7 s."""
     assert statistics.median(healed_after_s(seed) for seed in range(3)) < 3.0

@@ -34,7 +34,7 @@ def first_exchanges(seed: int) -> Measured:
         while swarm.sessions.mixes == 0:
             swarm.run_until(swarm.now + 0.001)
         if swarm.sessions.mixes == 2:
-            for host in swarm.hosts:  # what waits for the next boundary
+            for host in swarm.hosts:  # updates that wait for the next boundary
                 for update in host.boundary.arrived_updates:
                     host.boundary.apply_update(update, Visit())
             ratios.append(disagreement(simulation.learners.matrix) / before)
@@ -48,8 +48,11 @@ def test_the_first_exchange_of_a_run_takes_its_share_of_the_disagreement() -> No
 
 
 def ladder(seed: int) -> Measured:
-    """4,000 single exchanges, each of the vectors 0, 1 ... n-1: samples of ``1 - (i-j)^2 / 2V``, V = n(n^2-1)/12. The
-    standard error is that of pairs drawn uniformly; a partner preferred for its place would show."""
+    """Measure 4,000 single exchanges, each of the vectors 0, 1 ... n-1.
+
+    The samples are ``1 - (i-j)^2 / 2V``, with V = n(n^2-1)/12. The standard error is that of pairs drawn uniformly; a
+    partner preferred for its place would show.
+    """
     n, count = 8, 4_000
     matrix = np.zeros((n, 1), np.float32)
     swarm, rng = told_to_mix(matrix, seed), np.random.default_rng(seed)
@@ -70,8 +73,11 @@ def test_partners_are_uniform_whatever_they_hold() -> None:
 
 
 def consecutive(seed: int) -> Measured:
-    """40 runs of 20 consecutive exchanges each, 16 peers, 192 elements: 800 ratios V'/V, whose differences from their
-    expectation are uncorrelated (each is expected given all before), so their deviation gives the standard error."""
+    """Measure 40 runs of 20 consecutive exchanges each, 16 peers, 192 elements: 800 ratios V'/V.
+
+    Their differences from the expectation are uncorrelated (each is expected given all before), so their deviation
+    gives the standard error.
+    """
     n, runs, length = 16, 40, 20
     matrix, rng = np.empty((n, 192), np.float32), np.random.default_rng(seed)
     swarm, ratios = told_to_mix(matrix, seed), list[float]()
@@ -107,7 +113,7 @@ def test_an_exchange_moves_the_mean_by_exactly_nothing() -> None:
 
 # -- exchanges that fail: E V'/V = 1 - (1-q)/(n-1) -------------------------------------------------------------------
 def begun_in_vain(failed_by: dict[str, int]) -> int:
-    """Exchanges that failed, without the offers that nobody answered."""
+    """Count the exchanges that failed, without the offers that got no answer."""
     return sum(count for code, count in failed_by.items() if code not in ("unanswered", "unreached"))
 
 
@@ -153,23 +159,25 @@ def test_exchanges_that_fail_are_atomic_and_cost_their_share_of_the_contraction(
 
 # -- gossip SGD on a quadratic ---------------------------------------------------------------------------------------
 def quadratic(seed: int) -> tuple[Measured, Measured]:
-    """Disagreement V/n and variance of the mean of ``x <- (1 - eh) x + e s xi`` in all nodes, then one random pair.
+    """Measure the disagreement V/n and the variance of the mean of gossip SGD on a quadratic.
 
-    The published form is for a matching, with r = (n-2)/(2(n-1)). Derivation for a pair: a step makes V to
-    ``(1-eh)^2 V + e^2 s^2 (n-1)``, since the noise about its mean has n-1 degrees of freedom, and the pair multiplies
-    that by r = 1 - 1/(n-1) in expectation, whatever came before. Setting V equal before and after, V/n is
-    ``r e^2 s^2 (1-1/n) / (1 - r (1-eh)^2)``; the mean, which no pair moves, has variance
+    Each round applies ``x <- (1 - eh) x + e s xi`` in all nodes, and then one random pair mixes.
+
+    The published form is for a matching, with r = (n-2)/(2(n-1)). For a pair, a step makes V to
+    ``(1-eh)^2 V + e^2 s^2 (n-1)``, since the noise about its mean has n-1 degrees of freedom. The pair multiplies that
+    by r = 1 - 1/(n-1) in expectation, whatever came before. Setting V equal before and after, V/n is
+    ``r e^2 s^2 (1-1/n) / (1 - r (1-eh)^2)``. The mean, which no pair moves, has variance
     ``(e^2 s^2 / n) / (1 - (1-eh)^2)``.
 
-    2,400 rounds after 100, 256 elements; their relaxation takes 3 and 5 rounds, so that 24 batches of 100 give the
-    standard errors.
+    There are 2,400 rounds after 100, with 256 elements. Their relaxation takes 3 and 5 rounds, so that 24 batches of
+    100 give the standard errors.
     """
     n, elements, rounds, warm = 8, 256, 2_400, 100
     slope, noise = 0.1, 1.0  # e h, e s
     rng, due = np.random.default_rng(seed), set[int]()
 
     def on_step(index: int, values: np.ndarray, steps: int) -> None:
-        if index in due:  # once a round: the loop goes on while the pair exchanges, and trains no more
+        if index in due:  # once a round: the loop goes on during the exchange, without training
             due.remove(index)
             values *= np.float32(1 - slope)
             values += noise * rng.standard_normal(elements, np.float32)

@@ -15,7 +15,7 @@ from tests.sim.oracles import SEED, STEP_S, Measured, batch_error, disagreement,
 
 
 def outer_map(n: int, alpha: float, beta: float) -> tuple[np.ndarray, np.ndarray]:
-    """What one exchange of a random pair makes of the second moments: ``z <- T z + c s^2``; returns (T, c).
+    """Return the map (T, c) of the second moments in one exchange of a random pair: ``z <- T z + c s^2``.
 
     z = (P, Q, M, N) over distinct nodes i, j: ``P = E (phi_i - phi_j)^2``, ``Q = E (phi_i - phi_j) m_i``,
     ``M = E m_i^2``, ``N = E m_i m_j``; noise of variance s^2 comes to a node's theta after each of its mixes. With
@@ -42,19 +42,21 @@ def outer_map(n: int, alpha: float, beta: float) -> tuple[np.ndarray, np.ndarray
 
 
 def growth(n: int, alpha: float, beta: float) -> float:
-    """Of the second moments in one exchange, in the long run."""
+    """Return the growth factor of the second moments in one exchange, in the long run."""
     return float(np.abs(np.linalg.eigvals(outer_map(n, alpha, beta)[0])).max())
 
 
 def stationary(n: int, alpha: float, beta: float) -> float:
-    """Variance of phi about its mean, V/n, with unit noise."""
+    """Return the variance of phi about its mean, V/n, with unit noise."""
     per_exchange, noise = outer_map(n, alpha, beta)
     return float(np.linalg.solve(np.eye(4) - per_exchange, noise)[0]) * (n - 1) / (2 * n)
 
 
 def plain_loop(seed: int, n: int, alpha: float, beta: float, exchanges: int) -> Measured:
-    """The derivation against the equations themselves: 40,000 swarms of their own pairs and noise; V/n after so many
-    exchanges, with the standard error of independent samples."""
+    """Play the equations themselves in 40,000 swarms with independent pairs and noise, to test the derivation.
+
+    Return V/n after so many exchanges, with the standard error of independent samples.
+    """
     rng, swarms = np.random.default_rng(seed), 40_000
     every = np.arange(swarms)[:, None]
     phi, m = rng.normal(size=(swarms, n)), np.zeros((swarms, n))
@@ -78,15 +80,18 @@ def test_the_moments_of_the_outer_rule_are_those_of_a_plain_loop() -> None:
 
 
 def test_pairs_have_the_stationary_variance_of_matchings_in_a_large_swarm() -> None:
-    # No sampling error. A node's partner is one of many, drawn from the same distribution, in a matching as in a pair.
+    # No sampling error: a node's partner is drawn from the same distribution in a matching as in a pair.
     law = 0.7 * 1.5 / (stability_limit(0.5) - 0.7)
     assert law == pytest.approx(1.3125)
     assert stationary(10**6, 0.5, 0.7) == pytest.approx(law, abs=1e-5)
 
 
 def outer_noise(seed: int) -> Measured:
-    """Variance of phi about its mean in the swarm, alpha 0.5, beta 0.7, 16 peers whose theta gets unit noise after each
-    mix; 512 elements, 3,600 exchanges after 200. It relaxes in 25 exchanges: 24 batches of 150."""
+    """Measure the variance of phi about its mean in the swarm, at alpha 0.5 and beta 0.7.
+
+    The theta of each of 16 peers gets unit noise after each mix; 512 elements, 3,600 exchanges after 200. It relaxes in
+    25 exchanges: 24 batches of 150.
+    """
     n, elements, count, warm = 16, 512, 3_600, 200
     rng, due = np.random.default_rng(seed), set(range(n))
     noise = np.zeros((n, elements), np.float32)
@@ -119,8 +124,10 @@ def test_the_outer_rule_with_unit_noise_has_the_derived_variance() -> None:
 
 
 def outer_fall(seed: int, alpha: float, beta: float) -> Measured:
-    """V/n of the swarm after 12 exchanges without noise, 8 peers, 192 elements, 90 starts from N(0, 1): independent,
-    and their deviation gives the standard error."""
+    """Measure V/n of the swarm after 12 exchanges without noise, with 8 peers and 192 elements.
+
+    The 90 starts from N(0, 1) are independent, and their deviation gives the standard error.
+    """
     n, length, starts = 8, 12, 90
     matrix, rng = np.zeros((n, 192), np.float32), np.random.default_rng(seed)
     swarm = told_to_mix(matrix, seed, outer_momentum=alpha, outer_rate=beta)
@@ -140,8 +147,8 @@ def outer_fall(seed: int, alpha: float, beta: float) -> Measured:
 def test_the_outer_rule_contracts_below_its_limit_and_is_refused_above(alpha: float) -> None:
     limit = stability_limit(alpha)
     assert holds(outer_fall(SEED, alpha, 0.95 * limit))
-    # The moments that the swarm was just seen to follow contract below the limit at every size, and diverge above it in
-    # a swarm that is not small. No Config lets a swarm run there.
+    # These moments contract below the limit at every size, and diverge above it in large swarms. The test above
+    # compares them with the swarm. No Config lets a swarm run above the limit.
     assert all(growth(n, alpha, 0.95 * limit) < 1 for n in (4, 8, 64, 256, 4_096))
     assert all(growth(n, alpha, 1.05 * limit) > 1 for n in (256, 4_096))
     with pytest.raises(ConfigError, match="outer_rate"):

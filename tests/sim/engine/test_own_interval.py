@@ -1,4 +1,4 @@
-"""Simulated peers that choose how often they mix: by their links, their steps and the model that theirs stands for."""
+"""Simulated peers that choose their interval: by their links, their steps and the model theirs stands for."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def scenario(steps=120, task=None, network=None, internal=None, fidelity="auto",
 
 
 def played(**changes):
-    """The interval at the end, mixes of a peer for each of its steps, and bytes of a peer for each step."""
+    """Return the interval at the end, and the mixes and the bytes of a peer for each of its steps."""
     summary = simulate(scenario(**changes), progress=False).summary
     steps = summary["steps"]
     return summary["interval_steps"], summary["node_updates"] / steps, summary["bytes_sent"] / steps
@@ -63,16 +63,16 @@ def test_peers_on_good_links_mix_every_2_steps_in_int8_and_send_what_fp32_every_
 def test_where_an_exchange_takes_long_or_costs_much_they_mix_more_rarely(changes, least, most, fidelity):
     interval, mixes, _ = played(steps=120, fidelity=fidelity, **changes)
     assert least <= interval <= most
-    assert mixes < 1 / (0.7 * least) + 0.1  # and what began before anything was measured
+    assert mixes < 1 / (0.7 * least) + 0.1  # some exchanges began before anything was measured
 
 
 def of_hosts(simulation):
-    """The learners of the whole level, and the intervals that peers have chosen."""
+    """Return the learners of the whole level, and the intervals that peers have chosen."""
     return simulation.learners, [host.peer.schedule.every for host in simulation.swarm.hosts]
 
 
 def of_rows(simulation):
-    """The same of the fast level."""
+    """Return the same of the fast level."""
     level = simulation.level
     level.update_models()
     return level.learners, [level.decisions.interval_steps(peer) for peer in range(PEERS)]
@@ -85,8 +85,8 @@ def test_a_correction_counts_in_the_interval_that_its_peer_has_chosen(kind, of):
         pass
     learners, chosen = of(simulation)
     steps = learners.corrections.interval_steps.tolist()
-    assert 6 <= sorted(steps)[PEERS // 2] <= 12  # Before they knew better, they made some of them wait for each other.
-    assert sum(one == other for one, other in zip(steps, chosen, strict=True)) >= PEERS // 2  # others chose since
+    assert 6 <= sorted(steps)[PEERS // 2] <= 12  # The first, shorter intervals made some peers wait for each other.
+    assert sum(one == other for one, other in zip(steps, chosen, strict=True)) >= PEERS // 2  # some chose again
 
 
 def test_a_number_that_is_given_stays_on_any_link():

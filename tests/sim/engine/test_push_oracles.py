@@ -1,4 +1,4 @@
-"""One-way pushes of vectors that count as one, by the arithmetic with which a boundary merges them."""
+"""One-way pushes between vectors of mass one, with the arithmetic by which a boundary merges them."""
 
 import math
 from itertools import permutations
@@ -14,7 +14,7 @@ from sim.engine.vector_model import HostVectors, KeptVector, VectorModel
 
 
 def push(values: np.ndarray, sender: int, receiver: int) -> None:
-    """Each node's value is a row; the receiver's own counts as one, and so does what comes."""
+    """Push the sender's row to the receiver's; both masses are one."""
     given, mass = push_mass(1.0, 1, conserves=False)
     own = values[receiver]
     boundary = Boundary(VectorModel(own), HostVectors(lambda: None), KeptVector(own))
@@ -31,7 +31,7 @@ def disagreement(values: np.ndarray) -> float:
 def test_one_push_leaves_1_minus_n_plus_1_over_2n_n_minus_1_of_the_disagreement(n):
     values = np.random.default_rng(n).standard_normal((n, 5)).astype(np.float32)
     left = []
-    for sender, receiver in permutations(range(n), 2):  # all of them: no sampling error
+    for sender, receiver in permutations(range(n), 2):  # all pairs, so no sampling error
         after = values.copy()
         push(after, sender, receiver)
         left.append(disagreement(after) / disagreement(values))

@@ -17,8 +17,10 @@ from tests.sim.oracles import NEVER_S, SEED, Measured, holds
 
 
 class Telling:
-    """The whole membership protocol with nothing to do but to tell one rumour after another: no training, no probes, no
-    push-pull. ``linked``: everybody holds links to everybody, and nobody dials."""
+    """The membership protocol without training, probes or push-pull, which tells one rumour after another.
+
+    ``linked``: all members hold links to all others, and none dials.
+    """
 
     def __init__(self, n: int, seed: int, latency_s: float, fanout: int = 3, linked: bool = False) -> None:
         config = tuned(
@@ -33,10 +35,10 @@ class Telling:
         for host in self.swarm.hosts if linked else ():
             host.links.update(dict.fromkeys(other.id for other in self.swarm.hosts if other is not host))
         self.told = 0
-        self.swarm.run_until(30.0)  # what was said of the beginning is said
+        self.swarm.run_until(30.0)  # updates about the beginning have spread
 
     def unaware(self, rounds: int) -> list[int]:
-        """A random peer's record changes; how many do not have the new one in the middle of round 0, 1 ..."""
+        """Change a random peer's record; return how many lack the new one in the middle of round 0, 1 ..."""
         swarm, began_s = self.swarm, self.swarm.now
         source = swarm.hosts[int(self.rng.integers(len(swarm.hosts)))]
         self.told += 1
@@ -47,15 +49,18 @@ class Telling:
             swarm.run_until(began_s + (number + 0.5) * self.period_s)
             views = (host.peer.membership.record(source.id) for host in swarm.hosts if host is not source)
             counts.append(sum(record != news for record in views))
-        swarm.run_until(began_s + (rounds + retransmits(len(swarm.hosts)) + 1) * self.period_s)  # all is said
+        swarm.run_until(began_s + (rounds + retransmits(len(swarm.hosts)) + 1) * self.period_s)  # no more is told
         return counts
 
 
 def unaware_law(n: int, fanout: int, rounds: int) -> list[float]:
-    """How many have not heard after each round, when messages take no time. Who hears tells ``fanout`` others at once,
-    and others again in each round that follows: in round k all who have heard by round i <= k have told k - i + 1
-    times, and one is missed by all that with ``(1 - fanout/(n-1))^(sum_i aware_i)``. The fixed point of round 0 is the
-    giant component of a random digraph; later rounds shrink the rest e^fanout times each, ln(n) / fanout rounds."""
+    """Return how many members have not heard after each round, when messages take no time.
+
+    A member that hears tells ``fanout`` others at once, and others again in each round that follows. In round k the
+    members that had heard by round i <= k have told k - i + 1 times, and all miss a member with
+    ``(1 - fanout/(n-1))^(sum_i aware_i)``. The fixed point of round 0 is the giant component of a random digraph. Later
+    rounds shrink the rest e^fanout times each, ln(n) / fanout rounds.
+    """
     unaware = list[float]()
     for _ in range(rounds):
         here = n / 2
@@ -67,9 +72,12 @@ def unaware_law(n: int, fanout: int, rounds: int) -> list[float]:
 
 
 def spreading(seed: int) -> tuple[Measured, Measured]:
-    """Those of 256 who have not heard of 40 rumours after rounds 0 and 1; independent, and their deviation gives the
-    standard errors. Fluctuations, which the fixed point leaves out, add 2 % at this size (4,000 plain cascades: 14.96
-    with error 0.07 and 0.734 with 0.014, law 14.66 and 0.715), under half a standard error of these."""
+    """Measure how many of 256 members have not heard of 40 rumours after rounds 0 and 1.
+
+    The samples are independent, and their deviation gives the standard errors. Fluctuations, which the fixed point
+    leaves out, add 2 % at this size (4,000 plain cascades: 14.96 with error 0.07 and 0.734 with 0.014, law 14.66 and
+    0.715), under half a standard error of these.
+    """
     telling = Telling(256, seed, latency_s=1e-6)
     counts = np.array([telling.unaware(2) for _ in range(40)])
     seen, errors, law = counts.mean(0), counts.std(0, ddof=1) / math.sqrt(40), unaware_law(256, 3, 2)
@@ -86,7 +94,7 @@ def test_a_rumour_reaches_nearly_everybody_at_once_and_the_rest_as_derived() -> 
 
 
 def plain_push(n: int, fanout: int, rng: np.random.Generator) -> float:
-    """Rounds until everybody knows, each who does telling ``fanout`` a round; inf when it dies before."""
+    """Return the rounds until all know, if each that knows tells ``fanout`` a round; inf when it dies before."""
     frames = -(-retransmits(n) // fanout)  # each member passes it on so often
     since = np.full(n, np.inf)
     since[0], number = 0, 0
@@ -102,8 +110,11 @@ def plain_push(n: int, fanout: int, rng: np.random.Generator) -> float:
 
 
 def rounds_to_all(seed: int, n: int, fanout: int) -> Measured:
-    """Mean rounds until everybody knows, with messages that take a round: 25 rumours against 1,000 of plain_push, both
-    without those that died before (e^-retransmits of a node at most). The error is of the difference."""
+    """Measure the mean rounds until all members know, with messages that take a round.
+
+    Compare 25 rumours with 1,000 runs of plain_push, both without rumours that died before (e^-retransmits of a node at
+    most). The error is that of the difference.
+    """
     telling, rng = Telling(n, seed, latency_s=0.5, fanout=fanout, linked=True), np.random.default_rng(seed)
     seen = [counts.index(0) for counts in (telling.unaware(28) for _ in range(25)) if 0 in counts]
     plain = [rounds for rounds in (plain_push(n, fanout, rng) for _ in range(1_000)) if rounds < math.inf]
@@ -116,5 +127,5 @@ def test_a_rumour_takes_as_many_rounds_as_push_in_plain_rounds(n: int, fanout: i
     seen, plain, error = rounds_to_all(SEED, n, fanout)
     assert holds((seen, plain, error))
     # log_(1+fanout) n + ln n / fanout + O(1): A. Frieze and G. Grimmett 1985, B. Pittel 1987 for fanout 1. Push alone
-    # at 1,024 so takes about 17 or 18.
+    # takes about 17 or 18 rounds at 1,024.
     assert 0 < plain - math.log(n, 1 + fanout) - math.log(n) / fanout < 1.5

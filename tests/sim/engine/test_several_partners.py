@@ -1,4 +1,4 @@
-"""A mix with several partners is one mix: how often its exchanges take place."""
+"""A mix with several partners is one mix; this tests how often its exchanges take place."""
 
 import pytest
 
@@ -8,7 +8,7 @@ STEP_S, STEPS, PEERS = 0.1, 120, 12
 
 
 def mixes_a_step(**gossip):
-    """Exchanges of a node for each of its steps, both those that it began and those of others."""
+    """Return the exchanges of a node for each of its steps, whether it began them or another did."""
     table = {
         "peers": PEERS, "duration_s": STEPS * STEP_S, "task": {"dataset": "averaging"},
         "membership": {"mode": "ideal"}, "compute": {"step_s": {"kind": "uniform", "low_s": 0.095, "high_s": 0.105}},

@@ -1,4 +1,4 @@
-"""The simulator's driver: deterministic, indifferent to newcomers, and true to the exchange's arithmetic."""
+"""The simulator's driver: deterministic, independent of newcomers, and exact in an exchange's arithmetic."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def swarm_of(
 
 
 def kicked(at_step: int) -> Callable[[int, Floats, int], None]:
-    """At this step of its life each peer takes a different step of size 1."""
+    """Return an ``on_step`` that moves each peer by a different step of size 1 at this step of its life."""
 
     def on_step(index: int, values: Floats, steps: int) -> None:
         if steps == at_step:
@@ -100,7 +100,7 @@ def test_another_peer_changes_nobodys_randomness() -> None:
         assert one.peer.membership.me.run_id == other.peer.membership.me.run_id
         assert one.rng.getstate() == other.rng.getstate()
         assert one.peer.rng.getstate() == other.peer.rng.getstate()
-    # The last one cannot be reached: for the others it is as if it were not there.
+    # The last peer cannot be reached, as if it did not exist for the others.
     many.partition([[0, 1, 2], [3]])
     few.run_until(10.0)
     many.run_until(10.0)
@@ -132,7 +132,7 @@ def test_averaging_ends_at_the_mean(codec: str) -> None:
     swarm = swarm_of(peers, config=Config(codec=codec), on_step=on_step)
     swarm.run_until(40.0)
     assert len(before) == peers
-    # All began with the weights of the first, so the mean is those and the mean of what each added.
+    # All began with the weights of the first: the mean is these plus the mean of what each added.
     mean = vector(0) + np.mean(list(before.values()), axis=0)
     # Exchanges conserve the mean to rounding, and contract all differences: by half each, hundreds of times.
     tolerance = 1e-5 if codec == "fp32" else 4 * 2.0**-11
@@ -143,7 +143,7 @@ def test_averaging_ends_at_the_mean(codec: str) -> None:
 
 
 def waiting(host: Host) -> Floats:
-    """What was agreed and will be added at the next boundary."""
+    """Return the updates that are agreed on and wait for the next boundary."""
     return sum((update.vector.array for update in host.boundary.arrived_updates), np.zeros(ELEMENTS))
 
 
@@ -156,8 +156,8 @@ def test_no_exchange_moves_the_mean() -> None:
         swarm.run_until(swarm.now + 0.013)
         open_states = {one.state for host in swarm.hosts for one in host.peer.exchanges.table.values()}
         if open_states & {State.STREAMING, State.VERIFIED}:
-            continue  # between its two COMMITs an exchange has happened at one side alone
-        # What was agreed and waits for the next boundary counts as done.
+            continue  # between the two COMMITs only one side has mixed
+        # Updates that wait for the next boundary count as mixed.
         sums.append(sum(host.vector.astype(np.float64) + waiting(host) for host in swarm.hosts))
     assert len(sums) > 20
     assert sum(host.peer.exchanges.done_count for host in swarm.hosts) > 50
@@ -165,12 +165,12 @@ def test_no_exchange_moves_the_mean() -> None:
 
 
 def test_a_transfer_takes_latency_and_bytes_over_rate() -> None:
-    seconds = ELEMENTS * 4 / 100.0  # of each stream at 100 bytes a second
+    seconds = ELEMENTS * 4 / 100.0  # each stream at 100 bytes a second
     swarm = swarm_of(2, network=NetworkModel(latency_s=0.02, rate_bytes_s=100.0))
     swarm.run_until(30.0)
     durations = [d for host in swarm.hosts for past in host.peer.exchanges.durations.durations_s.values() for d in past]
     assert durations
-    # From the agreed start: theirs was on its way already when ours begins, and theirs to come is one latency behind.
+    # Durations count from the agreed start. The partner's stream may precede ours then, or follow a latency later.
     assert min(durations) >= seconds + 0.02 - 1e-9
     assert max(durations) <= seconds + 4 * 0.02 + 1e-9
 
@@ -184,7 +184,7 @@ def test_steps_taken_while_bytes_were_in_flight_are_kept() -> None:
     assert sum(host.peer.exchanges.done_count for host in swarm.hosts) > 50
     started = {host.index: host.steps for host in swarm.hosts}
     gained = np.mean([host.vector.mean() for host in swarm.hosts]) - vector(0).mean()
-    # The joiners began from what the first had gained by then, so the mean is within a few steps of the steps taken.
+    # Joiners begin with what the first had gained by then, so the mean is within a few steps of those taken.
     assert gained == pytest.approx(np.mean(list(started.values())), abs=15)
 
 
@@ -232,7 +232,7 @@ def test_a_crash_costs_each_other_peer_one_exchange_and_one_offer_and_is_known_t
         assert host.peer.membership.state(dead.id) is MemberState.DEAD
         failed = (
             host.peer.exchanges.failures_by_reason
-        )  # the one under way, and at most one offer before its death is known
+        )  # the exchange in progress, and at most one offer before its death is known
         assert sum(failed.values()) - failed.get("unreached", 0) <= 1
         assert failed.get("unreached", 0) <= 1
         assert host.peer.exchanges.done_count > before[host.index] + 10
@@ -344,7 +344,7 @@ def test_impossible_networks_are_refused_by_name(name: str, value: float) -> Non
 
 
 def test_a_newcomer_need_not_wait_for_the_end_of_its_donors_long_steps() -> None:
-    """It gets what they held at the boundary before."""
+    """It gets what its donors held at the boundary before."""
 
     def on_step(index: int, vector: Floats, step: int) -> None:
         vector += 1.0

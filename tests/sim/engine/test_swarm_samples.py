@@ -1,4 +1,4 @@
-"""The members' number of samples follows the samples trained: nodes average it at exchanges as they do the weights."""
+"""The members' sample count follows the samples trained: nodes average it in exchanges, like the weights."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_numbers_that_lie_apart_meet_and_keep_their_sum():
 
 
 class Liar(RunProgress):
-    """A node that states the largest numbers a message holds."""
+    """A node that states the largest numbers that a message holds."""
 
     @property
     def claim(self) -> Claim:
@@ -80,7 +80,7 @@ class Liar(RunProgress):
 
 @pytest.mark.parametrize(("honest", "liars"), [(3, 1), slow(8, 8)])
 def test_liars_after_ten_silent_minutes_add_at_most_a_fifth_in_a_minute(honest, liars):
-    """One liar of four adds 6 %, and 37 % where either limit (of one exchange, of one interval) is lifted."""
+    """One liar of four adds 6 %, and 37 % if either limit (of one exchange, of one interval) is lifted."""
     swarm = swarm_of(honest + liars)
     swarm.run_until(600.0)
     for host in swarm.hosts[honest:]:

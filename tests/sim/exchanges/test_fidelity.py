@@ -1,4 +1,4 @@
-"""The two levels of the simulator beside one another, and what the fast one refuses."""
+"""Comparisons of the simulator's two levels, and the scenarios that the fast one refuses."""
 
 from __future__ import annotations
 
@@ -58,13 +58,13 @@ def scenario(**changes) -> Scenario:
 
 
 def apart(one: list[float], other: list[float]) -> float:
-    """How far two means are apart, in standard errors."""
+    """Return how far apart two means are, in standard errors."""
     error = math.sqrt((statistics.variance(one) + statistics.variance(other)) / len(one))
     return abs(statistics.mean(one) - statistics.mean(other)) / error if error else 0.0
 
 
 def both(**changes) -> dict[str, list[dict]]:
-    """The summaries of some seeds at either level."""
+    """Return the summaries of some seeds at either level."""
     return {
         level: [simulate(scenario(seed=seed, fidelity=level, **changes), progress=False).summary for seed in SEEDS]
         for level in ("whole", "exchange")
@@ -108,7 +108,7 @@ def test_the_two_levels_agree(changes):
 
 
 def test_what_differs_is_seen():
-    """The comparison is one that can fail: with half of the mixes the two levels do not agree."""
+    """The comparison can fail: with half of the mixes the two levels do not agree."""
     whole = simulate(scenario(fidelity="whole"), progress=False).summary
     rare = simulate(scenario(gossip=Config(mix_every_steps=8, filter="none")), progress=False).summary
     assert rare["node_updates"] < 0.7 * whole["node_updates"]
@@ -220,7 +220,7 @@ def test_a_scenario_says_its_level_and_comes_back_from_its_text(tmp_path):
 
 
 def test_steps_that_are_drawn_train_as_often():
-    """Each peer's steps end when they end at the whole level."""
+    """A peer's steps end when they end at the whole level."""
     drawn = Compute(step_s=Distribution.lognormal(0.1, 0.3))
     whole, exchange = (simulate(scenario(fidelity=level, compute=drawn), progress=False).summary for level in
                        ("whole", "exchange"))  # fmt: skip
@@ -241,7 +241,7 @@ def test_what_the_filter_cuts_off_is_counted(monkeypatch):
 
 
 def test_nothing_is_kept_of_exchanges_that_are_over():
-    """Whoever died in them: snapshots go with their exchange."""
+    """Snapshots go with their exchange, even if one side died in it."""
     run = ExchangeSimulation(
         scenario(churn=ChurnSpec(up=Distribution.exponential(30)), duration_s=20.0, network=INTERNET)
     )
@@ -256,7 +256,7 @@ def test_nothing_is_kept_of_exchanges_that_are_over():
 
 
 def test_a_retried_offer_goes_to_nobody_who_mixes_with_the_peer_already(monkeypatch):
-    """It crossed the other exchange, which its initiator then gave up while the responder held it for ever."""
+    """Before, such an offer crossed the other exchange; the initiator gave up and the responder held it for ever."""
     monkeypatch.setattr(Models, "replay", lambda *_, **__: None)
     lan = NetworkSpec(latency=Distribution.constant(0.005), rate_mbit_s=Rate(100, 100))
     every_step = Config(mix_every_steps=1, codec="int8")
@@ -269,7 +269,7 @@ def test_a_retried_offer_goes_to_nobody_who_mixes_with_the_peer_already(monkeypa
 
 
 def test_a_newcomer_begins_among_its_donors():
-    """One that comes late holds pieces of others' weights, and nothing of its own."""
+    """A late newcomer holds pieces of others' weights, and none of its own."""
     ups = ChurnSpec(up=Distribution.exponential(1e9), down=Distribution.exponential(1.0), start="steady")
     run = ExchangeSimulation(scenario(task=Task(dataset="averaging", elements=700), peers=20, churn=ups, duration_s=4.0,
                              gossip=Config(mix_every_steps=1000)))  # fmt: skip
@@ -296,11 +296,11 @@ def test_a_donor_that_died_before_its_piece_and_once_more_since_gave_nothing():
         "network": {"latency": {"kind": "constant", "value_ms": 25}, "rate_mbit_s": 20, "loss": 0.01},
     })  # fmt: skip
     result = simulate(scenario, progress=False)
-    assert result.summary["exchanges_done"] > 0  # and nothing is taken that was never given
+    assert result.summary["exchanges_done"] > 0  # no weights are taken that were never given
 
 
 def test_a_correction_learns_as_much_of_an_exchange_at_either_level(monkeypatch):
-    """Many pairs meet sooner than an interval after another mix of either, and count less."""
+    """Many pairs meet less than an interval after another mix of either side, and count less."""
     counted: dict[str, list[float]] = {name: [] for name in CREDITED}
     for name, where in CREDITED.items():
 

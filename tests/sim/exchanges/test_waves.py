@@ -1,4 +1,4 @@
-"""In which order a batch of the tape is played."""
+"""The order in which a batch of the tape is played."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ ROWS = 6
 
 @st.composite
 def tapes(draw):
-    """Exchanges of a few rows that overlap as they like, some of them under way."""
+    """Draw exchanges of a few rows that overlap in any way, some of them not finished."""
     tape, steps = Tape(), [0] * ROWS
     under_way: list[tuple[int, int, int]] = []
     for _ in range(draw(st.integers(0, 40))):
         if under_way and draw(st.booleans()):
             number, row, side = under_way.pop(draw(st.integers(0, len(under_way) - 1)))
-            steps[row] += 1  # what is added came before the boundary, and a snapshot of the boundary holds it
+            steps[row] += 1  # an update comes before the boundary, so a snapshot at the boundary includes it
             tape.append(row, steps[row], ADD, number, side)
             continue
         first, second = draw(st.permutations(range(ROWS)))[:2]
@@ -82,7 +82,7 @@ def test_what_is_under_way_is_left_whole_with_what_follows_it(case):
     tape, steps = case
     entries = len(tape.rows)
     played = tape.take(steps, splits=False)
-    if len(played) < entries:  # or nothing is under way, or all of it is cut
+    if len(played) < entries:  # otherwise all exchanges are finished, or all are cut
         numbers = [np.sort(played.exchange[played.kind == kind]) for kind in (SNAPSHOT, ADD)]
         assert np.array_equal(*numbers)
     left = tape.take(steps)

@@ -1,4 +1,4 @@
-"""Each peer goes through its own samples without replacement, in an order that nobody else changes."""
+"""Each peer goes through its own samples without replacement, in an order that no other peer changes."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ SEED = 9
 
 
 def made(sizes, batch_size, names=None, seed=SEED):
-    """Peer number p holds the samples 1000 p .. 1000 p + size - 1."""
+    """Make batches in which peer p holds the samples 1000 p .. 1000 p + size - 1."""
     parts = [np.arange(size) + 1000 * peer for peer, size in enumerate(sizes)]
     return Batches(parts, names or [f"peer {peer}" for peer in range(len(sizes))], seed, batch_size)
 
 
 def epoch(batches, peer, number):
-    """(batches, batch) of one epoch of one peer."""
+    """Return the batches of one epoch of one peer, (batches, batch)."""
     count = int(batches.batches_per_epoch[peer])
     return np.concatenate([batches.draw(np.array([peer]), np.array([number * count + at])) for at in range(count)])
 
@@ -33,7 +33,7 @@ def test_an_epoch_takes_no_sample_twice_and_only_ones_own(sizes, batch_size, num
         assert seen.shape == (max(size // batch_size, 1), batch_size)
         assert ((seen >= 1000 * peer) & (seen < 1000 * peer + size)).all()
         times = np.unique(seen, return_counts=True)[1]
-        assert times.max() <= -(-batch_size // size)  # more than once only in a part smaller than a batch
+        assert times.max() <= -(-batch_size // size)  # more than once only if the part is smaller than a batch
         if size % batch_size == 0:
             assert len(times) == size
 

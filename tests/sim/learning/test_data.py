@@ -1,4 +1,4 @@
-"""The loaders: what they hold, how they divide it, and what they say when it is missing."""
+"""The loaders: their data, how they divide it, and their messages when it is missing."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_a_dirichlet_split_is_decided_by_its_seed(labels_parts, seed):
 
 
 def unevenness(labels: torch.Tensor, parts: list[torch.Tensor]) -> float:
-    """Mean total variation distance between a part's classes and everybody's: 0 is IID, near 1 one class each."""
+    """Return the mean total variation distance of a part's classes from the set's: 0 is IID, near 1 one class each."""
     overall = torch.bincount(labels, minlength=10) / len(labels)
     shares = [torch.bincount(labels[part], minlength=10) / len(part) for part in parts]
     return torch.stack([(share - overall).abs().sum() / 2 for share in shares]).mean().item()
@@ -86,7 +86,7 @@ def test_the_digits_are_split_alike_every_time_with_all_classes_in_proportion():
     assert (x_train.shape, x_test.shape) == ((1437, 64), (360, 64))
     assert x_train.dtype == torch.float32
     assert (x_train.min(), x_train.max()) == (0, 1)
-    expected = torch.bincount(torch.cat([y_train, y_test])) / 5  # a fifth of every class is for the test
+    expected = torch.bincount(torch.cat([y_train, y_test])) / 5  # a fifth of every class is test data
     assert (torch.bincount(y_test) - expected).abs().max() < 1
 
 
@@ -97,7 +97,7 @@ def write_idx(path: Path, array: np.ndarray) -> None:
 
 
 def write_tiny_pictures(folder: Path, ending: str) -> None:
-    """Two training pictures and one for the test, in the real files' format."""
+    """Write two training pictures and one test picture in the real files' format."""
     for name, count in (("train", 2), ("t10k", 1)):
         pictures = np.arange(count * 28 * 28, dtype=np.uint32).reshape(count, 28, 28) % 256
         write_idx(folder / f"{name}-images-idx3-ubyte{ending}", pictures.astype(np.uint8))
@@ -113,7 +113,7 @@ def are_the_tiny_pictures(read, mean, deviation):
 
 
 def names_the_damaged(file, damage, read, advice):
-    """In one sentence, with what would help."""
+    """Check that a damaged file is named in one line, with advice."""
     file.write_bytes(damage(file.read_bytes()))
     with pytest.raises(DataError, match=advice) as raised:
         read()
@@ -122,7 +122,7 @@ def names_the_damaged(file, damage, read, advice):
 
 
 def are_whole_and_standardised(read, train, test):
-    """``train`` and ``test``: how many there are of each class."""
+    """Check the sizes and the scaling; ``train`` and ``test`` count the samples of each class."""
     x_train, y_train, x_test, y_test = read
     assert (len(x_train), len(x_test)) == (60_000, 10_000)
     assert torch.bincount(y_train).tolist() == train

@@ -1,4 +1,4 @@
-"""Batched steps are those of one peer at a time, whatever happens to the peers meanwhile."""
+"""Batched steps equal those of one peer at a time, whatever happens to the peers meanwhile."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.sim.scenarios import ADAMW, MOMENTUM, log_of, played, small
 
 
 class OneStepAtATime(Learners):
-    """The plain way: each step by itself, when it has ended and somebody needs it."""
+    """Learners that play each step by itself, once it has ended and its result is needed."""
 
     is_lazy = False
 
@@ -32,7 +32,7 @@ def both_ways(scenario: Scenario, monkeypatch: pytest.MonkeyPatch) -> tuple[Simu
     monkeypatch.setattr(simulation, "Learners", OneStepAtATime)
     plain = played(scenario)
     assert isinstance(plain.learners, OneStepAtATime)
-    # A lazy trainer takes the steps in progress too, when somebody looks: one for each peer that is there.
+    # A lazy trainer also takes the steps in progress when models are read: one for each running peer.
     there = [int(host.name) for host in plain.swarm.alive() if host.peer.view.ready]
     ahead = batched.learners.steps_taken[there] - plain.learners.steps_taken[there]
     assert set(ahead.tolist()) <= {0, 1}
@@ -40,10 +40,10 @@ def both_ways(scenario: Scenario, monkeypatch: pytest.MonkeyPatch) -> tuple[Simu
     return batched, plain
 
 
-# Sums of another order, for models that torch.func computes. Rounding is 6e-8, and 80 steps between 20 mixes left 4e-7.
-TOLERANCE = 5e-6  # of the distance that training has moved a model
-# With seed 1 an activation of the cnn comes so near to 0 at 5.6 s that rounding alone decides its slope: the plain way
-# too then ends elsewhere, by 5 % of that distance, in three of five runs whose weights began 1e-7 apart.
+# Models that torch.func computes add in another order. Rounding is 6e-8; 80 steps between 20 mixes left 4e-7.
+TOLERANCE = 5e-6  # share of the distance that training has moved a model
+# With seed 1 an activation of the cnn is so near to 0 at 5.6 s that rounding decides its slope. Plain runs whose
+# weights began 1e-7 apart then end apart by 5 % of what training moved them, in three of five cases.
 SEED = 2
 KINDS = {
     "linear": ({"model": "linear"}, 0.0),
@@ -84,7 +84,7 @@ def test_batched_steps_are_exact_where_peers_come_and_go(mode, monkeypatch):
 
 
 def assert_exact_with_churn(scenario, monkeypatch):
-    """Twelve seconds of coming and going, batched and one at a time, end with the same models."""
+    """Compare twelve seconds of coming and going, batched and one at a time: the models are the same."""
     often = ChurnSpec(up=Distribution.exponential(3), down=Distribution.exponential(1), farewell=0.5)
     batched, plain = both_ways(scenario.replace(duration_s=12.0, churn=often), monkeypatch)
     assert sum(batched.swarm.restarts) > 3
@@ -94,12 +94,12 @@ def assert_exact_with_churn(scenario, monkeypatch):
 
 
 def test_batched_steps_are_exact_where_runs_merge():
-    """Two who began apart meet through a third, which knows both: one run takes the weights of the other."""
+    """Two peers that began apart meet through a third that knows both: one run takes the other's weights."""
     runs = []
     for kind in (Learners, OneStepAtATime):
         learners = kind(small().task, ["0", "1", "2"], 1)
         swarm = Swarm(1, NetworkModel(), Config(mix_every_steps=4), trainer=learners)
-        learners.matrix[1] += 0.01  # so that it matters whose weights they are
+        learners.matrix[1] += 0.01  # make the runs' weights differ
         for row, (at_s, seeds) in enumerate([(0.0, []), (1.05, []), (6.05, [0, 1])]):
             swarm.run_until(at_s)
             swarm.add_peer(learners.matrix[row], seeds, samples_per_step=learners.samples_per_step)
@@ -126,4 +126,4 @@ def test_each_peer_trains_its_own_model_in_whatever_order_they_come(tmp_path):
         assert np.shares_memory(host.vector, run.learners.matrix[row])
         assert host.steps > 20
         assert run.learners.steps_taken[row] - host.steps in (0, 1), f"peer {host.name} took the steps of another"
-    assert run.learners.steps_taken[2] == 0  # never there
+    assert run.learners.steps_taken[2] == 0  # it never came

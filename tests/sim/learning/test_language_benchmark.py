@@ -1,4 +1,4 @@
-"""benchmarks/language.py: how it seeks a rate, what its table compares, and that each of its rows can be played."""
+"""benchmarks/language.py: its search for a rate, the comparisons in its table, and that each row can be played."""
 
 from __future__ import annotations
 
@@ -28,8 +28,10 @@ def language():
 
 
 def known(language, best: float, missing: tuple[float, ...] = ()):
-    """Return runs whose loss is a parabola in the logarithm of the rate, lowest at ``best``; ``missing`` rates were
-    never played."""
+    """Return runs whose loss is a parabola in the logarithm of the rate, lowest at ``best``.
+
+    The ``missing`` rates were never played.
+    """
 
     class Known(language.Runs):
         def figures(self, row, rate, seed):

@@ -1,4 +1,4 @@
-"""Stacked models train exactly as one module at a time, whoever trains beside them."""
+"""Stacked models train exactly as one module at a time, whichever peers train with them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.harness.marks import slow
 SEED = 5
 NAMES = ["ada", "bob", "cyd", "dan", "eve"]
 # float32 sums of another order. After up to 20 steps a tensor's error is below 1e-5 of the distance that training has
-# moved it, beside 1e-6 of its own length: eight roundings of what is stored.
+# moved it, plus 1e-6 of its own length: eight roundings of what is stored.
 TOLERANCE, ROUNDING = 1e-5, 1e-6
 
 DIGITS = {"samples_per_peer": 40}
@@ -91,7 +91,7 @@ def assert_trained_as_one_at_a_time(task: Task, kind: type[Plainly]) -> None:
     learners = Learners(task, NAMES, SEED)
     start = {k: v.detach().clone() for k, v in learners.module(learners.matrix[0]).named_parameters()}
     plain = [kind(task, learners, row) for row in range(len(NAMES))]
-    # neighbours, all of one count; strangers in any order; mixed counts; neighbours again
+    # Neighbours with equal counts; rows that are not neighbours; mixed counts; neighbours again.
     for rows, counts in (
         ([0, 1, 2, 3, 4], [3] * 5),
         ([4, 0, 2], [2] * 3),
@@ -121,7 +121,7 @@ def assert_reset_as_one_at_a_time(task: Task, kind: type[Plainly]) -> None:
         assert_equal_models(learners, one, start)
 
 
-# One model with gradients of its own and one with torch's meet every optimizer, all models the two with most terms.
+# One model with handwritten gradients and one with torch's meet every optimizer; all models meet the two longest.
 EVERY_OPTIMIZER, MOST_TERMS = ("linear", "cnn"), ("sgd, momentum, decay", "adamw")
 
 
@@ -163,7 +163,7 @@ def test_who_trains_in_the_same_call_changes_no_bit_of_a_hand_written_model(mode
 
 @pytest.mark.parametrize("model", ["linear", "mlp", "cnn"])
 def test_steps_on_copies_are_those_on_the_rows_themselves(model):
-    """Whoever takes none stands between others, so that a call has neighbours and a call has none."""
+    """Rows without steps lie between the others, so that some calls have neighbouring rows and some have none."""
     task = Task(batch_size=8, **MODELS[model])
     rows, counts = np.array([3, 0, 4, 1]), np.array([2, 0, 3, 1])
     plain, copied = Learners(task, NAMES, SEED), Learners(task, NAMES, SEED)

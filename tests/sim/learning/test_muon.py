@@ -1,4 +1,4 @@
-"""Muon and clipped gradients of many peers at once are those of one module with a plain loop over its parameters."""
+"""Muon and clipped gradients for many peers at once equal a module with a loop over its parameters."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ TOLERANCE = 1e-4
 
 
 class Reference:
-    """The algorithm as published, a parameter at a time: a step of each matrix, and torch's AdamW for the rest."""
+    """The algorithm as published, one parameter at a time: a step for each matrix, torch's AdamW for the rest."""
 
     def __init__(self, module: nn.Module, spec: Optimizer) -> None:
         self.spec, self.taken = spec, 0
@@ -70,7 +70,7 @@ class Reference:
 
 
 def newton_schulz(matrix: torch.Tensor) -> torch.Tensor:
-    """The iteration in float64, on a whole singular value decomposition: p(U S V) = U p(S) V for an odd polynomial."""
+    """Iterate in float64 on a whole singular value decomposition: p(U S V) = U p(S) V for an odd polynomial."""
     u, s, vt = torch.linalg.svd(matrix.double(), full_matrices=False)
     s = s / (torch.linalg.vector_norm(s) + 1e-7)
     for _ in range(5):
@@ -79,7 +79,7 @@ def newton_schulz(matrix: torch.Tensor) -> torch.Tensor:
 
 
 class Alone(Plainly):
-    """One peer alone, with the reference in place of torch's optimizer, and torch's clipping."""
+    """One peer alone, with the reference instead of torch's optimizer, and torch's clipping."""
 
     def __init__(self, task: Task, learners: Learners, row: int) -> None:
         super().__init__(task, learners, row)

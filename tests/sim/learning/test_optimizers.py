@@ -1,4 +1,4 @@
-"""Quasi-global momentum of many peers at once is the optimizer that a real node holds, peer by peer."""
+"""Quasi-global momentum for many peers at once equals the optimizer of a real node, peer by peer."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ LINEAR = Task(model="linear", samples_per_peer=40, batch_size=4, optimizer=QUASI
 
 
 class Alone:
-    """One peer: an ordinary module, the optimizer of a node, the same batches, and calls where a node makes them."""
+    """One peer: a module, a node's optimizer, the same batches, and the calls that a node makes."""
 
     def __init__(self, task: Task, learners: Learners, row: int) -> None:
         self.row, self.steps, spec = row, 0, task.optimizer
@@ -60,7 +60,7 @@ def test_stacked_models_move_as_a_nodes_optimizer_moves_one(model):
     alone = [Alone(task, learners, row) for row in range(len(NAMES))]
     for rows, counts, mixed in (
         ([0, 1, 2, 3, 4], [3] * 5, [0, 2]),
-        ([4, 0, 2], [2] * 3, [2, 2, 4]),  # 2 twice without a step between
+        ([4, 0, 2], [2] * 3, [2, 2, 4]),  # peer 2 mixes twice without a step between
         ([3, 1, 4, 0], [1, 8, 3, 1], [3, 1]),
         ([1, 2], [4, 5], []),
     ):
@@ -92,7 +92,7 @@ def test_a_row_that_was_replaced_begins_without_momentum_and_the_others_keep_the
         if not again:
             getattr(learners, how)(1)
             learners.matrix[1] += np.float32(0.02)
-            learners.on_mixed(1)  # no step yet: nothing to count
+            learners.on_mixed(1)  # no step yet, so nothing to count
             alone[1].add(0.02)
             alone[1].optimizer.joined()
             alone[1].optimizer.mixed()
@@ -122,7 +122,7 @@ def quasi_global(**changes) -> Scenario:
 
 
 def test_batched_steps_with_mixes_between_are_those_of_one_peer_at_a_time(monkeypatch):
-    config = Config(mix_every_steps=4, outer_momentum=0.0, outer_rate=1.0)  # beside momentum SGD it would be another
+    config = Config(mix_every_steps=4, outer_momentum=0.0, outer_rate=1.0)  # plain means for both optimizers
     batched, plain = both_ways(quasi_global(gossip=config), monkeypatch)
     assert log_of(batched) == log_of(plain)
     assert plain.swarm.sessions.mixes > 60
@@ -133,7 +133,7 @@ def test_batched_steps_with_mixes_between_are_those_of_one_peer_at_a_time(monkey
             gossip=config,
         )
     )
-    assert log_of(without) == log_of(batched)  # the same mixes, of other models
+    assert log_of(without) == log_of(batched)  # the mixes are the same, the models differ
     assert not np.allclose(without.learners.matrix, batched.learners.matrix, atol=0.01)
 
 
@@ -159,15 +159,18 @@ def test_a_peer_is_told_of_each_mix_when_all_its_steps_and_the_addition_are_in_i
         pass
     waiting = sum(len(host.boundary.arrived_updates) for host in run.swarm.hosts)
     mixes = run.swarm.sessions.mixes - waiting
-    assert 0.9 * mixes < len(told) <= mixes  # two that land at one boundary are told as one
+    assert 0.9 * mixes < len(told) <= mixes  # two that arrive at one boundary are reported as one
     assert set(told) == set(range(6))
 
 
 def test_the_run_that_gives_way_leaves_its_momentum_behind():
-    """Two who began apart meet through a third, and one takes the weights of the other: its way there is no mix."""
+    """Two peers that began apart meet through a third.
+
+    One takes the weights of the other, and this move is no mix.
+    """
     learners = Learners(LINEAR, ["0", "1", "2"], 1)
     swarm = Swarm(3, NetworkModel(), Config(mix_every_steps=4), trainer=learners)
-    learners.matrix[1] += 1000  # so far away that the swarm would be seen to go on in that direction
+    learners.matrix[1] += 1000  # far enough for momentum in that direction to show
     for row, (at_s, seeds) in enumerate([(0.0, []), (1.05, []), (6.05, [0, 1])]):
         swarm.run_until(at_s)
         swarm.add_peer(learners.matrix[row], seeds, samples_per_step=learners.samples_per_step)
@@ -205,7 +208,7 @@ def test_what_excludes_it_is_said_in_one_sentence(table, said):
 
 
 def test_steps_are_counted_row_by_row_in_any_company():
-    """Who trains and mixes beside a peer changes no bit of it."""
+    """The other peers that train and mix change no bit of a peer's result."""
     names = [f"peer {number}" for number in range(40)]
     task = Task(model="mlp", samples_per_peer=16, optimizer=QUASI_GLOBAL)
     together, by_itself = Learners(task, names, SEED), OneStepAtATime(task, names, SEED)

@@ -1,4 +1,4 @@
-"""Who holds which samples: the data set divided, or a draw of each peer's own."""
+"""Partitions: the data set divided among peers, or a draw for each peer."""
 
 from __future__ import annotations
 

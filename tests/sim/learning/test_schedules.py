@@ -1,4 +1,4 @@
-"""A learning rate that falls: torch's arithmetic, by each peer's own steps."""
+"""A falling learning rate: torch's arithmetic, by each peer's own steps."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ class Scheduled(Plainly):
             group["lr"] = lr
 
     def restart(self) -> None:
-        """A node that comes again: its momentum is lost, its scheduler was kept."""
+        """Restart as a node does: its momentum is lost, its scheduler was kept."""
         lr = self.optimizer.param_groups[0]["lr"]
         self.optimizer = torch_optimizer(self.module, self.task.optimizer)
         for group in self.optimizer.param_groups:
@@ -148,7 +148,7 @@ def test_batched_steps_are_exact_where_peers_come_and_go(monkeypatch):
 
 
 def test_peers_come_together_as_the_rate_falls():
-    """What keeps models apart between two mixes are their steps."""
+    """Only local steps drive models apart between two mixes."""
     apart = {}
     for name, more in (("constant", {}), ("cosine", {"schedule": "cosine", "schedule_steps": 80})):
         run = played(

@@ -1,4 +1,4 @@
-"""Tasks other than classification, losses and metrics of one's own, and modules that keep statistics or drop out."""
+"""Tasks other than classification, custom losses and metrics, and modules with statistics or dropout."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def test_running_statistics_are_moved_by_steps_and_lie_behind_the_parameters():
     before = learners.matrix.copy()
     learners.train(np.array([1]), np.array([2]))
     moved = learners.matrix[1] != before[1]
-    assert (~moved[trained:]).nonzero()[0].tolist() == [0]  # "scale" comes first: nothing moves it, nor shrinks it
+    assert (~moved[trained:]).nonzero()[0].tolist() == [0]  # "scale" comes first: no gradient moves it, nor does decay
     assert (learners.matrix[[0, 2]] == before[[0, 2]]).all()
 
 
@@ -115,7 +115,7 @@ def test_what_is_dropped_out_is_the_peers_own_whoever_trains_in_the_same_call():
     fewer.train(np.arange(2), np.array([4, 4]))
     assert np.allclose(together.matrix[:2], fewer.matrix, rtol=0, atol=1e-6)
     again = [learners.evaluate(learners.matrix)[0].tolist() for learners in (together, together)]
-    assert again[0] == again[1]  # nothing is dropped out of an evaluation
+    assert again[0] == again[1]  # evaluation uses no dropout
 
 
 def test_as_many_are_dropped_out_as_p_says_others_at_each_step_and_what_stays_is_as_much_larger():
@@ -132,7 +132,7 @@ def test_as_many_are_dropped_out_as_p_says_others_at_each_step_and_what_stays_is
     for one in masks:
         assert abs(one.float().mean().item() - 0.3) < 4 * error
     for place, one in enumerate(masks):
-        for other in masks[place + 1 :]:  # drawn apart: both drop the same in 9 of 100 places
+        for other in masks[place + 1 :]:  # independent masks drop the same element in 9 of 100 places
             assert abs((one & other).float().mean().item() - 0.09) < 4 * (0.09 * 0.91 / x.numel()) ** 0.5
     dropouts.begin(None)
     assert (module(x) == x).all()
@@ -183,7 +183,7 @@ def test_a_language_model_of_ones_own_learns_in_a_swarm():
     result = simulate(scenario, progress=False)
     first, last = result.history[0], result.history[-1]
     assert last["metric_mean"] == pytest.approx(np.exp(last["loss_mean"]), rel=0.3)
-    assert last["accuracy_mean"] > 0.25 > 0.05 > first["accuracy_mean"]  # one in 300 by chance
+    assert last["accuracy_mean"] > 0.25 > 0.05 > first["accuracy_mean"]  # chance is one in 300
 
 
 def test_a_named_model_meets_real_numbers_too_of_one_dimension_or_several():

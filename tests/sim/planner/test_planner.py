@@ -1,4 +1,4 @@
-"""`gossip plan`: a small model weighs what a large one does; of what is tried the cheapest good settings are named."""
+"""`gossip plan`: a small model stands for a large one, and the cheapest good settings of those tried are named."""
 
 from __future__ import annotations
 
@@ -36,8 +36,11 @@ def world_of(**tables) -> World:
     ("fidelity", "codec"), [("whole", "fp32"), slow("whole", "int8"), ("whole", "auto"), ("exchange", "fp32")]
 )
 def test_a_model_that_stands_for_a_larger_one_takes_as_long_and_as_many_bytes(fidelity, codec):
-    """Exchanges, joins and what the protocol waits for, with packets lost and nodes that come and go. In this seed no
-    donor dies in the middle of its piece: of that a newcomer keeps whole chunks, and a large piece has more of them."""
+    """Compare exchanges, joins and the protocol's waits, with packets lost and nodes that come and go.
+
+    In this seed no donor dies in the middle of its piece. A newcomer keeps whole chunks of such a piece, and a large
+    piece has more of them.
+    """
     every = {"mix_every_steps": "auto"} if codec == "auto" else {}
     base = Scenario.from_mapping(
         {**WORLD, "seed": 0, "fidelity": fidelity, "gossip": {"codec": codec} | every,
@@ -141,7 +144,7 @@ def test_what_is_no_world_is_one_sentence(tables):
 
 # -- what follows ----------------------------------------------------------------------------------------------------
 def studied(accuracies, sent, seeds=3):
-    """A study of these candidates, each with accuracies by seed and MB a minute."""
+    """Return a study of these candidates, each with accuracies by seed and MB a minute."""
     study = Study(
         world_of(**SLOW), [Candidate(name, {"mix_every_steps": 4 + n}) for n, name in enumerate(accuracies)], seeds
     )
@@ -210,7 +213,7 @@ def test_one_that_diverged_is_never_taken_and_all_of_them_are_a_sentence():
 
 
 class Diverged:
-    """A result without a number."""
+    """A result of a run that diverged: its metric is missing."""
 
     exchange_s = np.zeros(0)
 

@@ -1,4 +1,4 @@
-"""The figures of a simulation: a page that has them all, and what programs read of a summary."""
+"""The figures of a simulation: the page that lists all of them, and the ones that programs read of a summary."""
 
 from __future__ import annotations
 

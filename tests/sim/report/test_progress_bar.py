@@ -1,4 +1,4 @@
-"""A bar while a simulation runs, where somebody looks, with nothing of it left behind; and lines elsewhere."""
+"""A progress bar in a terminal, which leaves nothing behind; and lines of progress elsewhere."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a person gets to see of a simulation: figures in units, curves, one page that needs nothing else."""
+"""The report of a simulation: figures with units, curves, and one page that needs no other file."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ AVERAGING = {"dataset": "averaging"}
 
 
 class Page(HTMLParser):
-    """What a page links to, the ids in it, and whether its elements are closed in order."""
+    """The links and ids of a page, and the elements that are not closed in order."""
 
     VOID = frozenset({"meta", "br", "link", "img", "hr", "input"})
 
@@ -70,7 +70,7 @@ def saved(tmp_path_factory):
 
 @pytest.fixture
 def _page_alone(monkeypatch):
-    """The page is drawn, and not each of its pictures once more as a file: :func:`saved` has those."""
+    """Draw the page, without saving each picture as a file too: :func:`saved` has those."""
     monkeypatch.setattr(charts, "save_all", lambda results, folder: None)
 
 
@@ -284,7 +284,7 @@ def test_a_comparison_shows_each_scenario_in_one_colour_and_where_they_differ(tm
 
     def saved(figure, path):
         names.append(path.name)
-        if path.name == "curves.png":  # The page has the others.
+        if path.name == "curves.png":  # the page has the others
             save(figure, path)
 
     monkeypatch.setattr(charts, "save", saved)
@@ -292,7 +292,7 @@ def test_a_comparison_shows_each_scenario_in_one_colour_and_where_they_differ(tm
     assert names == ["curves.png", *(f"{panel.name}.png" for panel in panels.panels_of(results))]
     assert Page(text).open == []
     assert "gossip.mix_every_steps" in text
-    assert "network.latency" not in text  # alike in all of them
+    assert "network.latency" not in text  # it is the same in all runs
     for panel in panels.panels_of(results):
         (axes,) = charts.draw(results, panel, key=False).axes
         assert [line.get_color() for line in axes.get_lines()] == [pair[0] for pair in panels.COLOURS[:3]]

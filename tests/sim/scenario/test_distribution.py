@@ -1,4 +1,4 @@
-"""Durations are drawn as their distributions say, also those found running."""
+"""Durations follow their distributions, including the rest of durations that are already running."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ def test_draws_have_the_stated_mean_and_quantiles(distribution):
 
 @pytest.mark.parametrize("distribution", EACH, ids=str)
 def test_a_residual_is_that_of_a_duration_found_running(distribution):
-    """The slow and obvious way: lay durations end to end, look in at random times, and see what is left."""
+    """The slow version lays durations end to end, looks in at random times, and takes what is left."""
     rng = np.random.default_rng(2)
     ends = np.cumsum(distribution.draw(rng, DRAWS))
     looks = rng.uniform(0, ends[-1] * 0.999, 20_000)
     left = np.sort(ends[np.searchsorted(ends, looks)] - looks)
     drawn = np.sort([distribution.residual(rng) for _ in range(20_000)])
-    # Two-sample Kolmogorov-Smirnov: above 1.95 sqrt(2 / n) once in a thousand, were the two alike.
+    # Two-sample Kolmogorov-Smirnov: equal distributions exceed 1.95 sqrt(2 / n) once in a thousand.
     grid = np.concatenate([left, drawn])
     apart = abs(np.searchsorted(left, grid, "right") - np.searchsorted(drawn, grid, "right")).max() / 20_000
     assert apart < 1.95 * math.sqrt(2 / 20_000)

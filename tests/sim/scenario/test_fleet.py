@@ -1,4 +1,4 @@
-"""Single peers have what is their own, and everybody else what all have."""
+"""Single peers have their own settings, and all others the common ones."""
 
 from __future__ import annotations
 

@@ -266,7 +266,7 @@ def test_a_trace_lies_beside_its_scenario(tmp_path, monkeypatch):
     path.write_text('rounds = 1\nchurn = { trace = "sessions.csv" }')
     monkeypatch.chdir("/")
     assert Scenario.from_toml(path).churn == ChurnSpec(trace=str(tmp_path / "sessions.csv"))
-    elsewhere = Scenario.from_toml(path, changes={"churn.trace": "other.csv"})  # the command line's own
+    elsewhere = Scenario.from_toml(path, changes={"churn.trace": "other.csv"})  # set on the command line
     assert elsewhere.churn == ChurnSpec(trace="other.csv")
 
 
@@ -274,7 +274,7 @@ def test_a_graph_lies_beside_its_scenario(tmp_path):
     path = tmp_path / "linked.toml"
     path.write_text('rounds = 1\ngossip = { selection = "graph", graph = "links.txt" }')
     assert Scenario.from_toml(path).gossip.graph == str(tmp_path / "links.txt")
-    elsewhere = Scenario.from_toml(path, changes={"gossip.graph": "other.txt"})  # the command line's own
+    elsewhere = Scenario.from_toml(path, changes={"gossip.graph": "other.txt"})  # set on the command line
     assert elsewhere.gossip.graph == "other.txt"
 
 

@@ -1,4 +1,4 @@
-"""What cannot work is refused in one sentence that names the key and what would do."""
+"""An impossible scenario is refused in one sentence that names the key and a value that works."""
 
 from __future__ import annotations
 

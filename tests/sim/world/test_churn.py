@@ -1,4 +1,4 @@
-"""Peers come and go as their distributions or their trace say, each from its own name."""
+"""Peers come and go as their distributions or their trace say, each by its own name."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def test_a_trace_is_followed(tmp_path):
         ("peer,from_s\n0,1\n", "has no column until_s"),
         ("", "has no column peer"),
         ("peer,from_s,until_s\n0,1,2\nx,1,2\n", "line 3: each line must give a peer's number"),
-        ("peer,from_s,until_s\n0,1\n", "line 2: each line must give"),  # cut short, perhaps a broken file
+        ("peer,from_s,until_s\n0,1\n", "line 2: each line must give"),  # a line cut short, perhaps of a broken file
         ("peer,from_s,until_s\n3,1,2\n", r"line 2: there is no peer 3: peers = 3"),
         ("peer,from_s,until_s\n0,2,1\n", "line 2: until_s must be above from_s"),
         ("peer,from_s,until_s\n0,nan,1\n", "line 2: until_s must be above from_s"),

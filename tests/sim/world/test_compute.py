@@ -1,4 +1,4 @@
-"""Each peer's steps take what the scenario says, from its name alone."""
+"""The duration of each peer's steps follows the scenario, and depends on its name alone."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""cubic where queues alone lose something: exchanges take what they took over Linux, and why."""
+"""cubic where only queues lose packets: exchanges take what they took over Linux, and why."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from sim.world.line import FIRST_SEGMENTS, Line
 from sim.world.tcp import Back, Transport
 
 MEASURED = Path(__file__).parents[3] / "benchmarks" / "tcp_exchanges.csv"
-REST_S = 1.2, 3.6  # benchmarks/links.py's
+REST_S = 1.2, 3.6  # the rests of benchmarks/links.py
 RTT, MBIT_20 = 0.0504, 20e6 / 8
-PACKETS = 1640.0  # a second, of 20 Mbit/s beside the other's acknowledgements
-SEGMENTS = 690.0  # of 1 MB
+PACKETS = 1640.0  # packets a second of 20 Mbit/s, next to the other stream's acknowledgements
+SEGMENTS = 690.0  # segments of 1 MB
 
 
 def measured():
-    """Seconds of each exchange, by latency, rate, loss, congestion control and size."""
+    """Return the seconds of each exchange, by latency, rate, loss, congestion control and size."""
     found = {}
     with MEASURED.open(newline="") as file:
         for row in csv.DictReader(file):
@@ -34,7 +34,7 @@ def measured():
 
 
 def modelled(latency_ms, mbit_s, loss, congestion, size, count, seed=1):
-    """As benchmarks/links.py measured: over one connection, who asks drawn each time, a rest after each."""
+    """Play exchanges as benchmarks/links.py measured them: one connection, a random asker, a rest after each."""
     rng, tcp = random.Random(seed), Transport(congestion)
     lines = [Line(key * 0x1234_5678_9ABC_DEF1 * seed, 0.0, loss) for key in (3, 5)]
     now, rtt, rate, found = 0.0, 2e-3 * latency_ms + 0.0004, mbit_s * 1e6 / 8, []
@@ -52,8 +52,11 @@ ROWS = [pytest.param(*key, took, id="-".join(map(str, key))) for key, took in me
 
 @pytest.mark.parametrize(("latency_ms", "mbit_s", "loss", "congestion", "size", "took"), ROWS)
 def test_exchanges_over_one_connection_take_what_linux_took(latency_ms, mbit_s, loss, congestion, size, took):
-    """The median of those after the first within 10 %; at 100 Mbit/s cubic's within 20 %, for it left slow start sooner
-    on the machine that measured, and so where packets are lost, of two dozen draws. cubic's first within 20 %."""
+    """The median of all but the first is within 10 %; cubic's first is within 20 %.
+
+    At 100 Mbit/s cubic's median is within 20 %, since it left slow start sooner on the machine that measured. With lost
+    packets it is within 20 % too, with two dozen draws.
+    """
     runs = [modelled(latency_ms, mbit_s, loss, congestion, size, len(took), seed) for seed in range(1, 6)]
     later = statistics.median(each for run in runs for each in run[1:])
     fast = congestion == "cubic" and mbit_s >= 100
@@ -63,7 +66,7 @@ def test_exchanges_over_one_connection_take_what_linux_took(latency_ms, mbit_s, 
 
 
 def test_exchanges_become_shorter_as_the_smaller_window_grows():
-    """As Linux' did: 0.77 s for the first, 0.69 s for the twentieth."""
+    """On Linux the first took 0.77 s, the twentieth 0.69 s."""
     runs = [modelled(25, 20, 0.0, "cubic", 1e6, 24, seed) for seed in range(1, 6)]
     first, last = (statistics.median(run[place] for run in runs) for place in (0, -1))
     assert 0.05 < first - last < 0.12
@@ -79,8 +82,10 @@ def test_exchanges_become_shorter_as_the_smaller_window_grows():
 def test_packets_beside_an_exchange_find_the_queue_that_they_found_over_linux(
     congestion, mbit_s, size, first_ms, later_ms
 ):
-    """Datagrams to a third node from one end of a dozen exchanges, 25 ms: how much later than without, on average.
-    Within a third, and 10 ms of the first's where that is known."""
+    """Datagrams go to a third node from one end of a dozen exchanges, at 25 ms.
+
+    Their mean extra delay is within a third, and that of the first within 10 ms where it is known.
+    """
     rng, tcp, waits_ms, rate = random.Random(1), Transport(congestion), [], mbit_s * 125_000
     lines, now = [Line(key * 0x1234_5678_9ABC_DEF1, 0.0) for key in (3, 5)], 0.0
     for _ in range(12):
@@ -96,7 +101,7 @@ def test_packets_beside_an_exchange_find_the_queue_that_they_found_over_linux(
 
 # -- two windows -----------------------------------------------------------------------------------------------------
 def settled(window):
-    """A line that has left slow start."""
+    """Return a line that has left slow start."""
     line = Line(1, 0.0)
     line.window = line.threshold = window
     return line
@@ -136,7 +141,7 @@ def test_after_a_loss_a_window_comes_back_to_its_peak_on_cubics_curve():
     line = settled(200.0)
     note_loss(line)
     back_s = (0.3 * 200.0 / 0.4) ** (1 / 3)
-    rtt = 0.2  # so long that Reno is slower
+    rtt = 0.2  # long enough for Reno to be slower
     count = int(back_s / rtt)
     for _ in range(count):
         send_together([line], line.window + 0.5, [1e6], rtt, 0.1)
@@ -159,7 +164,7 @@ def test_the_second_of_two_streams_takes_what_the_first_found_and_windows_grow_o
     behind = tcp.stream(other, 1e6, MBIT_20, RTT, 1.0 + RTT / 2, Back(one, MBIT_20))
     assert (one.window, other.window) == windows
     assert behind.delay_s > tcp.stream(Line(3, 0.0), 1e6, MBIT_20, RTT, 1.0).delay_s
-    # One that comes much later met nobody.
+    # A stream that comes much later meets no other.
     tcp.stream(one, 1e6, MBIT_20, RTT, 10.0, Back(other, MBIT_20))
     windows = one.window, other.window
     tcp.stream(other, 1e6, MBIT_20, RTT, 20.0)

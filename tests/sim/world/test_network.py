@@ -1,4 +1,4 @@
-"""A network's latencies are those that were measured, and a pair's depends on the pair alone."""
+"""A network's latencies match the measured ones, and a pair's latency depends on the pair alone."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_the_internets_quantiles_are_those_measured():
     for name, measured_ms in worlds.world("quantiles_ms", "internet", "name").items():
         share = float(name[1:]) / 100
         # 79,800 pairs share 400 keys; were they independent, the share below would err by sqrt(p (1 - p) / n).
-        error = 5 * math.sqrt(share * (1 - share) / drawn.size) + 1 / 4096  # and the table's own step
+        error = 5 * math.sqrt(share * (1 - share) / drawn.size) + 1 / 4096  # 1 / 4096 is the table's own step
         low, high = np.quantile(drawn, [max(share - error, 0), min(share + error, 1)]) * 1e3
         assert low - 0.1 <= measured_ms <= high + 16, name  # the last step of the table ends 8 ms short of the maximum
 
@@ -102,7 +102,7 @@ def test_a_users_own_regions_are_taken_as_they_are():
     made = network(Latency("matrix", regions=("here", "there"), rtt_ms=((8, 90), (90, 0))))
     seen = np.unique(all_pairs(made))
     assert {0.004, 0.045} <= set(seen.tolist())
-    assert seen[(seen != 0.004) & (seen != 0.045)].max() <= 0.0017  # those of "there"
+    assert seen[(seen != 0.004) & (seen != 0.045)].max() <= 0.0017  # the latencies of "there"
 
 
 def test_rates_are_in_bytes_and_differ_by_direction():
@@ -140,7 +140,7 @@ def test_a_perfect_network_has_none_and_an_ideal_memberships_only_where_packets_
 
 
 def test_a_scenario_may_do_without_and_loses_for_good():
-    """To see what a method makes of failures."""
+    """Such scenarios show how a method copes with failures."""
     made, rng = network(INTERNET, loss=0.2, congestion=None), random.Random(1)
     assert made.transport is None
     assert sum(made.loses(rng) for _ in range(1000)) > 100

@@ -1,4 +1,4 @@
-"""What a scenario says of the world happens: who is there and when, cuts, stragglers, and how peers begin."""
+"""The world of a scenario takes effect: times at which peers are up, cuts, stragglers, and how peers begin."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ ELEMENTS = 8
 
 
 def averaging(**changes) -> Scenario:
-    """Peers that average vectors of their own, one exchange in 0.4 s each."""
+    """Return a scenario of peers that average vectors, one exchange in 0.4 s each."""
     scenario = {
         "peers": 8,
         "duration_s": 30.0,
@@ -61,7 +61,7 @@ def vectors(run: Simulation, names: range) -> np.ndarray:
 
 # -- churn -----------------------------------------------------------------------------------------------------------
 def up_at(churn: Churn, peers: int, when: float, starts_s: float = 0.0) -> int:
-    """Who is up, of those that take a time to start if they were not there from the beginning."""
+    """Count the peers that are up; later ones take ``starts_s`` to start."""
     count = 0
     for index in range(peers):
         begun = itertools.takewhile(lambda session: session.from_s <= when, churn.sessions(str(index), index))
@@ -88,7 +88,7 @@ def test_as_many_are_alive_in_each_row_as_the_churn_has_up(start, mode):
     assert len(set(told)) > 4
     assert (told[0] == 20) == (start == "together")
     assert all(row["ready"] <= row["alive"] for row in history)
-    # Whoever comes needs a moment to be ready, but most are.
+    # A peer that comes needs a moment to be ready, but most are.
     assert sum(row["ready"] for row in history) > 0.7 * sum(told)
 
 
@@ -111,7 +111,7 @@ def test_who_comes_again_has_the_weights_of_those_present(mode, tmp_path):
 
 @MODES
 def test_a_trace_is_followed_to_the_line(mode, tmp_path):
-    lines = "0,0,\n1,0,12\n2,3,9\n2,15,21\n4,6.5,\n"  # nobody names peer 3
+    lines = "0,0,\n1,0,12\n2,3,9\n2,15,21\n4,6.5,\n"  # peer 3 is missing
     scenario = traced(tmp_path, lines, peers=5, membership=MembershipSpec(mode=mode), report=ReportSpec(every_s=0.5))
     run = played(scenario)
     assert sorted(host.name for host in run.swarm.hosts) == ["0", "1", "2", "4"]
@@ -131,7 +131,7 @@ def test_who_says_goodbye_has_left_and_who_does_not_is_dead(farewell, state, tmp
 
 
 def test_a_goodbye_is_known_sooner_than_a_death(tmp_path):
-    """As LEFT it goes out with the gossip at once; a link that breaks has to be asked after first."""
+    """A goodbye spreads as LEFT with the gossip at once; a broken link needs probes first."""
     lines = "".join(f"{peer},0,{5 if peer == 3 else ''}\n" for peer in range(6))
     known_s = {}
     for farewell in (0.0, 1.0):
@@ -153,7 +153,7 @@ def test_from_one_seed_everybody_joins_one_run(join_every_s, mode):
     membership = MembershipSpec(mode=mode, start="seed", join_every_s=join_every_s)
     run = Simulation(averaging(peers=12, membership=membership, duration_s=40.0))
     first = run.learners.matrix[0].copy()
-    starts = mode == "protocol"  # and a node's start takes a while
+    starts = mode == "protocol"  # a node takes a while to start
     run.swarm.run_until(START_S[0] - 0.01 if starts else 0.01)
     assert len(run.swarm.hosts) == (1 if join_every_s or starts else 12)
     assert [host.name for host in run.swarm.hosts if host.peer.view.ready] == ["0"]
@@ -163,7 +163,7 @@ def test_from_one_seed_everybody_joins_one_run(join_every_s, mode):
     assert len(run.swarm.hosts) == 12
     assert all(host.peer.view.ready for host in run.swarm.hosts)
     assert {host.peer.local.run_id for host in run.swarm.hosts} == {run.swarm.hosts[0].peer.local.run_id}
-    # They took the weights of the first and nobody else's: averaging what is equal changes nothing.
+    # All took the weights of the first: averaging equal vectors changes nothing.
     assert np.array_equal(vectors(run, range(12)), np.tile(first, (12, 1)))
 
 
@@ -180,7 +180,7 @@ def test_those_who_begin_together_know_each_other_and_keep_their_own_vectors(mod
 
 # -- cuts ------------------------------------------------------------------------------------------------------------
 def test_a_cut_network_has_as_many_means_as_groups_and_one_when_healed():
-    """Cut from the first instant, so that each group's mean is that of the vectors it began with."""
+    """The cut begins at the first instant, so each group's mean is that of its initial vectors."""
     network = NetworkSpec(partitions=(NetworkCut(at_s=0.0, until_s=40.0),))
     run = Simulation(averaging(network=network, duration_s=80.0))
     means = [run.learners.matrix[:4].mean(0), run.learners.matrix[4:].mean(0)]
@@ -203,7 +203,7 @@ def test_three_groups_and_two_cuts_one_after_the_other():
     cuts = (NetworkCut(at_s=0.0, until_s=40.0, groups=3), NetworkCut(at_s=40.0, until_s=60.0, groups=2))
     run = Simulation(averaging(peers=6, network=NetworkSpec(partitions=cuts), duration_s=80.0))
     start = run.learners.matrix.copy()
-    run.swarm.run_until(39.9)  # until the others are held DEAD, after some 13 s, most offers go to them
+    run.swarm.run_until(39.9)  # most offers go to the others until these are held DEAD, after some 13 s
     for first in (0, 2, 4):
         pair = range(first, first + 2)
         assert vectors(run, pair) == pytest.approx(np.tile(start[first : first + 2].mean(0), (2, 1)), abs=1e-5)
@@ -217,10 +217,12 @@ def test_three_groups_and_two_cuts_one_after_the_other():
 # -- stragglers ------------------------------------------------------------------------------------------------------
 @MODES
 def test_stragglers_slow_nobody(mode):
-    """14 fast peers of 16, for 100 s. Their steps are the same to the last one. Their mixes may fall short of one
-    in an interval by 3 %: who asks a straggler waits up to 0.4 s for its next boundary, and the schedule makes up for
-    that but where an interval was missed whole (0.2 to 1.8 % over seeds 1 to 3 of 24 peers for 200 s); the sampling
-    error of 1,750 mixes whose intervals are uniform within a quarter is 0.4 %."""
+    """The 14 fast peers of 16 take the same steps in 100 s, and mix at most 3 % less than once in an interval.
+
+    A peer that asks a straggler waits up to 0.4 s for its next boundary. The schedule makes up for that unless a whole
+    interval was missed (0.2 to 1.8 % over seeds 1 to 3 of 24 peers for 200 s). The sampling error of 1,750 mixes whose
+    intervals are uniform within a quarter is 0.4 %.
+    """
     seconds, runs = 100.0, []
     for stragglers in (None, Stragglers(share=0.25, slowdown=4)):
         compute = Compute(step_s=Distribution.constant(0.1), stragglers=stragglers)
@@ -240,11 +242,11 @@ def test_stragglers_slow_nobody(mode):
     before, after = (
         sum(pair[which].peer.exchanges.done_count for pair in fast) / len(fast) / seconds for which in (0, 1)
     )
-    # One in eight steps, and a few more: what others ask for postpones one's own by an interval at most, so that who
-    # was asked more often than the others mixes more (1.02 to 1.035 an interval over seeds 1 to 5; decision 24).
+    # One in eight steps, and a few more: others' requests postpone a peer's own mix by an interval at most. A peer that
+    # is asked more often than others therefore mixes more (1.02 to 1.035 an interval over seeds 1 to 5; decision 24).
     assert 1.0 <= 0.8 * before <= 1.05
     assert 0.97 <= 0.8 * after <= 1.05
-    # A straggler is asked as often as anybody, so it mixes more often than its own steps would have it.
+    # Stragglers are asked as often as all others, and so mix more often than their own steps would have it.
     slower = np.mean([b.peer.exchanges.done_count for a, b in pairs if a.name in slow]) / seconds
     assert before / 4 < slower < after
     assert sum(b.peer.exchanges.failures for _, b in pairs) == 0

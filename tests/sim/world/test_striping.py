@@ -1,4 +1,4 @@
-"""Several connections of one link, as simulated: opened where nodes open them, and as fast as theirs were."""
+"""Several simulated connections of one link: opened where nodes open them, and as fast as measured ones."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from sim.world.line import Line
 from sim.world.tcp import Transport
 
 RTT, MBIT_20, MBIT_100 = 0.05, 2.5e6, 12.5e6
-MB = 1.03e6  # of weights and frames
+MB = 1.03e6  # bytes of 1 MB of weights, with frames
 
 
 def lossy(seed=1, loss=0.01):
@@ -20,7 +20,7 @@ def lossy(seed=1, loss=0.01):
 
 
 def exchanges(size, rate, connections, seeds=11, count=20):
-    """Seconds of pairs of streams, both ways at once, with rests between them."""
+    """Return the seconds of pairs of streams, both ways at once, with rests between them."""
     tcp, found = Transport("cubic", connections=connections), []
     for seed in range(1, seeds + 1):
         ends, now = [lossy(2 * seed), lossy(2 * seed + 1)], 0.0

@@ -1,4 +1,4 @@
-"""What TCP makes of a link: as slow as Linux was over emulated ones, and never a message lost or out of order."""
+"""TCP's effect on a link: as slow as Linux was over emulated links, and no message lost or out of order."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from sim.world.line import Line
 from sim.world.tcp import ACK_FACTOR, PACKET_BYTES, SEGMENT_BYTES, Back, Transport, syn_again_s
 
 MEASURED = Path(__file__).parents[3] / "benchmarks"
-PING_MORE_S = 0.0004  # by which pings over the emulated links took longer than twice the latency
+PING_MORE_S = 0.0004  # extra time of a ping over an emulated link, beyond twice the latency
 DRAWS = 400  # samples of the model if packets are lost
 
 RTT = 0.05
@@ -78,8 +78,10 @@ def test_a_fresh_stream_takes_as_long_as_linux_took(row):
 
 @pytest.mark.parametrize("row", [row for row in ROWS if row.loss and row.bytes >= 1e6], ids=name)
 def test_a_fresh_stream_over_a_lossy_link_takes_what_linux_took(row):
-    """Two to six runs were measured: the model's median lies within a third of their range, and bbr's, which varies
-    little, within a fifth of their median."""
+    """The model's median lies within a third of the range of the two to six measured runs.
+
+    bbr varies little: its median lies within a fifth of theirs.
+    """
     middle = statistics.median(modelled(row))
     assert row.low_s / 1.33 < middle < 1.33 * row.high_s
     if row.congestion == "bbr":
@@ -88,7 +90,7 @@ def test_a_fresh_stream_over_a_lossy_link_takes_what_linux_took(row):
 
 @pytest.mark.parametrize("row", [row for row in ROWS if row.bytes < 1e6], ids=name)
 def test_seventy_segments_take_a_round_more_or_less_than_linux_needed(row):
-    """They are just what three windows hold, so that one segment decides of a round."""
+    """Seventy segments just fill three windows, so one segment decides about a round."""
     rtt = 2e-3 * row.latency_ms
     middle = statistics.median(modelled(row))
     assert row.low_s - rtt < middle < row.high_s + rtt
@@ -118,7 +120,7 @@ def test_bbr_keeps_its_window_while_it_idles_and_cubic_does_not():
     seconds = {}
     for congestion in ("cubic", "bbr"):
         tcp, one = Transport(congestion), line()
-        one.until_probe_s = 9.0  # of use, more than these three take
+        one.until_probe_s = 9.0  # longer in use than these three streams take
         first = tcp.seconds(one, 1e6, MBIT_20, RTT, 0.0)
         soon = tcp.seconds(one, 1e6, MBIT_20, RTT, one.used_at)
         late = tcp.seconds(one, 1e6, MBIT_20, RTT, one.used_at + 60.0)
@@ -153,7 +155,7 @@ def test_a_lost_message_is_late_and_the_share_that_is_late_is_the_loss(congestio
     late = [tcp.late_s(one, RTT) for _ in range(20_000)]
     share = sum(each > 0 for each in late) / len(late)
     assert abs(share - 0.05) < 5 * math.sqrt(0.05 * 0.95 / len(late))
-    # A round trip and 200 ms; lost again, twice as long more, and so on.
+    # A retransmission comes after a round trip and 200 ms, the next one twice as long after that, and so on.
     assert {round(each, 9) for each in late} <= {round((2**times - 1) * 0.25, 9) for times in range(8)}
     again = sum(each > 0.3 for each in late) / sum(each > 0 for each in late)
     assert again == pytest.approx(0.05, abs=0.04)
@@ -172,8 +174,10 @@ def test_whatever_the_loss_everything_arrives(congestion, loss, key, size, rate,
 
 @pytest.mark.parametrize("size", [330_000, 1_000_000])
 def test_lossy_cubics_first_stream_takes_what_linux_took(size):
-    """25 ms, 20 Mbit/s, 1 % lost, forty streams to addresses never spoken to: median and mean within 15 %. A third too
-    long it had been, since slow start goes on in the round in which something is lost."""
+    """Forty streams to new addresses at 25 ms, 20 Mbit/s and 1 % loss: median and mean are within 15 %.
+
+    Before, they took a third too long: slow start goes on in the round in which a packet is lost.
+    """
     with (MEASURED / "tcp_strangers.csv").open(newline="") as file:
         took = [float(row["seconds"]) for row in csv.DictReader(file) if int(row["bytes"]) == size]
     lines = [Line(0x1234_5678_9ABC_DEF1 * number, 0.0, 0.01) for number in range(1, 1001)]
