@@ -167,8 +167,8 @@ class Group(Forming):
                 exchanges.misbehaviour.note(peer, "refused", now)
         for peer in absent:
             self.note_absence(peer, now)
-        if len(self.absent) == member_count - 1:
-            return self.on_failed("deadline", now)
+        if len(self.absent) == member_count - 1:  # A refusal says more of a group, and charges nobody for us.
+            return self.on_failed(next(iter(refused.values()), "deadline"), now)
         # Estimate a pair's distance: of m members, |x_i - x_j|^2 is 2 m / (m - 1) times |mean - x_i|^2 in expectation.
         pair_sq = difference_sq * 2 * member_count / (member_count - 1)
         exchanges.last_squares.append((pair_sq, own_sq))

@@ -145,3 +145,9 @@ def test_members_whose_means_were_refused_are_benched_and_the_group_goes_on(code
     assert one.refusals.counts == {(C, code): 1}
     assert one.partners.shunned == [C]
     assert ((C, "refused") in one.misbehaviour.levels) == (code == "not-finite")
+
+
+def test_a_group_of_which_all_means_were_refused_fails_for_that_reason() -> None:
+    one = invited()
+    one.on_begin(A, Begin(7, (A, B, C), 3.0, "fp32"), 0.2)
+    assert one.on_gathered(7, 1.0, 1.0, {A: "norm", C: "norm"}, [], 0.3)[0] == Send(A, Abort(7, "norm"))
