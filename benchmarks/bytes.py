@@ -27,7 +27,7 @@ WORLD: dict[str, Any] = {
     "compute": {"step_s": {"kind": "lognormal", "median": 0.1, "sigma": 0.05}},
     "membership": {"mode": "ideal"},
     "network": {"latency": {"kind": "constant", "value_ms": 5}, "rate_mbit_s": 100},
-    "report": {"every_s": DURATION_S},  # one evaluation only, because evaluations would dominate
+    "report": {"every_s": DURATION_S},  # A single evaluation, because more would dominate the time.
 }  # fmt: skip
 # The default of its day. The default since has the correction (decision 94) and chooses codec and interval (107).
 UNCORRECTED = "fp32, outer momentum, no correction"
@@ -67,7 +67,7 @@ def play(table: dict[str, Any]) -> dict[str, float]:
 
 
 def rows(runs: Runs, seeds: range) -> list[list[str]]:
-    """Return the table: each configuration's means over the seeds, beside fp32 every 8 steps."""
+    """Return the table: each configuration's means over the seeds, compared with fp32 every 8 steps."""
     found = [[
         "configuration", "every steps", "accuracy, %", "seeds", "spread", "points lost", "of the average model",
         "MB a node", "times fewer bytes",

@@ -57,7 +57,7 @@ def tables(roots: Mapping[str, object]) -> dict[str, int]:
                 visit(f"{path}.{name}", value, depth + 1)
 
     def note(path: str, thing: Sized) -> None:
-        if not isinstance(thing, tuple | frozenset) and getattr(thing, "maxlen", None) is None:  # others cannot grow
+        if not isinstance(thing, tuple | frozenset) and getattr(thing, "maxlen", None) is None:  # Others cannot grow.
             lengths[path] = lengths.get(path, 0) + len(thing)
 
     for name, root in roots.items():

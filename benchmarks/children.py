@@ -60,7 +60,7 @@ def finish(children: Sequence[Child]) -> None:
 
 
 def free_port() -> int:
-    """Return a port of loopback that nobody listens at."""
+    """Return an unused port of loopback."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         return int(server.getsockname()[1])
 

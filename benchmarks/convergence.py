@@ -98,7 +98,7 @@ def run(dataset, nodes, seed, alpha, settings):
             processes.append(stack.enter_context(Child(__file__, "--job", job)))
             seeds = seeds or [processes[0].line()]
         for process in processes[1:]:
-            process.line()  # its address
+            process.line()  # The first line is its address.
         return [process.answer() for process in processes]
 
 

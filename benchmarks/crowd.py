@@ -5,7 +5,7 @@
 Each member has a node's ``Peer`` and a key of its own. Members talk to each other over the simulator's links, with
 virtual time tied to the clock. They talk to other nodes over real sockets: each listens on a port of its own and uses a
 node's code to dial, greet, frame and close. Their training loops are idle. They claim to hold the weights of the node's
-run, but nobody can fetch the weights from them.
+run, but no newcomer can fetch the weights from them.
 
 Each input line is a query. "cpu" returns the CPU seconds used, "met" the smallest number of others that a member has
 met, and "doubts" how often one member is not ALIVE to another. The process ends at the end of its input.
@@ -56,8 +56,8 @@ SWARM = "small"
 TICK_S = 0.005  # interval at which the simulated events are run; messages of the node are handled at once
 LATENCY_S = 0.0005  # latency of messages between members
 LOOK_S = 0.75  # interval at which a member checks for idle links, as on a node
-# Groups into which these checks are spread, as if the members had started at random times. Otherwise either all or none
-# of them would close a link before the node does.
+# Groups into which these checks are spread, as if the members had started at random times. Without them either all
+# members or none would close a link before the node does.
 TURNS = 15
 IDLE_STEP_S = 1e9  # step time of an idle training loop
 DIALLERS = 3  # members that dial the node

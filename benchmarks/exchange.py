@@ -27,7 +27,7 @@ from pathlib import Path
 
 from children import Child, finish, free_port, say, visit_until_told
 
-ROUNDS, WARM_ROUNDS, PIECE_BYTES = 15, 2, 1 << 20  # of raw sockets and of gloo
+ROUNDS, WARM_ROUNDS, PIECE_BYTES = 15, 2, 1 << 20  # For raw sockets and gloo.
 KINDS = "mlp-10m", "cnn-100k", "mlp-5k"
 os.environ |= {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 
@@ -347,7 +347,7 @@ def main():
     print(f"{'':16}{'median ms':>10}{'best ms':>10}{'x raw':>8}{'CPU ms':>9}{'a mix, ms':>11}{'of it':>7}")
     for name, value in medians.items():
         best = min(row["best_s"] for row in rows[name])
-        cpu = statistics.median(row.get("cpu_s", math.nan) for row in rows[name])  # of one process
+        cpu = statistics.median(row.get("cpu_s", math.nan) for row in rows[name])  # CPU time of one process.
         # A cycle lasts from the end of a mix to the end of the next.
         cycle = statistics.median(row.get("cycle_s", math.nan) for row in rows[name])
         print(

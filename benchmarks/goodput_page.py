@@ -43,8 +43,8 @@ def brackets(runs: Sequence[Figures], *keys: str) -> str:
 def goodput_rows(learners: Sequence[int], runs: Runs) -> list[list[str]]:
     """Compare published, calculated and simulated goodput of 1.2 million chips, a line for each number of learners.
 
-    Our figures are with links of 100 Gbit/s: "trained" counts all steps, "kept" those that did not die with a learner,
-    without a notice and with one.
+    Our figures are with links of 100 Gbit/s: "trained" counts all steps, "kept" the steps that did not die with a
+    learner, without a notice and with one.
     """
     head = ["learners", "chips each", "a failure every", "published", "elastic learners, calculated"]
     head += [f"with a barrier every {steps} steps, calculated" for steps in ROUNDS]

@@ -99,7 +99,7 @@ def alone(count: int, seconds: float, settle_s: float, rounds: int) -> list[dict
             seeds = seeds or nodes[0].line().split()[:1]
         for index, node in enumerate(nodes):
             if index:
-                node.line()  # its address
+                node.line()  # The first line is its address.
             assert node.line() == "met"
         time.sleep(settle_s)
         return [cost_of(nodes, seconds) for _ in range(rounds)]

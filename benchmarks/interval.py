@@ -6,7 +6,7 @@ Peers of the grid train 30,720 steps in total on digits, or 7,680 on Fashion-MNI
 and the default method. The tables compare the default with fixed pairs of an interval and a codec that send the same
 bytes. A figure is the mean node's accuracy in %, as the mean of four measurements in the last tenth of a run. A run
 takes 4 to 40 seconds of one core. Finished runs are kept in runs/interval.jsonl. --page plays nothing and writes the
-tables from what is there.
+tables from these runs.
 """
 
 import argparse
@@ -35,7 +35,7 @@ PARTITIONS = {"IID": {"kind": "iid"}, "Dirichlet 0.1": UNEVEN}
 
 @dataclasses.dataclass(frozen=True)
 class World:
-    """What the runs of one row of the page have in common."""
+    """The settings that the runs of one row of the page share."""
 
     data: str
     peers: int

@@ -5,7 +5,7 @@
 A row's learning rate is the best for seed 1 on tuning windows, among rates a factor sqrt(2) apart, with a worse one on
 either side; or it is another row's. The reported loss is on other windows. Synchronous training is one model that takes
 the whole batch of all nodes, with the same gradient clipping. A rate with a star is another row's, or has no worse one
-on either side among those that were tried. "Fewer bytes" is beside an all-reduce of fp32 gradients. Finished runs are
+on either side among the rates tried. "Fewer bytes" compares with an all-reduce of fp32 gradients. Finished runs are
 kept in runs/language.jsonl.
 """
 
@@ -68,7 +68,7 @@ class Row:
 SYNC, ALONE = "synchronous", "weights alone, without the moments"
 DEFAULT, PLAIN, FIXED = "default", "plain means, int8 every 2", "outer 0.3/0.9 and correction, int8 every 2"
 M28, M56 = "moniqua4 every 28", "moniqua4 every 56"
-LOCKSTEP = "mean of all weights every step, in lockstep, fp32"  # its gap to synchronous is not due to the interval
+LOCKSTEP = "mean of all weights every step, in lockstep, fp32"  # The interval does not cause its gap to synchronous.
 WHOLE_PLAYS, SIXTEEN, LARGER = "each node whole plays", "16 nodes", "1 M parameters"
 FREE = {"filter": "none"}
 EVERY_2 = {"codec": "int8", "mix_every_steps": 2}

@@ -46,8 +46,8 @@ SLOW, SLOWDOWN = 6 / 32, 4  # share of slow peers, and the factor of their step 
 # an offer and its answer; a push needs one stream. A group's mix fails if one of its members fails.
 LOSS = {"pair": 0.135, "push-sum": 0.21, "row-stochastic": 0.17, "group": 0.033}
 LOSS_ALL = {"digits": 0.0025, "fashion-mnist": 0.0007}  # for a group of all peers, where one loss fails all of them
-# Lifetimes are those of V100 spot machines in February 2023 (sim/worlds.toml), 14 times as fast in a run of 960 steps,
-# so that one in three stops during a run. Downtimes are theirs 160 times as fast, so that most return during the run.
+# Lifetimes of V100 spot machines in February 2023 (sim/worlds.toml). They pass 14 times as fast in a run of 960 steps,
+# so one machine in three stops during a run. Downtimes pass 160 times as fast, so most machines return during the run.
 UP_SCALE, DOWN_SCALE = 444 / 960, 30 / 960  # seconds for each step of a run
 
 

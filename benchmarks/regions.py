@@ -25,10 +25,11 @@ from sim.scenario.scenario import Scenario
 from sim.world.network import NetworkModel
 
 REGION = 16  # peers
-NEAR_S, FAR_S = 0.001, 0.040  # one way
+NEAR_S, FAR_S = 0.001, 0.040  # Latencies in one direction.
 RATE_BYTES_S, ACROSS_BYTES_S = 1e9 / 8, 20e6 / 8
 DURATION_S, STEP_S, LOOKS = 24.0, 0.025, 60
-DATA = {"IID": ({"kind": "iid"}, 0.94), "Dirichlet 0.1": ({"kind": "dirichlet", "alpha": 0.1}, 0.80)}  # and the target
+# The partition of the data, and the target accuracy.
+DATA = {"IID": ({"kind": "iid"}, 0.94), "Dirichlet 0.1": ({"kind": "dirichlet", "alpha": 0.1}, 0.80)}
 RULES: dict[str, dict[str, Any]] = {
     "uniform": {},
     "nearest, shortcuts 0.1": {"selection": "nearest", "internal": Internal(shortcuts=0.1)},

@@ -180,7 +180,7 @@ def grow_and_shrink() -> Figures:
 
 def dead_share_covered(number: signal.Signals) -> Figures:
     """Measure how soon the others train on the share of data of a dead (SIGKILL) or stopped (SIGSTOP) node of 4."""
-    length = 160_000  # with 8 samples and 10 ms a step, a pass over a quarter takes 50 s, longer than the run
+    length = 160_000  # A pass over a quarter takes 50 s at 8 samples and 10 ms a step, longer than the run.
     with Lab(samples=length) as lab:
         victim, *rest = lab.swarm(4)
         ids = sorted(PeerId(bytes.fromhex(m.id)) for m in lab.patients)

@@ -1,4 +1,4 @@
-"""Nodes whose model is sharded over two processes, beside nodes that hold it whole.
+"""Nodes whose model is sharded over two processes, compared with nodes that hold it whole.
 
     python benchmarks/sharded.py [--steps 600] [--seeds 3]     what two nodes of a small GPT learn
     python benchmarks/sharded.py --memory 100000000            what a node of so many parameters takes of its host
@@ -6,7 +6,7 @@
 "whole": two nodes of one process each. "sharded": two nodes of two processes each, four in all, by fully_shard over
 gloo. For one seed, a node of either kind takes as many steps on the same batches of 16 windows, with AdamW and a rate
 that rises and falls. max_version_gap is 0: a node waits for its mixes. The loss is in nats a byte, on 1,024 windows
-that nobody trained on, of the weights on which the nodes have settled.
+that no node trained on, of the weights on which the nodes have settled.
 
 The memory is the proportional set size (PSS) of a node's processes, as /proc has it, after mixes with another node and
 less that before the Node was made: the model itself is not in it. "ranks" are two processes that each hold the whole.

@@ -109,7 +109,7 @@ def measure(table):
     return found | {
         "accuracy": accuracy if accuracy == accuracy else None,  # None, as JSON has no NaN
         "updates": min(mixes, steps / 2), "mixes": mixes, "peers": scenario.peers,
-        "whole_cpu_s": after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime,  # with set-up
+        "whole_cpu_s": after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime,  # Includes the set-up.
         "peak_rss_mb": after.ru_maxrss * 1024 / 1e6,  # Linux counts in KiB
     }  # fmt: skip
 

@@ -104,7 +104,7 @@ class Soak(Lab):
             if ended:
                 raise RuntimeError(f"{', '.join(ended)} ended: {self.staying[0].now}")
 
-    # Each fault returns the node that is there after it.
+    # Each fault returns the node that takes this place afterwards.
     def kill(self, node: Patient) -> Patient:
         node.signal(signal.SIGKILL)
         node.process.wait()

@@ -63,7 +63,7 @@ KINDS = {  # the program, the congestion control of every connection, steps from
     "alone": ("wan_alone.py", "bbr", 0),
     "DDP bbr": ("wan_ddp.py", "bbr", 1),
     "DDP cubic": ("wan_ddp.py", "cubic", 1),
-    "hivemind": ("wan_hivemind.py", "bbr", 128),  # of 16, 32, 64 and 128 this interval stalls least
+    "hivemind": ("wan_hivemind.py", "bbr", 128),  # Among 16, 32, 64 and 128 this interval stalls least.
 }
 
 
@@ -345,7 +345,7 @@ def main() -> None:
     args = parser.parse_args()
     if obstacle := missing():
         sys.exit(f"wan: {obstacle}")
-    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # what peers have started ends as well
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # Exiting also ends the peers.
     links: dict[str, Runs] = {}
     races: dict[float, dict[str, Runs]] = {}
 

@@ -22,11 +22,12 @@ include_patterns = [
 ]  # fmt: skip
 exclude_patterns = [".*", "build", "dist", "data", "runs", "**/.ipynb_checkpoints"]
 
-myst_heading_anchors = 4  # as a repository's pages have them, so that links to a section are checked
+myst_heading_anchors = 4  # Headings get the anchors that they have on a repository's pages, so links are checked.
 myst_links_external_new_tab = False
-nb_execution_mode = "off"  # what a notebook shows is what it was saved with: make notebooks
+nb_execution_mode = "off"  # Show the output that make notebooks has saved.
 
-autodoc_mock_imports = ["jax", "keras", "lightning", "opentelemetry", "transformers"]  # of adapters, not needed here
+# Adapters import these, and the documentation needs none of them.
+autodoc_mock_imports = ["jax", "keras", "lightning", "opentelemetry", "transformers"]
 autodoc_member_order = "bysource"
 autodoc_typehints = "signature"
 autodoc_typehints_format = "short"

@@ -192,8 +192,8 @@ class Node(DataCalls):
         """Mix without training until the nodes agree.
 
         Call it before evaluating or saving, on every node at about the same time; :meth:`epochs` does at its end. The
-        weights that settle are those that the model holds now, as the best ones that the program has just loaded. It
-        returns at once if all have settled on these weights and taken no step since.
+        nodes settle on the weights that the model holds now, for instance the best ones, just loaded. It returns at
+        once if all have settled on these weights and taken no step since.
 
         Args:
             seconds: The most that this takes.
@@ -320,7 +320,7 @@ class Node(DataCalls):
 
     # -- checkpoints ---------------------------------------------------------------------------------------------
     def save(self, path: str | os.PathLike[str], keep: int = 1) -> None:
-        """Write the model and the run's figures to ``path`` (safetensors), and the optimizer's state beside it.
+        """Write the model and the run's figures to ``path`` (safetensors), and the optimizer's state next to it.
 
         ``model.load_state_dict(safetensors.torch.load_file(path))`` reads the model. The optimizer's state is in
         ``run.optimizer``, also safetensors, and ``run.json`` describes the checkpoint for readers. Each file is

@@ -1,4 +1,4 @@
-"""What holds for every test."""
+"""Settings and fixtures for all tests."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ import gc
 import pytest
 from hypothesis import HealthCheck, settings
 
-# How fast a machine makes an example is no property of what is tested: a busy one fails nothing.
+# The time for an example depends on the machine, so no test fails on a busy one.
 patient = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("quick", patient, max_examples=30)
-settings.register_profile("thorough", patient, max_examples=300)  # for make test-slow, which plays these tests as well
+settings.register_profile("thorough", patient, max_examples=300)  # The profile of make test-slow.
 settings.load_profile("quick")
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection():
-    """Collect without garbage collections, which took 40 % of the time; later ones leave out what is collected now.
+    """Collect tests without garbage collections, which took 40 % of the time, then freeze the objects that exist.
 
-    They are rare as well: each walks through torch and matplotlib, which the first tests load, and at Python's own
-    thresholds they took 5 % of the time of the simulator's tests.
+    Later collections are rare too: each walks through torch and matplotlib, which the first tests load. With Python's
+    own thresholds they took 5 % of the time of the simulator's tests.
     """
     gc.disable()
     result = yield
@@ -31,7 +31,7 @@ def pytest_collection():
 
 @pytest.fixture(autouse=True)
 def accelerator(request):
-    """Run a test with the marker ``cuda`` on the real device, or on a simulated one, which is returned."""
+    """Run a test with the marker ``cuda`` on the real device (None), or on a simulated one, which is yielded."""
     if request.node.get_closest_marker("cuda") is None:
         yield None
         return

@@ -1,4 +1,4 @@
-"""A link without a socket, which breaks and holds back as one over TCP does."""
+"""A link without a socket, which breaks and applies backpressure as one over TCP does."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import trio
 
 from node.transport.byte_stream import BrokenLinkError
 
-MEMORY_PIPE_BYTES = 65_536  # less than any payload worth testing, so that tests meet backpressure as sockets have it
+MEMORY_PIPE_BYTES = 65_536  # Less than the payloads of tests, so that they meet the backpressure of a socket.
 
 
 def memory_stream_pair(capacity_bytes: int = MEMORY_PIPE_BYTES) -> tuple[MemoryStream, MemoryStream]:
-    """Two connected streams without a socket, each direction holding at most ``capacity_bytes`` unread."""
+    """Return two connected streams without a socket; each direction holds at most ``capacity_bytes`` unread bytes."""
     there, back = _Pipe(capacity_bytes), _Pipe(capacity_bytes)
     return MemoryStream(outgoing=there, incoming=back), MemoryStream(outgoing=back, incoming=there)
 
@@ -39,14 +39,17 @@ class MemoryStream:
 
     def close_now(self) -> None:
         if self._closed:
-            return  # a closed socket cannot be reset: what it sent last still arrives
+            return  # A closed socket cannot be reset, so its last bytes still arrive.
         self._closed = True
         self._outgoing.break_off()
         self._incoming.break_off()
 
 
 class _Pipe:
-    """Bytes one way. ``_ended``: the writer closed, and the rest may still be read; ``_broken``: neither side may."""
+    """Bytes in one direction.
+
+    ``_ended``: the writer has closed, and the rest may still be read. ``_broken``: no side may read or write.
+    """
 
     def __init__(self, capacity_bytes: int) -> None:
         self._capacity_bytes = capacity_bytes

@@ -1,4 +1,4 @@
-"""CONTRIBUTING.md: its examples are two files each, and work when all are put into a copy of the packages at once."""
+"""CONTRIBUTING.md: its examples are two files each, and all work in one copy of the packages."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ FILES = {
 
 
 def files_of(section: str) -> Files:
-    """Return the files that a section's examples make or change, by path, in their state afterwards.
+    """Return the final texts of the files that a section's examples make or change, by path.
 
-    What is added to a file stands below a line that is there already, and there alone.
+    The lines added to a file stand below a line that occurs exactly once in it.
     """
     files: Files = {}
     for kind, path, body in re.findall(r"```(python|diff)\n# (\S+)\n(.*?)```", SECTIONS[section], re.S):
@@ -50,7 +50,7 @@ def files_of(section: str) -> Files:
                 lines.insert(at, line[1:])
             else:
                 assert lines.count(line[1:]) >= 1, f"{path} has no such line any more: {line[1:]}"
-                follows = at >= 0 and lines[at + 1] == line[1:]  # a second line of what is there
+                follows = at >= 0 and lines[at + 1] == line[1:]  # The second line of a context.
                 assert follows or lines.count(line[1:]) == 1, f"{path} has several such lines: {line[1:]}"
                 at = at + 1 if follows else lines.index(line[1:])
         files[path] = "\n".join(lines)
@@ -64,7 +64,7 @@ def test_each_example_is_two_files(section):
 
 @pytest.fixture(scope="module")
 def played(tmp_path_factory):
-    """What :data:`PLAY` saw in a copy of the packages that has the files of all sections."""
+    """Return the results of :data:`PLAY` in a copy of the packages with the files of all sections."""
     folder = tmp_path_factory.mktemp("copy")
     files: Files = {}
     for section in FILES:
@@ -77,11 +77,11 @@ def played(tmp_path_factory):
     files["gossip/config/filters.py"] = files["gossip/config/filters.py"].replace(head, head + row)
     files["gossip/filters/median.py"] = MEDIAN
     for package in ("gossip", "node", "sim"):
-        shutil.copytree(ROOT / package, folder / package)  # Bytecode too: what is unchanged is not compiled.
+        shutil.copytree(ROOT / package, folder / package)  # The bytecode too, so that few modules are compiled.
     for path, text in files.items():
         (folder / path).write_text(text, encoding="utf-8")
     environment = {name: value for name, value in os.environ.items() if not name.startswith("GOSSIP_")}
-    environment["PYTHONPATH"] = os.pathsep.join((str(folder), str(ROOT)))  # the tests' helpers are in ROOT
+    environment["PYTHONPATH"] = os.pathsep.join((str(folder), str(ROOT)))  # ROOT holds the tests' helpers.
     done = warm.run("-c", PLAY, anew=True, cwd=folder, env=environment, timeout=120)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
@@ -129,7 +129,7 @@ def test_a_codec(played):
 
 @pytest.mark.parametrize("kind", ["selection", "mixing", "filter", "codec", "groups"])
 def test_the_simulator_plays_each_by_its_own_code_or_refuses_it(played, kind):
-    """The fast level implements none of them."""
+    """The fast level implements none of the examples."""
     key = {"groups": "mixing"}.get(kind, kind)
     assert played[kind]["reason"] == f"the fast level cannot represent gossip.{key}"
     assert played[kind]["beyond"].startswith(f"gossip.{key} is beyond fidelity = 'exchange'")
@@ -161,8 +161,8 @@ class Median(Filter):
         return np.median(vectors, axis=0).astype(np.float32)
 """
 
-# Plays each configuration in both drivers, which must end bit for bit the same, and simulates it among liars; performs
-# the effect in both drivers; and reads the figures of two real nodes and of a simulation.
+# The program runs each configuration in both drivers, which must end bit for bit the same, and simulates it among
+# liars. It performs the effect in both drivers, and reads the figures of two real nodes and of a simulation.
 PLAY = """
 import json
 import os

@@ -1,4 +1,4 @@
-"""``import gossip`` is the front door: what a program starts from, and nothing is imported before it is asked for."""
+"""``import gossip`` gives a program all that it starts from, and imports each part only on its first use."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ from contextlib import redirect_stdout
 from types import SimpleNamespace
 from unittest import mock
 
-SAMPLES = 16  # of each node
+SAMPLES = 16  # For each node.
 
 
 def job(model, nodes, rounds):
@@ -80,7 +80,7 @@ def job(model, nodes, rounds):
     simulator.add_receiver(report)
     simulator.init_nodes()
     count.updates = 0
-    with redirect_stdout(io.StringIO()):  # its progress bar
+    with redirect_stdout(io.StringIO()):  # Hide gossipy's progress bar.
         begin = time.process_time()
         simulator.start(n_rounds=rounds)
         cpu_s = time.process_time() - begin

@@ -30,6 +30,6 @@ optimizer = hivemind.Optimizer(
     optimizer=lambda params: torch.optim.SGD(params, lr=options.rate),
     batch_size_per_step=BATCH, target_batch_size=BATCH * options.ranks * options.every, use_local_updates=True,
     delay_state_averaging=True, matchmaking_time=3.0, averaging_timeout=60.0, verbose=True,
-    averager_opts={"request_timeout": 1.0},  # it warns of one that is not shorter than matchmaking
+    averager_opts={"request_timeout": 1.0},  # Hivemind warns unless the timeout is shorter than matchmaking.
 )  # fmt: skip
 job.train(job.model, optimizer)

@@ -1,6 +1,6 @@
-"""Count the partners that lie, of eight honest nodes beside four members that do all to be their partners.
+"""Count the lying partners of eight honest nodes, in a swarm with four members that do all to be their partners.
 
-The liars name nobody but themselves, accuse honest members of being dead, and ask each honest node for an exchange 30
+The liars name only themselves, accuse honest members of being dead, and ask each honest node for an exchange 30
 times a second; they exchange the vectors that they receive. Newcomers come after a quarter of the time: through an
 honest node, through a liar, and through both. Prints the share of finished exchanges that were with liars.
 """

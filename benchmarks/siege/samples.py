@@ -96,7 +96,7 @@ async def liars(foe: Foe) -> None:
 )
 async def finishers(foe: Foe) -> None:
     while True:
-        async with trio.open_nursery() as nursery:  # those that have left stay linked until four have
+        async with trio.open_nursery() as nursery:  # Members that have left stay linked until all four have left.
             for _ in range(4):
                 member = await Foe(foe.target, nursery).member(listen=False, mixes=True)
                 nursery.start_soon(member.offer_for_ever, 0.2)

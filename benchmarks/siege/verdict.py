@@ -38,7 +38,7 @@ class Verdict:
     pause_s: float = float("nan")  # longest call of step() of an honest node
     moved: float = float("nan")  # largest movement of a model along (1, 1, ... 1), divided by its norm
     progress: float = float("nan")  # growth of the nodes' sample counts, divided by the samples that they trained
-    usual: float = float("nan")  # the same without lies: a step counts for every member that a node is in contact with
+    usual: float = float("nan")  # The same without lies: each member in contact with a node counts a step.
     well_s: float | None = None  # seconds from the end of the attack to the recovery
     named: str = ""  # the first log line that names the attacker
     newcomer: str = ""  # fault of the node that joined meanwhile

@@ -12,9 +12,9 @@ from pathlib import Path
 from xml.sax.saxutils import escape
 
 HERE = Path(__file__).resolve().parent
-WIDTH, MARGIN = 480, 24  # pixels, as all below
-LINE, NODE = 21, 17  # the distance of lines of text; a node's radius
-LETTERS = 31  # in a line beside a drawing
+WIDTH, MARGIN = 480, 24  # All lengths are in pixels.
+LINE, NODE = 21, 17  # The distance of lines of text, and a node's radius.
+LETTERS = 31  # The length of a line of text next to a drawing.
 STYLE = """\
 <style>
   svg { --ground: #ffffff; --ink: #1f2328; --soft: #59636e; --line: #c4ccd4; --edge: #d8dee4;
@@ -55,7 +55,7 @@ def paragraph(x: float, y: float, words: str) -> list[str]:
 
 
 def line(a: Point, b: Point, kind: str = "", tip: bool = False, short: float = 0.0) -> str:
-    """From a to b; ``short`` pixels less at both ends, where nodes are."""
+    """Return a line from a to b that ends ``short`` pixels before both, to leave room for nodes."""
     length = math.dist(a, b)
     x, y = ((b[0] - a[0]) / length * short, (b[1] - a[1]) / length * short)
     where = f'x1="{a[0] + x:.1f}" y1="{a[1] + y:.1f}" x2="{b[0] - x:.1f}" y2="{b[1] - y:.1f}"'

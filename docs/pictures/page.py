@@ -24,7 +24,7 @@ from tests.node.page.chromium import Browser, found  # noqa: E402
 WIDTH = 1400  # pixels: all figures in one row, and the addresses in the table
 JOINING_S, TRAINING_S, DEAD_S = 3.0, 30.0, 30.0
 ARGUMENTS = ["--samples", 10**7, "--step-delay", 0.02]
-COLOURS = 128  # of the picture: text and lines, so that it is a third as large
+COLOURS = 128  # Enough for text and lines, and the file has a third of the size.
 
 
 def free_port() -> int:

@@ -1,5 +1,5 @@
-"""Handwritten digits as tasks of Dask. One whose worker dies is given to another, as the node that it was where its
-directory is there, and nobody else stops.
+"""Handwritten digits as tasks of Dask. If a worker dies, another takes its task, as the same node if it finds the
+node's directory, and no other task stops.
 
 On one machine:     python examples/engines/dask_digits.py [--nodes 4] --states /var/gossip
 On several:         DASK_DISTRIBUTED__SCHEDULER__ALLOWED_FAILURES=100 dask scheduler --port 8786    (on HOST0)

@@ -1,5 +1,5 @@
-"""Handwritten digits in actors of Ray. One that dies is started again by Ray, as the node that it was where its
-directory is there, and nobody else stops.
+"""Handwritten digits in actors of Ray. If an actor dies, Ray starts it again, as the same node if it finds the
+node's directory, and no other actor stops.
 
 On one machine:     python examples/engines/ray_digits.py [--nodes 4] --states /var/gossip
 On several:         ray start --head --node-ip-address HOST0 --port 6379    (on HOST0)

@@ -12,7 +12,7 @@ optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
 
 with Node(model, optimizer, config=Config(swarm="digits", mix_every_steps=8)) as node:
     print("others start with GOSSIP_SEEDS =", node.address)
-    loader = DataLoader(train, batch_size=16, shuffle=True)  # data of one's own: no division is needed
+    loader = DataLoader(train, batch_size=16, shuffle=True)  # Each node has its own data, so nothing is divided.
     while not node.finished and node.swarm_samples < SAMPLES:
         for x, y in loader:
             loss = F.cross_entropy(model(x), y)

@@ -12,7 +12,7 @@ model = net()
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
 saved = Path("state/run.safetensors")
 
-with Node(model, optimizer, state_dir="state") as node:  # another directory for each node of a machine
+with Node(model, optimizer, state_dir="state") as node:  # Each node of a machine needs its own directory.
     if saved.exists():
         node.load(saved)  # a living swarm is ahead of any file, and its weights stay
     steps = 0

@@ -1,4 +1,4 @@
-"""The same as a swarm, with checkpoints in a format of one's own."""
+"""The same as a swarm, with checkpoints in the program's own format."""
 
 from pathlib import Path
 
@@ -16,7 +16,7 @@ if file.exists():
     saved = torch.load(file)
     model.load_state_dict(saved["model"])
     optimizer.load_state_dict(saved["optim"])
-    node.load_state_dict(saved["node"])  # which run these weights are of, and how far
+    node.load_state_dict(saved["node"])  # The run of these weights, and its progress.
 
 with node:
     while not node.finished and node.swarm_samples < SAMPLES:

@@ -16,7 +16,7 @@ loader = DataLoader(train, batch_size=16, sampler=sampler)
 
 @hvd.elastic.run
 def learn(state):
-    for state.epoch in range(state.epoch, EPOCHS):  # noqa: B020  # as the manual of Horovod has it
+    for state.epoch in range(state.epoch, EPOCHS):  # noqa: B020  # Horovod's manual does the same.
         for number, (x, y) in enumerate(loader):
             optimizer.zero_grad()
             loss = F.cross_entropy(model(x), y)

@@ -12,7 +12,7 @@ x_train, x_test = (torch.from_numpy(part).float() for part in parts[:2])  # (143
 y_train, y_test = (torch.from_numpy(part).long() for part in parts[2:])  # (1437,), (360,)
 train = TensorDataset(x_train, y_train)
 EPOCHS = 12
-SAMPLES = EPOCHS * len(train)  # of all workers together
+SAMPLES = EPOCHS * len(train)  # The total of all workers.
 
 
 def net():

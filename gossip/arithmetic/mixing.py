@@ -79,7 +79,7 @@ def push_mass(mass: float, pushes: int, conserves: bool) -> tuple[float, float]:
     """
     if not conserves:
         return 1.0, 1.0
-    # Only members that lie about masses leave these bounds. What this one pushes must still be acceptable to others.
+    # Only members that lie about masses leave these bounds. Our own pushes must still be acceptable to others.
     mass = min(max(mass, MIN_MASS), MAX_MASS)
     share = mass / (pushes + 1)
     return share, mass - share

@@ -19,8 +19,8 @@ class Sketcher:
 
     Number j is the sum of the elements j, j + WIDTH, j + 2 WIDTH, ... with random signs. The expectation of the inner
     product of two sketches is that of the two vectors (Alon, Matias and Szegedy, "The space complexity of approximating
-    the frequency moments", 1996). All elements count, so nothing can be hidden in elements that are not sampled. Nobody
-    who does not know the signs can choose a vector that a sketch leaves out.
+    the frequency moments", 1996). All elements count, so nothing can be hidden in elements that are not sampled. An
+    attacker who does not know the signs cannot choose a vector that a sketch leaves out.
     """
 
     def __init__(self, size: int, seed: int) -> None:

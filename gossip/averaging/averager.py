@@ -270,7 +270,7 @@ class Averager:
         return group
 
     def average_slice(self, group: GroupAverage, on_averaged: Callable[[], None]) -> None:
-        """Compute the mean of our slice once all of it is here, then call ``on_averaged``."""
+        """Compute the mean of our slice once all of it has arrived, then call ``on_averaged``."""
         if group.can_average:
             group.is_averaging = True
             self.driver.run_job(AverageSliceJob(self, group, on_averaged))

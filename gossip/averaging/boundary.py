@@ -82,7 +82,7 @@ class Boundary:
         self.conserves_mass = conserves_mass  # A push takes mass away from the model.
         self.lock: AbstractContextManager[object] = nullcontext() if lock is None else lock
         self.wake, self.clear_wake = wake, clear_wake
-        # True if an update goes to the model's device when it arrives, and is added once it is there. Otherwise the
+        # True if an update goes to the model's device on arrival, and is added after this copy. Otherwise the
         # boundary brings it there, and the device waits.
         self.uploads_updates = False
         self.mass = 1.0  # The model's mass: it changes with the weights, so only in the training loop.

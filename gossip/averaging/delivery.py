@@ -78,7 +78,7 @@ class CopyDelivery:
         if visit.spare_copy is not None and self.deliver_to_sharers(visit.spare_copy, is_current):
             self.vectors.give(visit.spare_copy)
         elif visit.spare_copy is not None:
-            # Nobody mixes. The copy may have taken the place of the newest snapshot, which newcomers would lack.
+            # No session needs the copy. It may have replaced the newest snapshot, which newcomers would then lack.
             self.keep_for_newcomers(visit.spare_copy, visit.replacements)
         if visit.newcomers_copy is not None:
             self.keep_for_newcomers(visit.newcomers_copy, visit.replacements)

@@ -197,7 +197,7 @@ class Exchanges(Ledger[AnySession]):
             return self.reservations.answer_reservation(self, sender, offer, now)
         if offer.mixing == self.settlement_class.MIXING:
             return self.settlement_class.answer_offer(self, sender, offer, now)
-        # A member that trains would part us from those that settle.
+        # A mix with a member that trains would part us from the settling members.
         if self.local.settling and self.equal_since is not None:
             return [Send(sender, Busy(offer.session))]
         return self.session_class.answer_offer(self, sender, offer, now)

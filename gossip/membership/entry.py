@@ -12,8 +12,8 @@ from gossip.wire.messages import Hint
 __all__ = ["NOT_LISTED", "NOT_WAITING", "VERIFIED_BURST", "VERIFIED_PER_S", "Entry", "TokenBucket"]
 
 SUSPECT = MemberState.SUSPECT
-# Records that are checked for one link: 1.3 % of a core at 131 us a signature. A swarm gossips 10 records a second,
-# and changes.
+# Records that are checked for one link: 1.3 % of a core at 131 us a signature. A swarm gossips 10 records a second, and
+# its changes.
 VERIFIED_PER_S = 100.0
 VERIFIED_BURST = 800.0  # Records checked at once: half of a swarm of 1,600 members that comes back at once.
 NEVER = -math.inf  # The time of an event that has not happened.

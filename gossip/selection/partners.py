@@ -237,7 +237,7 @@ class Partners:
         """Return True for an unproven partner while exchanges with such partners fail.
 
         All of them count as one. They have one exchange at a time, and none for a while after it took too long. The
-        only other member of our run waits for nobody, since there is none to mix with instead.
+        only other member of our run never has to wait, since there is none to mix with instead.
         """
         if self.unproven_failures < WARY_FAILURES or peer in self.last_mixes or peer == self.me:
             return False

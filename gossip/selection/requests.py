@@ -1,4 +1,4 @@
-"""The requests of members, limited so that those that ask all the time do not become most of our partners.
+"""The requests of members, limited so that members that ask all the time do not become most of our partners.
 
 A node chooses half of its partners, and these are as honest as the members are. The other half chose it. Members that
 ask as often as they may would be nearly all of that half. With 30 such members of 100, each asking 16 times as often as
@@ -7,9 +7,9 @@ of the partners for honest, so that they would set its radius.
 
 A node with more than ``CROWDED`` times the usual mixes of an interval is *crowded*. It answers BUSY to a member with
 more requests than ``MEDIAN_FACTOR`` times the median of the others, and ``SPARE`` more. Requests decay over ``MEMORY``
-intervals for each member, in which a usual one asks four times. A node that is not crowded declines nobody for this:
-members that train faster ask more often, and do no harm. A slow node has more mixes in each of its intervals, by as
-much as most members train faster (:class:`Paces`).
+intervals for each member, in which a usual one asks four times. A node that is not crowded declines no requests for
+this reason: members that train faster ask more often, and do no harm. A slow node has more mixes in each of its
+intervals, by as much as most members train faster (:class:`Paces`).
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class Requests:
     def is_too_much(
         self, asker: PeerId, intervals: float, members: int, present: Callable[[Iterable[PeerId]], list[PeerId]]
     ) -> bool:  # fmt: skip
-        """Return True if this node is crowded, and this member among those that ask too often."""
+        """Return True if this node is crowded, and this member asks too often."""
         if members < MIN_MEMBERS or self.recent_mixes(intervals) <= self.most_mixes * self.paces.more_mixes:
             return False
         counts = sorted(

@@ -350,7 +350,7 @@ class Newcomer:
         self.missing = [(start, stop) for start, stop, donor in self.received if donor in odd and start < stop]
         self.received = [piece for piece in self.received if piece.donor not in odd]
         self.donors -= odd
-        # What is fetched again comes from donors that were compared, if any are left: others could have lied in wait.
+        # Fetch these pieces from donors that were compared, if any are left: an attacker may be among the others.
         rest = [peer for peer in self.candidates if peer not in odd]
         self.candidates = [peer for peer in rest if peer in self.donors] if self.missing and self.donors else rest
         return self.request_missing(now) if self.missing else self.advance(now)

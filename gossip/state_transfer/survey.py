@@ -38,7 +38,7 @@ def agree(answers: Mapping[PeerId, Serving], own_keys: tuple[str, ...], has_opti
         has_optimizer: True if we have an optimizer whose state could be replaced.
     """
     keys: tuple[str, ...] = ()
-    with_keys = dict(answers)  # The answers of the donors: of those that hold the optimizer's state that most hold.
+    with_keys = dict(answers)  # The answers of the donors with these keys.
     if has_optimizer:
         votes = Counter(answer.optimizer_keys for answer in answers.values())
         newest: dict[tuple[str, ...], float] = {}  # The largest version of the donors with these keys.

@@ -85,7 +85,7 @@ def read_prefix(prefix: bytes | bytearray | memoryview) -> tuple[int, int]:
     """Return the lengths (header, body) in bytes that a prefix of 12 bytes states.
 
     Raises:
-        ProtocolError: It is no prefix, or a length is over its limit.
+        ProtocolError: It is no prefix, or a length exceeds its limit.
     """
     if len(prefix) != PREFIX_BYTES:
         raise ProtocolError(f"A frame's prefix has {len(prefix)} bytes instead of {PREFIX_BYTES}.")

@@ -23,7 +23,7 @@ class TransformersGossip(ContextAdapter, TrainerCallback, ExportableState):  # t
 
     ``with TransformersGossip(trainer, samples=100_000, seeds=[...]): trainer.train()``. An optimizer step is one of the
     node, with the rows of its batches; steps that mixed precision skips do not count. Batches that do not show their
-    samples, as those that a collator joins to one row, count as full. :meth:`on_log` adds the node's figures to the
+    samples, like batches that a collator joins to one row, count as full. :meth:`on_log` adds the node's figures to the
     trainer's logs, so that they reach every logger. The checkpoints hold the run, and
     ``train(resume_from_checkpoint=...)`` resumes it. The node leaves with the block, however it ends.
 
@@ -71,7 +71,7 @@ class TransformersGossip(ContextAdapter, TrainerCallback, ExportableState):  # t
         flow_places = [place for place, callback in enumerate(callbacks) if isinstance(callback, DefaultFlowCallback)]
         callbacks.insert(flow_places[0] + 1 if flow_places else 0, self)
         self.shows_samples: bool | None = None  # The first dimension of a batch is its samples; None before the first.
-        self.drawn = 0  # The samples of the batches of the step that is under way.
+        self.drawn = 0  # The samples in the batches of the current step.
         self.get_batches = trainer.get_batch_samples
         trainer.get_batch_samples = self.get_counted_batches
         if divide:

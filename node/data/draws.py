@@ -49,10 +49,10 @@ UNDIVIDED = (
 
 
 class DrawCount:
-    """What one loop has drawn from its share since its last step.
+    """The samples that one loop has drawn from its share since its last step.
 
     A pass that begins without gradients is an evaluation, as is one over other data than those of the epochs. It is
-    whole, whatever the run, and its samples count in no step that has drawn others.
+    always whole, and a step that has drawn other samples does not count them.
 
     Args:
         samplers: The samplers of the node.

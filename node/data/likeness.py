@@ -27,7 +27,7 @@ MAX_VALUES = 4_096  # Values of an item that count: 16 such items take 0.2 ms.
 LEAST_TEXTS = 3  # Of a numbering in the script, where two numbers, as a rank and a size, may follow by chance.
 MAX_TEXTS = 300_000  # Texts of a numbering that is looked at, in 10 ms; those of its first numbers count.
 FIRST_NUMBERS = 256
-LEAST_SPREAD = 1e-4  # Of values beside their mean, below which differences count less: they may come from rounding.
+LEAST_SPREAD = 1e-4  # The spread relative to the mean below which differences count less: rounding may cause them.
 TOLERANCE = 0.05  # Machines may compute the same data with differences in the last bits. Other data differ by more.
 
 

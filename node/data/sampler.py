@@ -243,7 +243,7 @@ class Samplers:
         self.states: dict[int, Mapping[str, Any]] = {}  # Loaded before their samplers were made.
         self.on_draw: Callable[[], object] = bool  # Called at each batch that the loop draws.
         self.notify: Callable[[str, str], object] = nowhere  # Tells the user of an event of a kind in a sentence.
-        # Called with the likeness of the data of each pass that begins, and with True when one is over.
+        # Called at the begin and at the end (True) of each pass, with the likeness of its data.
         self.on_pass: Callable[[Likeness, bool], object] | None = None
 
     def make(
@@ -306,7 +306,7 @@ class Samplers:
                 parse_state(state, length)
 
     def load(self, states: Any) -> None:
-        """Resume from these states, now or when a sampler of that length is made. What is no state is ignored."""
+        """Resume from these states, now or when a sampler of that length is made; ignore values that are no state."""
         for state in states if isinstance(states, list) else ():
             length = state.get("samples") if isinstance(state, Mapping) else None
             if type(length) is int and length in self.last:

@@ -303,7 +303,7 @@ class Connector:
             greeted = await self.greet_stranger(stream)
             if greeted is None:
                 stream.close_now()
-                if visitor in self.handshake_pool.visitors:  # The pool itself reports those that it evicts.
+                if visitor in self.handshake_pool.visitors:  # The pool itself reports visitors that it evicts.
                     self.on_failed_handshake(stream.peer_host)
                 return
             link, theirs = greeted

@@ -207,7 +207,7 @@ class Link:
             self.cancel_scope.cancel()
 
     def is_held_up(self, now: float, stall_s: float, chunk_s: float) -> bool:
-        """Return True if an I/O thread waits in vain for a chunk of a session that is over.
+        """Return True if an I/O thread waits in vain for a chunk of a session that has ended.
 
         No session watches that chunk any more, so it would hold the thread as long as the link lives.
 

@@ -35,7 +35,7 @@ Mark = tuple[float, int]
 
 
 class DataComparison:
-    """The marks of one node, in its training thread, and what they say beside those of others.
+    """The marks of one node, in its training thread, compared with the marks of others.
 
     Args:
         network: The network thread.
@@ -87,7 +87,7 @@ class DataComparison:
     def publish(self) -> None:
         """Put the marks into this node's record, where a change of its run removes them."""
         own = self.network.peer.membership.me
-        # Those that are removed come first, because a record has no room for all.
+        # Removals come first, because a record has no room for all marks.
         stated = values_in(own)
         for name, mark in sorted(self.marks.items(), key=lambda item: item[1] is not None):
             if stated.get(name) != mark:

@@ -28,7 +28,7 @@ COUNT_PERIOD_S = 0.1  # Seconds between two counts of members, each of which wal
 
 
 class Count(NamedTuple):
-    """A count of the members that hold this run. Only those that this node has contacted are believed."""
+    """A count of the members that hold this run. Only members that this node has contacted count."""
 
     here: int  # ALIVE and contacted, this node included.
     gone: int  # LEFT or DEAD.
@@ -137,7 +137,7 @@ class Startup:
             self.network.sync()
 
     def count_members(self) -> Count:
-        """Count the members that hold this run. Samplers divide the data among those that are here from now on."""
+        """Count the members that hold this run. From now on samplers divide the data among the present ones."""
         here, told, gone = 1, 0, 0
 
         def count() -> None:

@@ -1,7 +1,7 @@
 """Two watches over the steps of torch's optimizers: over a loop without `node.step`, and over replaced optimizers.
 
-A loop that never calls `node.step` would end as an ordinary run, and have mixed with nobody. An optimizer that the
-program makes anew after its Node has a state that no newcomer gets.
+A loop that never calls `node.step` would end like an ordinary run without a single mix. An optimizer that the program
+makes anew after its Node has a state that no newcomer gets.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ os.register_at_fork(after_in_child=_watches.clear)
 class StepWatch:
     """The watch over one node's loop until its first step.
 
-    It counts the steps of optimizers over the model's weights, whoever has made them. torch also counts writes to a
-    tensor, by which loops without its optimizers are seen; fused optimizers write behind that count.
+    It counts the steps of all optimizers over the model's weights. torch also counts writes to a tensor, which reveals
+    loops without its optimizers; fused optimizers write without raising that count.
 
     Args:
         live: The model, of which only tensors of torch are watched, and its optimizers.
@@ -113,13 +113,14 @@ class OptimizerWatch:
     user is told only once another optimizer trains the weights of one that takes no step meanwhile.
 
     Args:
-        optimizers: Those that the node was given.
+        optimizers: The optimizers that the node was given.
         run: The counts of the loop.
         notify: Tells the user of an event of a kind in a sentence.
     """
 
     def __init__(self, optimizers: Optimizers, run: HeldRun, notify: Callable[[str, str], None]) -> None:
-        # By itself and by those that it wraps. A class without torch's constructor hides its steps, and is not watched.
+        # Keys are each optimizer and the ones inside it. A class without torch's constructor hides its steps, and is
+        # not watched.
         self.given = {
             holder: optimizer for optimizer in optimizers.all for holder in with_inner(optimizer)
             if getattr(type(optimizer).step, "hooked", False)

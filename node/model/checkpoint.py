@@ -2,8 +2,8 @@
 
 The weights keep the model's own names and are alone in their file, so that
 ``model.load_state_dict(safetensors.torch.load_file(path))`` works. The run's metadata are JSON in the file's header.
-The optimizer's state lies beside it: its tensors, and its structure as JSON in the header. Both headers name the save
-that wrote them. A kill between the two renames therefore never pairs weights with the state of another step. Nothing
+The optimizer's state is in a second file: its tensors, and its structure as JSON in the header. Both headers name the
+save that wrote them. So a kill between the two renames never pairs weights with the state of another step. Nothing
 is ever pickled or unpickled. The JSON file next to them, the *description*, is for readers alone.
 """
 
@@ -73,7 +73,7 @@ def run_progress(meta: Mapping[str, Any], path: str | os.PathLike[str]) -> tuple
     Raises:
         CheckpointError: The run id is malformed. Replacing it would silently make this another run.
     """
-    run_text = meta.get("run_id", meta.get("genesis"))  # Files of earlier versions say genesis.
+    run_text = meta.get("run_id", meta.get("genesis"))  # Files of earlier versions have the second key.
     run_id = from_hex(run_text)
     if run_id is None and run_text is not None:
         raise CheckpointError(

@@ -32,7 +32,7 @@ class Optimizers:
     def __init__(self, optimizers: object = None) -> None:
         as_list = optimizers if isinstance(optimizers, list | tuple) else [] if optimizers is None else [optimizers]
         self.all = tuple(dict.fromkeys(unwrapped(optimizer) for optimizer in as_list))  # Each once.
-        # Those that hold state: one that wraps another, as Lookahead and SAM, holds a part of it.
+        # The optimizers that hold state: an optimizer that wraps another, like Lookahead and SAM, holds a part of it.
         self.holders = tuple(dict.fromkeys(holder for optimizer in self.all for holder in with_inner(optimizer)))
         self.quasi_global = tuple(optimizer for optimizer in self.all if isinstance(optimizer, QuasiGlobal))
 
@@ -95,7 +95,7 @@ def is_on_host(rate: object) -> bool:
 
 
 def with_inner(optimizer: torch.optim.Optimizer) -> list[torch.optim.Optimizer]:
-    """Return an optimizer and those that it wraps, which have state of their own."""
+    """Return an optimizer and the optimizers inside it, which have their own state."""
     holders = [optimizer]
     for _ in range(MAX_WRAPPERS):
         inner = inner_of(holders[-1])

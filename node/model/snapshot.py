@@ -523,7 +523,7 @@ class ModelState(State):
         self._mixer.begin(self._buffers())
 
     def _weights(self, elements: int) -> list[Tensor]:
-        """Return the tensors that a vector of this length covers: all values, or those that are exchanged."""
+        """Return the tensors that a vector of this length covers: all values, or the exchanged ones."""
         tensors = self._tensors.current()
         return tensors if elements == self.layout.frozen_stop else tensors[: self._exchanged_count]
 

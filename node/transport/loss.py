@@ -32,7 +32,7 @@ MIN_BUSY_S = 1.0  # Sending time before a verdict on the window.
 class Loss:
     """The loss on a path."""
 
-    share: float  # Of the segments, those that were retransmitted.
+    share: float  # The share of the segments that were retransmitted.
     rtt_s: float  # The shortest round trip, in seconds.
 
     @property

@@ -199,7 +199,7 @@ class Dials:
             self.open_end(dial.dialler, dial.acceptor, record, dial, dial.line_out)
 
     def on_failed(self, dial: DialAttempt) -> None:
-        """Report to the dialler's peer that nobody answered, and drop the messages that waited for the link."""
+        """Report the failed dial to the dialler's peer, and drop the messages that waited for the link."""
         host, expected = dial.dialler, dial.expected
         if host.gone or dial.is_over:
             return

@@ -277,7 +277,7 @@ class Swarm:
         self.links.on_killed(host)
 
     def leave(self, index: int) -> None:
-        """Let a peer mix with those that stay, within its grace, then announce LEFT, and end it."""
+        """Let a peer mix with the remaining ones, within its grace, then announce LEFT, and end it."""
         host = self.hosts[index]
         self.training.halt(host)
         self.training.report_steps(host)

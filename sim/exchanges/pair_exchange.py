@@ -21,7 +21,7 @@ BOTH = 0b11  # Both sides in a bit mask, which has the bit ``1 << side`` for a s
 class PairExchange:
     """A pair exchange in progress.
 
-    ``ended`` and ``backgrounded`` are bit masks of sides. ``ended``: the exchange is over for this side.
+    ``ended`` and ``backgrounded`` are bit masks of sides. ``ended``: the exchange has ended for this side.
     ``backgrounded``: it takes none of this side's slots. A time is ``math.inf`` while no accepted offer determines it.
     """
 

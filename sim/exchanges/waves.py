@@ -77,7 +77,7 @@ class Units:
         np.add.at(open_waits, waiter[waiter >= 0], 1)
         is_first_of_row = np.ones(count, bool)
         is_first_of_row[1:] = row[1:] != row[:-1]
-        reached = unit[is_first_of_row]  # Units for which one of their waits is over, once for each such wait.
+        reached = unit[is_first_of_row]  # Each unit once for every wait of it that has ended.
         while len(reached):
             np.subtract.at(open_waits, reached, 1)
             ready = np.unique(reached[open_waits[reached] == 0])

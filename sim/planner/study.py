@@ -250,6 +250,6 @@ def points_text(gap: float, error: float) -> str:
 
 
 def ratio_text(outcome: CandidateRuns, reference: CandidateRuns) -> str:
-    """Return how much an outcome sends beside the reference: ``1.5 times as much``, ``as much``."""
+    """Return how much an outcome sends, compared with the reference: ``1.5 times as much``, ``as much``."""
     times = figure_text(float(f"{statistics.fmean(outcome.sent) / max(statistics.fmean(reference.sent), 1.0):.2g}"))
     return "as much" if times == "1" else f"{times} times as much"

@@ -82,8 +82,8 @@ def little_deviations(peers: int, attackers: int) -> float:
     """Return how many standard deviations from the mean a lie of "alie" is, so that it looks like honest models.
 
     This is algorithm 3 of Baruch et al. (2019): the quantile of ``(n - m - s) / (n - m)`` of a normal distribution,
-    with ``s = floor(n / 2 + 1) - m`` honest peers that the attackers need beside them. It is 0.07 for 4 of 40 and 0.24
-    for 8. ``n`` are all peers and ``m`` the attackers, which must be less than half.
+    with ``s = floor(n / 2 + 1) - m`` honest peers whose support the attackers need. It is 0.07 for 4 of 40 and 0.24 for
+    8. ``n`` are all peers and ``m`` the attackers, which must be less than half.
     """
     supporters = peers // 2 + 1 - attackers
     below = (peers - attackers - supporters) / (peers - attackers)

@@ -86,8 +86,8 @@ PAIRS, UNIFORM, FILTERS = ("pair:Pair",), ("rule:Uniform",), ("rule:Filter", "cl
 CODECS = (Fp32, Fp16, Bf16, Int8, Int4)  # These need no bound on how far partners are apart.
 CODEC_NAMES = ", ".join(codec.name for codec in CODECS)
 
-# Settings of gossip.Config of which it plays every value: those of the schedule, the outer step, slots and connections,
-# and those that only act together with a value that FAST lacks.
+# Settings of gossip.Config of which it plays every value: settings of the schedule, the outer step, slots and
+# connections, and settings that only act together with a value that FAST lacks.
 PLAYED = (
     "swarm", "graph", "group_size", "mix_every_steps", "outer_momentum", "outer_rate", "correction", "filter_limit",
     "incoming_exchanges", "mix_state", "connections",

@@ -39,7 +39,7 @@ from sim.engine.training import POLL_S, REPORT_S, next_poll
 from sim.world.network import NetworkModel
 from tests.memory_stream import MemoryStream, memory_stream_pair
 
-PIPE_BYTES = 1 << 20  # more than anybody sends at one instant, so that all of it arrives at one instant
+PIPE_BYTES = 1 << 20  # More than a node sends at one instant, so that all of it also arrives at one instant.
 START_S = 1024.0
 """When trio's clock starts. It jumps by differences, and from here on the difference of two times is exact (Sterbenz:
 the later one is less than twice the earlier), so that it jumps to the very number it was told to."""
@@ -91,7 +91,7 @@ class Carrier:
                 else:
                     self.far.close_now()
                     return
-            except BrokenLinkError:  # nobody holds that end any more: its machine says so
+            except BrokenLinkError:  # The far end is closed: its machine resets the connection.
                 self.back.put(None, False)
                 return
 
@@ -152,7 +152,7 @@ class Port:
             return world.cut(self.index, to.index)
 
         if cut():
-            await trio.sleep_forever()  # until the caller has waited long enough
+            await trio.sleep_forever()  # The caller's timeout ends the dial.
         await trio.sleep(there())
         listening = to.accepting is not None
         if cut():
@@ -209,7 +209,7 @@ class Trainer:
         self.faults = Faults(self.notify)
         access = Access(Port(world, index, address), Greeter(config.swarm, state.layout))
         self.runtime = Runtime(peer, access, self, self)
-        self.told: Counter[str] = Counter()  # exchanges done, and failed by the reason, as events told
+        self.told: Counter[str] = Counter()  # Exchanges reported by events: "done", or the reason of a failure.
         self.runtime.on_batch_end = self.update_hints
         self.runtime.read_progress = lambda: (self.steps, self.steps)
         self.scope, self.training = trio.CancelScope(), trio.CancelScope()
@@ -222,7 +222,7 @@ class Trainer:
                 nursery.start_soon(self.train, first_step_at)
 
     def kill(self) -> None:
-        """Its streams are reset and its tasks end."""
+        """Reset the node's streams and end its tasks."""
         self.gone = True
         self.scope.cancel()
 
@@ -236,7 +236,7 @@ class Trainer:
         self.scope.cancel()
 
     async def hand_over(self) -> None:
-        """Stop in the middle of a step, which still counts, and mix a last time, with the simulator's looks."""
+        """Stop in the middle of a step, which still counts, and mix a last time, polling as the simulator does."""
         self.training.cancel()
         self.take_step()
         self.peer.update_counts(self.steps, self.steps)
@@ -253,7 +253,7 @@ class Trainer:
                     await self.woken.wait()
 
     def check(self) -> None:
-        """The Runtime keeps nothing of sessions that are over."""
+        """Assert that the Runtime keeps no state of finished sessions."""
         peer, sessions, averager = self.peer, self.runtime.sessions, self.runtime.averager
         under_way = peer.exchanges.table.keys() | peer.donating.table.keys() | peer.joining.pieces.keys()
         under_way |= peer.joining.check.comparisons.keys()
@@ -264,12 +264,12 @@ class Trainer:
 
         counted = Counter(peer.exchanges.failures_by_reason, done=peer.exchanges.done_count)
         told = Counter(self.told)
-        told["replaced"] = counted["replaced"]  # which is not always counted
+        told["replaced"] = counted["replaced"]  # The peer does not count every replaced exchange.
         assert told <= counted
         assert peer.exchanges.table or told == counted
 
     def notify(self, kind: str, sentence: str) -> None:
-        """Nobody is told."""
+        """Discard the notice."""
 
     def announce(self, event: NodeEvent) -> None:
         if isinstance(event, ExchangeEvent) and event.kind != "exchange.begun":
@@ -304,7 +304,7 @@ class Trainer:
                 self.vector += np.float32(correction.step_factor(steps)) * correction.pull
 
     async def hold(self, since: float) -> None:
-        """As a Node does, with the simulator's looks."""
+        """Wait in lockstep as a Node does, polling at the simulator's times."""
         landing = False
         while self.loop.must_wait(landing):
             landing = True
@@ -342,7 +342,7 @@ class Trainer:
 
 
 def run(main: Callable[[], Awaitable[None]]) -> None:
-    """Run a trio program in virtual time, its scheduler's dice seeded as hypothesis-trio seeds them."""
+    """Run a trio program in virtual time, its scheduler seeded as hypothesis-trio seeds it."""
     clock = trio.testing.MockClock(autojump_threshold=0)
     clock.jump(START_S)
     before = scheduler._ALLOW_DETERMINISTIC_SCHEDULING

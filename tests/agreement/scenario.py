@@ -32,10 +32,10 @@ from tests.agreement import memory_network
 from tests.agreement.memory_network import START_S, World
 from tests.harness.configs import tuned
 
-ELEMENTS = 2_500  # three chunks, the last one short
+ELEMENTS = 2_500  # Three chunks, the last one short.
 STEP_S = 0.1
 LEAVING_S = 1.0
-FEW = 20  # less than a node keeps
+FEW = 20  # Fewer durations than a node keeps.
 MOST_PEERS = 8
 
 Floats = np.ndarray
@@ -43,10 +43,12 @@ Floats = np.ndarray
 
 @dataclass(frozen=True)
 class Wires(NetworkModel):
-    """No two independent things reach one peer at the same instant, for which of them is first would be no decision of
-    the Peer's, and the drivers need not agree on it. So each direction of each pair has a latency of its own, and all
-    tremble by a millionth of a second: peers that answer each other's gossip fall into step, and would meet for ever.
-    (Steps end at different instants for the same reason.)"""
+    """A network over which no two independent messages reach a peer at the same instant.
+
+    The Peer does not decide the order of simultaneous events, so the two drivers need not agree on it. Therefore each
+    direction of each pair has its own latency, with a jitter of a millionth of a second: without it, peers that answer
+    each other's gossip would fall into step for ever. Steps end at different instants for the same reason.
+    """
 
     rate_bytes_s: float = math.inf
     clock: Callable[[], float] = field(kw_only=True)
@@ -60,7 +62,7 @@ Script = list[tuple[float, Callable[["Driver"], None]]]
 
 @dataclass(frozen=True)
 class Scenario:
-    """``script``: seconds from the start, and what a Driver is to do then. ``seed``: of the peers' dice."""
+    """Actions for a Driver, each with its time in seconds from the start; ``seed`` seeds the peers' random numbers."""
 
     script: Script
     until_s: float
@@ -70,23 +72,26 @@ class Scenario:
 
 @dataclass(frozen=True)
 class Outcome:
-    """All that one peer came to. ``draws`` is the state of its random number generator: equal ones have made the same
-    draws in the same number, so every sampled partner, every jitter and every session was the same."""
+    """The final state of one peer.
+
+    ``draws`` is a hash of the state of its random number generator. If two peers' hashes are equal, both made the same
+    draws, so every sampled partner, every jitter and every session number was the same.
+    """
 
     ready: bool
     run_id: bytes
     version: float
     steps: int
     incarnation: int
-    exchanges: tuple[int, int]  # done, failed
-    members: dict[PeerId, tuple[str, int, bool]]  # state, incarnation, ready
+    exchanges: tuple[int, int]  # (done, failed)
+    members: dict[PeerId, tuple[str, int, bool]]  # (state, incarnation, ready)
     links: frozenset[PeerId]
-    durations: dict[PeerId, list[float]]  # of the last exchanges, by partner
-    exchange_s: list[float]  # of the last few mixes, each from the wish for a snapshot
-    refusals: dict[tuple[PeerId, str], int]  # what a filter refused or cut off
-    mass: float  # of push-sum
+    durations: dict[PeerId, list[float]]  # Seconds of the last exchanges, by partner.
+    exchange_s: list[float]  # Seconds of the last few mixes, each from the request for a snapshot.
+    refusals: dict[tuple[PeerId, str], int]  # Updates that a filter refused or shortened, by partner and reason.
+    mass: float  # The mass of push-sum.
     draws: str
-    pull: bytes = field(repr=False)  # what the correction learned
+    pull: bytes = field(repr=False)  # The vector that the correction learned.
     vector: bytes = field(repr=False)
 
     @classmethod
@@ -110,7 +115,7 @@ class Outcome:
 
 
 class Driver:
-    """What a script can do, to either."""
+    """The actions of a script, which the simulator and the real runtimes both implement."""
 
     def __init__(self, scenario: Scenario) -> None:
         self.scenario = scenario
@@ -139,7 +144,7 @@ def start_vector(index: int) -> Floats:
 
 
 def train(index: int, vector: Floats, steps: int) -> None:
-    """What drives the peers apart: a step at the start of a life, and two later ones."""
+    """Move a peer's weights apart from the others' at its first step and at two later ones."""
     if steps in (1, 40, 80):
         vector += np.random.default_rng((index, steps)).normal(size=ELEMENTS).astype(np.float32)
 
@@ -153,7 +158,7 @@ def identity(index: int) -> Identity:
 
 
 def make_peer(index: int, seeds: tuple[int, ...], scenario: Scenario, now: float) -> Peer:
-    """The Peer of both drivers, with a real key: a Runtime checks what its partners sign."""
+    """Return the Peer that both drivers use, with a real key because a Runtime verifies its partners' signatures."""
     own = identity(index)
     record = MemberRecord(
         own.id, own.public_key, 1, address=address_of(index), run_id=derive(0, str(index), "genesis")[:16]
@@ -203,7 +208,7 @@ class Simulated(Driver):
         if self.steps is not None:
             self.steps.hosts = self.swarm.hosts
         self.swarm.run_until(START_S)
-        self.took: dict[int, list[float]] = {}  # how long mixes did
+        self.took: dict[int, list[float]] = {}  # Seconds of each mix, by host.
         self.count, self.swarm.sessions.count_mix = self.swarm.sessions.count_mix, self.counted
 
     def counted(self, host: Host, session: int, share: float) -> None:
@@ -232,14 +237,14 @@ class Simulated(Driver):
 
 
 def simulate(scenario: Scenario) -> dict[int, Outcome]:
-    """The outcome of every peer that is there in the end, by index."""
+    """Run the scenario in the simulator; return the outcome of every peer that is alive at its end, by index."""
     driver = Simulated(scenario)
     for when, act in scenario.script:
         driver.swarm.run_until(START_S + when)
         act(driver)
     driver.swarm.run_until(START_S + scenario.until_s)
     for host in driver.swarm.alive():
-        driver.swarm.training.report_steps(host)  # the last steps too, which it had no reason to count yet
+        driver.swarm.training.report_steps(host)  # The simulator has had no reason to count the last steps yet.
     return {
         host.index: Outcome.of(
             host.peer, host.steps, host.boundary.mass, host.vector, driver.took.get(host.index, []),
@@ -280,7 +285,7 @@ class Running(Driver):
 
 
 def run_nodes(scenario: Scenario) -> dict[int, Outcome]:
-    """The same through node.runtime."""
+    """Run the scenario with real Runtimes; return the same as :func:`simulate`."""
     found: dict[int, Outcome] = {}
 
     async def main() -> None:

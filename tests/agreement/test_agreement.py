@@ -1,13 +1,13 @@
 """Both drivers of gossip.Peer, the simulator and the node's Runtime on memory streams, end a scenario the same.
 
-Compared are the Outcomes of all peers that are there in the end, for equality and not for likeness: weights bit for
-bit, the state of every random number generator (so every partner, session and jitter was the same), versions, members
-with state, incarnation and readiness, links, and the durations of the last exchanges to the last bit.
+The tests compare the Outcomes of all peers that are alive at the end, for exact equality. An Outcome holds the weights
+bit for bit, the state of the random number generator (so every partner, session and jitter was the same), the version,
+the members with state, incarnation and readiness, the links, and the durations of the last exchanges to the last bit.
 
-That is possible because no two things that are not of one burst reach one peer at the same instant, which would leave
-their order to chance (tests.agreement.scenario.Wires sees to it); and because transfers take no time here but the
-latency, since a Runtime reports a stream chunk by chunk and the simulator at its end. Where both ends dial at once a
-Runtime holds two links for a while and the simulator one: that changes nothing either.
+Two properties make that possible. No two messages of different bursts reach a peer at the same instant, which would
+leave their order to chance (tests.agreement.scenario.Wires prevents it). And a transfer takes only the latency, since
+a Runtime reports a stream chunk by chunk and the simulator at its end. If both ends dial at once, a Runtime holds two
+links for a while and the simulator one, which does not change the outcome.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def trio_of_peers() -> Script:
 
 
 def both(scenario: Scenario) -> dict[int, Outcome]:
-    """Run it through both drivers, hold the outcomes equal, and return them."""
+    """Run the scenario through both drivers, assert equal outcomes, and return them."""
     return equal(simulate(scenario), run_nodes(scenario))
 
 
@@ -66,16 +66,16 @@ def test_three_peers_join_through_one_seed_and_mix(changes: dict[str, Any]) -> N
     assert all(set(states(end).values()) == {"alive"} for end in ends.values())
     # The newcomers took the first one's weights; later each was driven apart by steps of size 1.
     spread = np.ptp([end.values for end in ends.values()], axis=0).max()
-    assert spread < 0.1  # what bf16 cannot tell apart, and far below a step
+    assert spread < 0.1  # Far below a step; bf16 cannot resolve smaller differences.
     assert not np.array_equal(ends[1].values, start_vector(1))
 
 
 def test_both_learn_the_pull_of_each_peers_own_data_and_correct_their_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With the outer step, and a direction of its own in which each peer is pulled at every step."""
+    """Every step pulls each peer in its own direction, and the swarm uses an outer step."""
     pulls = [np.random.default_rng((7, index)).normal(size=scenario.ELEMENTS).astype(np.float32) for index in range(3)]
 
     def pulled(index: int, vector: Floats, steps: int) -> None:
-        # Too short for the limit of a correction, which counts a norm that is summed chunk by chunk.
+        # The pull is too short to reach the limit of a correction, which depends on a norm summed chunk by chunk.
         vector += np.float32(0.002) * pulls[index]
 
     monkeypatch.setattr(scenario, "train", pulled)
@@ -83,7 +83,7 @@ def test_both_learn_the_pull_of_each_peers_own_data_and_correct_their_steps(monk
     ends = both(Scenario(trio_of_peers(), 20.0, config))
     assert all(end.exchanges[0] > 13 for end in ends.values())
     mean = np.mean(pulls, axis=0)
-    for index, end in ends.items():  # Each learned to go against the direction that is its own.
+    for index, end in ends.items():  # Each peer learned to go against its own direction.
         against = np.frombuffer(end.pull, np.float32)
         assert np.corrcoef(against, mean - pulls[index])[0, 1] > 0.9
 
@@ -131,23 +131,24 @@ METHODS: dict[str, dict[str, Any]] = {
 """Intervals are powers of two: a version counts steps in intervals, and the drivers count at different times."""
 
 
-COVERED = {"int8", "int4", "moniqua4", "mask", "fragments", "push-sum"}  # by others, where they meet something else
+# Other rows combine these methods with a second one, so that they are slow tests on their own.
+COVERED = {"int8", "int4", "moniqua4", "mask", "fragments", "push-sum"}
 
 
 @pytest.mark.parametrize(
     "changes", [(slow if name in COVERED else pytest.param)(METHODS[name], id=name) for name in METHODS]
 )
 def test_every_method_ends_the_same_in_both(changes: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(balance, "GAMMA", 0.9)  # vectors so short would be refused for ever
+    monkeypatch.setattr(balance, "GAMMA", 0.9)  # The default would refuse such short vectors for ever.
     ends = both(Scenario(trio_of_peers(), 6.5, tuned(chunk_elements=1024, **changes)))
-    few = 1 if changes.get("filter") == "balance" else 3  # who was refused is not heard for a while
+    few = 1 if changes.get("filter") == "balance" else 3  # A refused partner is benched for a while.
     assert all(end.ready and end.exchanges[0] > few for end in ends.values())
     if "filter" in changes:
         assert any(end.refusals for end in ends.values())
     if changes.get("mixing") == "push-sum":
         assert {end.mass for end in ends.values()} != {1.0}
     if changes.get("max_version_gap") == 0.0:
-        assert all(end.steps < 65 for end in ends.values())  # of 0.1 s each: some of the time they stood
+        assert all(end.steps < 65 for end in ends.values())  # A step takes 0.1 s, so each peer waited at times.
 
 
 @pytest.mark.parametrize("codec", ["fp32", "bf16", "int8", "int4"])
@@ -168,8 +169,9 @@ def test_nodes_with_compiled_passes_end_as_a_simulator_that_has_numpy(
 def test_a_partner_that_vanishes_in_the_middle_of_a_mix_changes_both_alike(method: str) -> None:
     script = [
         *trio_of_peers(),
-        # At some moments, as 4.0548, a loop in lockstep that the cut holds goes on a millisecond later in the
-        # simulator, and its next steps with it: with two or three of 40 seeds. It is not known why.
+        # At some moments, for instance 4.0548, a lockstep loop that the cut holds resumes a millisecond later in the
+        # simulator than in the Runtime, which delays its next steps. Two or three of 40 seeds show this; the cause is
+        # not known.
         (4.2548, lambda swarm: swarm.kill(1)),
         (7.0, lambda swarm: swarm.partition([0], [2])),
         (13.0, lambda swarm: swarm.heal()),
@@ -177,13 +179,14 @@ def test_a_partner_that_vanishes_in_the_middle_of_a_mix_changes_both_alike(metho
     config = tuned(chunk_elements=1024, doubt_s=4.0, **(METHODS[method] | {"mix_every_steps": 2}))
     ends = both(Scenario(script, 16.0, config))
     assert ends.keys() == {0, 2}
-    assert all(end.steps > 100 for end in ends.values())  # nobody stands for one that is gone
+    assert all(end.steps > 100 for end in ends.values())  # No peer waits for one that is dead.
 
 
 @pytest.mark.parametrize("after_s", rest_is_slow([4.05, 3.965, 5.06], 1))
 def test_a_mix_that_was_in_doubt_is_applied_late_and_alike(after_s: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Everybody is cut off between two COMMITs; one side learns three seconds later that both had committed, and has
-    begun other exchanges by then. A moment like that lasts a few milliseconds, so the first one is looked for."""
+    """All peers are cut off between the two commits of an exchange. One side learns only after the cut that both had
+    committed, and has begun other exchanges by then. Such a moment lasts a few milliseconds, so the test searches for
+    the first one."""
     late = []
     count = MixJob.count_local_steps_once
     monkeypatch.setattr(MixJob, "count_local_steps_once", lambda job: (count(job), late.append(job.is_late)))
@@ -201,7 +204,7 @@ def test_a_mix_that_was_in_doubt_is_applied_late_and_alike(after_s: float, monke
             break
     late.clear()
     ends = both(scenario)
-    assert late.count(True) == 2  # once in each
+    assert late.count(True) == 2  # Once in each driver.
     assert all(end.exchanges[0] > 20 for end in ends.values())
 
 
@@ -217,7 +220,7 @@ def test_mixes_that_overlap_are_alike_in_both(monkeypatch: pytest.MonkeyPatch) -
 
 @pytest.mark.parametrize("part", ["all", "fragments 4"])
 def test_settling_takes_the_plain_mean_in_both(part: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With outer momentum it would go beyond the mean and come back; what is mixed after it counts from the mean."""
+    """With outer momentum, settling would overshoot the mean and return. Later mixes start from the plain mean."""
     plain, mix = [], Sessions.mix
     monkeypatch.setattr(
         Sessions, "mix", lambda self, host, effect: (plain.append(effect.plain), mix(self, host, effect))
@@ -271,7 +274,7 @@ def test_two_runs_that_meet_become_one() -> None:
         (0.0, lambda swarm: swarm.partition([0, 1], [2, 3])),
         (0.0, lambda swarm: swarm.add(0)),
         (0.0, lambda swarm: swarm.add(1, 0)),
-        (0.0, lambda swarm: swarm.add(2, 0)),  # cannot reach it, and begins a run of its own after 3 s
+        (0.0, lambda swarm: swarm.add(2, 0)),  # It cannot reach its seed, and begins its own run after 3 s.
         (0.0, lambda swarm: swarm.add(3, 2)),
         (9.0, lambda swarm: swarm.heal()),
     ]
@@ -285,8 +288,7 @@ def test_two_runs_that_meet_become_one() -> None:
 
 @pytest.mark.parametrize("every", [1, 2])
 def test_two_fixed_vectors_end_at_their_mean(every: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nobody trains after one was moved away from the other: an exchange leaves both at the mean, and none goes beyond
-    it."""
+    """A single step moves one of two peers away. Their exchanges bring both to the mean, without overshooting it."""
 
     def once(index: int, vector: Floats, steps: int) -> None:
         if index == 1 and steps == 40:
@@ -296,5 +298,5 @@ def test_two_fixed_vectors_end_at_their_mean(every: int, monkeypatch: pytest.Mon
     config = tuned(chunk_elements=1024, mix_every_steps=every, filter="none")
     ends = both(Scenario(trio_of_peers()[:2], 10.0, config))
     assert all(end.exchanges[0] > 20 for end in ends.values())
-    mean = start_vector(0) + np.float32(0.5)  # whose weights the newcomer took
+    mean = start_vector(0) + np.float32(0.5)  # The newcomer took the weights of peer 0.
     assert np.abs(np.stack([end.values for end in ends.values()]) - mean).max() < 1e-6

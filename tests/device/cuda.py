@@ -1,4 +1,4 @@
-"""torch.cuda over the simulated device: streams, events, graphs, and what a process may ask."""
+"""torch.cuda over the simulated device: streams, events, graphs, and queries."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from tests.device.tensors import Dispatch
 
 __all__ = ["simulated"]
 
-# torch says this once in a process; here it is said at each call.
+# torch warns once in a process; the simulated device warns at each call.
 PROTOTYPE = "Synchronization debug mode is a prototype feature and does not yet detect all synchronizing operations"
 
 
 @contextlib.contextmanager
 def simulated(kind: str = "cuda", seed: int = 0) -> Iterator[Device]:
-    """Have a device of this kind, in this thread and in all that begin meanwhile."""
+    """Simulate a device of this kind, in this thread and in all threads that begin meanwhile."""
     on = Device(kind, seed)
     begin = threading.Thread._bootstrap_inner
     plain_to, plain_tensor, plain_as = Tensor.to, torch.tensor, torch.as_tensor
@@ -64,7 +64,7 @@ def simulated(kind: str = "cuda", seed: int = 0) -> Iterator[Device]:
     plain_groups = Optimizer._group_tensors_by_device_and_dtype
 
     def groups(lists, with_indices=False):
-        """Group tensors as an optimizer does, by the device that they say."""
+        """Group tensors by their stated device, as an optimizer does."""
         return {
             (next(one for row in rows[0] for one in row if one is not None).device, kind): rows
             for (_, kind), rows in plain_groups(lists, with_indices).items()
@@ -133,7 +133,7 @@ def simulated(kind: str = "cuda", seed: int = 0) -> Iterator[Device]:
     }  # fmt: skip
     with contextlib.ExitStack() as stack:
         stack.enter_context(mock.patch.object(threading.Thread, "_bootstrap_inner", bootstrap))
-        # Trio keeps idle workers, and those of before know no device, or another one.
+        # Trio keeps idle workers; earlier ones would know no device, or another one.
         stack.enter_context(mock.patch.object(_thread_cache, "THREAD_CACHE", _thread_cache.ThreadCache()))
         if kind == "cuda":
             for name, value in patches.items():

@@ -47,7 +47,7 @@ def wrong_values(seed: int, dtype: torch.dtype | None = torch.float32, own_strea
     with simulated(seed=seed) as on:
         there, here = Side("cuda", dtype), Side("cpu", dtype)
         torch.cuda.synchronize()
-        on.queues.pace = rng.choice([0.4, 0.6])  # The device is behind, as it is beside a training loop.
+        on.queues.pace = rng.choice([0.4, 0.6])  # The device lags behind the host, as during a training loop.
         before = len(on.waits)
         free = [there.state.buffer(there.state.size()) for _ in range(8)]
         reading, adding = [], []

@@ -1,4 +1,4 @@
-"""Tensors that say they lie on the simulated device. Their values come late; their shapes are known at once."""
+"""Tensors on the simulated device. Their values arrive late; their shapes are known at once."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ class DeviceTensor(Tensor):
 
 
 class Dispatch(TorchDispatchMode):
-    """Sends what names the device to it, in the thread that enters this."""
+    """A dispatch mode that sends operators on the device to it, in the thread that enters the mode."""
 
     def __init__(self, on: Device) -> None:
         super().__init__()

@@ -12,7 +12,7 @@ from benchmarks import accelerator, accelerator_equal, accelerator_nodes, accele
 
 @pytest.fixture
 def clock(monkeypatch):
-    """``clock.step()`` takes ``clock.step_s``; the measured seconds are those of this clock."""
+    """A clock by which the parts measure seconds; ``clock.step()`` advances it by ``clock.step_s``."""
 
     class Clock:
         step_s = now = 0.0

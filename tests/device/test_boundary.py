@@ -1,4 +1,4 @@
-"""A step boundary over a model on the device: what a mix costs, and what no memory for it costs."""
+"""A step boundary over a model on the device: the costs of a mix, and of a lack of memory for it."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def finished(visit):
     torch.cuda.synchronize()
     assert all(copy.done() for copy in visit.copies)
     for copy in visit.copies:
-        copy.widen()  # As a worker does.
+        copy.widen()  # A worker thread does this in a node.
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
@@ -205,7 +205,7 @@ def test_captured_steps_are_copied_through_memory_of_their_own(accelerator, monk
 
 
 def test_a_compiled_step_is_copied_through_memory_of_its_own(accelerator, monkeypatch):
-    """Its calls of Python happen once, while torch traces it."""
+    """A compiled step calls Python only once, while torch traces it, so a later step cannot protect a copy."""
     monkeypatch.setattr(Downloads, "MAX_STAGED_ELEMENTS", 0)
     monkeypatch.setattr(Downloads, "MIN_DIRECT_ELEMENTS", 1)
     loop = Loop()

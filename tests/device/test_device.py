@@ -1,4 +1,4 @@
-"""The simulated device does what it is there for: work comes late, and every mistake shows."""
+"""Tests of the simulated device: work runs late, and every mistake shows."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from node.model.snapshot import ModelState
 from tests.device.test_boundary import SIZE, Loop
 
 TYPES = pytest.mark.parametrize("dtype", HALF_TYPES)
-CHECK_BYTES = 1  # Whether all values are finite comes with each copy.
+CHECK_BYTES = 1  # Each copy also brings the result of a check that all values are finite.
 
 
 # -- in the vector's own memory --------------------------------------------------------------------------------------
@@ -54,7 +54,7 @@ def test_a_snapshot_crosses_as_two_bytes_an_element_and_waits_for_nothing(
         request.getfixturevalue("large")
     loop = Loop(dtype)
     loop.step()
-    loop.state.begin_read(loop.pool.take().array).wait()  # It locks pages, and makes the stream.
+    loop.state.begin_read(loop.pool.take().array).wait()  # The first read locks pages and makes the stream.
     loop.pool.reserve(SIZE)
     loop.weights.grad = None
     torch.cuda.synchronize()
@@ -139,7 +139,7 @@ def test_tensors_of_several_types_cross_each_in_its_own(accelerator, request, is
 @pytest.mark.cuda
 @pytest.mark.usefixtures("large")
 def test_half_precision_finds_room_where_the_device_has_none(accelerator):
-    """It is copied from where it lies, in its own type."""
+    """The copy reads the tensors in place, in their own type."""
     if accelerator is None:
         pytest.skip("fills a simulated device only")
     loop = Loop(torch.bfloat16)

@@ -1,4 +1,4 @@
-"""Two nodes on a device without streams, as Apple's: they mix with the default settings."""
+"""Two nodes on a device without streams, like Apple's, mix with the default settings."""
 
 from __future__ import annotations
 

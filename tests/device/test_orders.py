@@ -1,4 +1,4 @@
-"""No order of a node's copies and a loop's steps gives a wrong value; without one of its precautions many do."""
+"""No order of a node's copies and a loop's steps gives a wrong value; without one of the precautions many do."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ class Wire:
 
 
 class Rank:
-    """A rank's model, whose training has a stream of its own."""
+    """A rank's model, whose training has its own stream."""
 
     def __init__(self, dtype):
         self.stream = torch.cuda.Stream()

@@ -1,4 +1,4 @@
-"""A rank's part in operations on a sharded model, with parts on the device: few copies, and little memory for them."""
+"""A rank's operations on a sharded model whose parts are on the device: few copies, and little memory for them."""
 
 from __future__ import annotations
 

@@ -92,7 +92,7 @@ def test_the_optimizers_scalars_come_in_one_copy_that_nobody_waits_for(accelerat
 # -- refusals ----------------------------------------------------------------------------------------------------------
 def test_parameters_that_are_empty_on_this_rank_are_refused():
     model = mlp()
-    model[0].weight.ds_shape = model[0].weight.shape  # As DeepSpeed's ZeRO-3 leaves it.
+    model[0].weight.ds_shape = model[0].weight.shape  # DeepSpeed's ZeRO-3 leaves a weight in this state.
     model[0].weight.data = torch.empty(0)
     with pytest.raises(LayoutError, match=r"Parameter '0\.weight' has no elements on this rank: DeepSpeed's ZeRO-3"):
         ModelState(model)
@@ -249,7 +249,7 @@ def test_values_that_change_while_they_are_uploaded_are_uploaded_again(accelerat
     model, state, pull = sweeping
     assert not state.add_scaled(pull, 2.0, 1)
     accelerator.synchronize()
-    pull.fill(1.0)  # By another thread.
+    pull.fill(1.0)  # In a node another thread does this.
     assert not state.add_scaled(pull, 2.0, 2)
     accelerator.synchronize()
     pull[:300] = 4.0
@@ -287,7 +287,7 @@ def test_whether_values_are_finite_is_found_on_the_device(accelerator):
 
 
 def test_vectors_of_ranks_go_over_the_models_device(monkeypatch, tmp_path):
-    """And not over the current one, which is the first on every rank that has not called set_device."""
+    """The current device would be the first one on every rank that has not called set_device."""
     dist = torch.distributed
     dist.init_process_group("gloo", init_method=f"file://{tmp_path / 'store'}", rank=0, world_size=1)
     try:

@@ -1,4 +1,4 @@
-"""Tests of the record of copies: when they ran, told without a wait."""
+"""Tests of the record of copies, which gives their times without waiting for the device."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_copies_in_both_directions_are_recorded_once_they_have_ended(accelerator
     assert (down.device, down.direction, down.size_bytes) == (GPU, "down", 4 * SIZE)
     assert [(up.direction, up.size_bytes) for up in ups] == [("up", 400)] * 6
     ends = [began, *(at for one in (down, *ups) for at in (one.begin_s, one.end_s)), time.time()]
-    slack_s = 0.01  # Of the clocks of a real device and its host.
+    slack_s = 0.01  # The clocks of a real device and its host differ a little.
     assert all(later >= earlier - slack_s for earlier, later in pairwise(ends))
 
 

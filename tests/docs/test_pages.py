@@ -1,4 +1,4 @@
-"""The pages: what they show runs, what they draw is up to date, and the index has all of them."""
+"""The pages: their examples run, their pictures are up to date, and the index lists all of them."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def test_the_page_of_the_command_has_every_command_and_every_option_of_it():
     assert len(commands) > 10
     for command, found in commands.items():
         assert f"| `gossip {command}" in page, command
-        told = sections.get(f"gossip {command}", page)  # small ones share a section, or have a row
+        told = sections.get(f"gossip {command}", page)  # Small commands share a section, or have only a row.
         options = [name for one in found.params if one.param_type_name == "option" for name in one.opts]
         missing = [name for name in options if name != "--help" and name not in told]
         assert not missing, f"gossip {command}"
@@ -104,6 +104,6 @@ def test_the_python_that_a_reader_sees_of_the_api_is_there():
     named = re.findall(r"auto(?:class|function):: ([\w.]+)", text)
     assert {"gossip.Node", "gossip.Config", "gossip.QuasiGlobal", "gossip.Scenario", "gossip.simulate"} <= set(named)
     for path in named:
-        if ".adapters." not in path:  # which need their frameworks
+        if ".adapters." not in path:  # Adapters need their frameworks.
             module, _, attribute = path.rpartition(".")
             assert hasattr(importlib.import_module(module), attribute), path

@@ -1,4 +1,4 @@
-"""The site that make docs built: every link to a file of its own leads to one, and to a place that is on it."""
+"""The site that make docs built: every internal link leads to a page that exists, and to an anchor on it."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_every_link_to_the_site_itself_leads_somewhere(pages):
         for link in page(source).links:
             parts = urlsplit(link)
             if parts.scheme or parts.netloc:
-                continue  # another's page, or data: in the page itself
+                continue  # Another site's page, or a data: URL.
             checked += 1
             target = (source.parent / unquote(parts.path)).resolve() if parts.path else source
             if target.is_dir():

@@ -40,7 +40,7 @@ def free_port():
 
 @pytest.fixture
 def needs():
-    """``needs("mpirun", "apt-get install openmpi-bin")`` skips where a program is not here, and says what brings it."""
+    """``needs("mpirun", "apt-get install openmpi-bin")`` skips if a program is missing, and says how to install it."""
 
     def check(program, how):
         if shutil.which(program) is None:
@@ -51,10 +51,10 @@ def needs():
 
 @pytest.fixture
 def hosts(launch, tmp_path):
-    """``hosts(2)``: so many machines."""
+    """``hosts(2)`` returns so many machines."""
     with switched(4) as spaces:
         secret = new_secret()
         yield lambda count: [
             Host(space, number, tmp_path / str(number), secret, launch) for number, space in enumerate(spaces[:count])
         ]
-        launch.end()  # before their networks go
+        launch.end()  # The processes end before their networks are removed.

@@ -14,7 +14,7 @@ from tests.reliability.namespaces import lab
 
 PAGE = (ROOT / "docs" / "launching.md").read_text(encoding="utf-8")
 ADDRESS = "10.79.0.{}"
-HOME = "/mnt"  # where a machine sees its own folder, under the same path on each of them
+HOME = "/mnt"  # Each machine has its own folder mounted at this path.
 # Behind NAT, as virtual machines have it, all of them may have the same address, which no other machine reaches.
 NAT = "10.0.2.15"
 CLONE_NEWNET = 0x40000000
@@ -50,7 +50,7 @@ def documented(heading, number=0):
 class Host:
     """A machine with the examples and the secret; ``run`` starts a command of the page there.
 
-    Its own name stands for 127.0.1.1, as Debian has it. It sees its folder as ``HOME``, and no processes but its own.
+    Its own name resolves to 127.0.1.1, as on Debian. It sees its folder as ``HOME``, and only its own processes.
     """
 
     def __init__(self, space, number, folder, secret, launch):
@@ -80,7 +80,7 @@ class Host:
             lab.run("ip", "-n", self.space, *command.split())
 
     def run(self, command, *more, variables=None, **changes):
-        """``changes`` are words of the command that stand for something else here, ``more`` goes to the script."""
+        """Run a command of the page; ``changes`` replace words of it, and ``more`` are arguments of the script."""
         words = {"HOST0": ADDRESS.format(1), "/var/gossip": "states", **changes}
         for old, new in words.items():
             assert old in command or old in ("HOST0", "/var/gossip"), f"{old!r} is not in {command!r}"
@@ -98,13 +98,13 @@ class Host:
         """Return the processes of this machine that have ``name`` in their command line."""
         found = []
         for pid in descendants(self._first):
-            with contextlib.suppress(OSError):  # it has ended
+            with contextlib.suppress(OSError):  # The process has ended.
                 if name in Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace"):
                     found.append(pid)
         return found
 
     def off(self):
-        """Take its power away: all of its processes end at once, and nobody is told."""
+        """Cut its power: all of its processes end at once, and no peer is notified."""
         lab.run("ip", "-n", self.space, "link", "set", "eth0", "down")
         kill(self._first)
         self._machine.process.wait(30)

@@ -1,4 +1,4 @@
-"""What a launcher started, seen from outside: a command, its processes, and the logs that nodes write."""
+"""A command that a launcher started, seen from outside: its processes, and the logs that nodes write."""
 
 from __future__ import annotations
 
@@ -13,19 +13,20 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples" / "engines"
-PATIENCE_S = 600.0  # for anything: an engine begins in seconds, or in minutes on a busy machine
-ENDLESS = "1000000000"  # samples: the test says when it has seen enough
+PATIENCE_S = 600.0  # The timeout of every wait: an engine begins in seconds, or in minutes on a busy machine.
+ENDLESS = "1000000000"  # Samples of a run that the test ends itself.
 
 
 def environment(**variables: str) -> dict[str, str]:
-    """This process' own, without what would reach a node, with one thread for each process."""
+    """Return this process's environment without GOSSIP_ variables, with one thread for each process."""
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("GOSSIP_")}
-    path = os.pathsep.join([str(Path(sys.executable).parent), inherited["PATH"]])  # gossip and torchrun of this Python
+    # This Python's folder holds the commands gossip and torchrun.
+    path = os.pathsep.join([str(Path(sys.executable).parent), inherited["PATH"]])
     return inherited | {"PATH": path, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1", "TQDM_DISABLE": "1"} | variables
 
 
 def until(what, why=lambda: ""):
-    """Wait until it holds, and return it."""
+    """Wait until ``what()`` is true, and return its value."""
     end = time.monotonic() + PATIENCE_S
     while not (found := what()):
         assert time.monotonic() < end, f"waited {PATIENCE_S:g} s in vain: {why()}"
@@ -34,7 +35,7 @@ def until(what, why=lambda: ""):
 
 
 class Launched:
-    """A command in a process group of its own; what it wrote is in ``out`` and ``err``."""
+    """A command in its own process group; its output is in ``out`` and ``err``."""
 
     def __init__(self, name, folder, *command, **variables):
         folder.mkdir(parents=True, exist_ok=True)
@@ -50,7 +51,7 @@ class Launched:
         return f"{self.out.read_text()[-2000:]}\n{self.err.read_text()[-4000:]}"
 
     def until(self, what):
-        """Wait until it holds; the assertion says how this command ended instead."""
+        """Wait until ``what()`` is true. If the command ends before that, fail with its output."""
 
         def unless_ended():
             found = what()
@@ -60,7 +61,7 @@ class Launched:
         return until(unless_ended, self.said)
 
     def result(self, code=0):
-        """The last line that it printed when it ended so."""
+        """Wait for the command to exit with ``code``; if that is 0, return its last line, parsed as JSON."""
         assert self.process.wait(PATIENCE_S) == code, self.said()
         return json.loads(self.out.read_text().splitlines()[-1]) if code == 0 else None
 
@@ -68,14 +69,14 @@ class Launched:
         os.killpg(self.pid, number)
 
     def end(self):
-        """With whatever it started; what is gone already does no harm."""
+        """Kill the command and all of its descendants, if they still run."""
         for pid in [*descendants(self.pid), self.pid]:
             kill(pid)
         self.process.wait(30)
 
 
 class Log:
-    """What one node wrote into the file of GOSSIP_LOG, over all its lives."""
+    """The file of GOSSIP_LOG of one node, with the events of all its lives."""
 
     def __init__(self, path):
         self.path = path
@@ -87,7 +88,7 @@ class Log:
 
     @property
     def ids(self):
-        """Of each life."""
+        """The node's id in each life."""
         return [row["id"] for row in self.rows("listening")]
 
     @property
@@ -100,15 +101,15 @@ class Log:
 
     @property
     def pid(self):
-        """Of the process that writes it: the node's."""
+        """The process that writes the log, which is the node's."""
         for link in Path("/proc").glob("[0-9]*/fd/*"):
-            with contextlib.suppress(OSError):  # it has ended, or is closed
+            with contextlib.suppress(OSError):  # The process has ended, or the file is closed.
                 if link.readlink() == self.path:
                     return int(link.parts[2])
         raise AssertionError(f"nobody writes {self.path}")
 
     def figure(self, name):
-        """As it was last in this life; 0 before the first."""
+        """Return the latest value of a progress figure in this life; 0 before the first."""
         rows = self.rows()
         began = max((number for number, row in enumerate(rows) if row["event"] == "listening"), default=0)
         rows = [row for row in rows[began:] if row["event"] == "progress"]
@@ -116,17 +117,17 @@ class Log:
 
     @property
     def learned(self):
-        """Whether it knows digits: not to know anything is a loss of 2.3."""
+        """True if the node has learned digits: an untrained model has a loss of 2.3."""
         losses = [row["loss"] for row in self.rows("progress")[-20:] if row["loss"] is not None]
         return bool(losses) and min(losses) < 1.0
 
     def mixed(self, more=0, members=2):
-        """Whether it trains in such company, and has mixed so often."""
+        """Return True if the node has more than ``more`` exchanges, and at least ``members`` alive members."""
         return self.figure("exchanges_done") > more and self.figure("members_alive") >= members
 
 
 def goes_on(logs):
-    """Each of them mixes further, from now on."""
+    """Wait until each node has completed more than five further exchanges."""
     before = [log.figure("exchanges_done") for log in logs]
     until(lambda: all(log.mixed(more=count + 5) for log, count in zip(logs, before, strict=True)))
 
@@ -135,7 +136,7 @@ def children(pid):
     try:
         threads = list(Path(f"/proc/{pid}/task").iterdir())
         return [int(one) for thread in threads for one in (thread / "children").read_text().split()]
-    except OSError:  # it has ended
+    except OSError:  # The process has ended.
         return []
 
 
@@ -145,7 +146,7 @@ def descendants(pid):
 
 
 def variable_of(pid, name):
-    """Of a process' environment, as it began; None where it has none, or has ended."""
+    """Return a variable of a process's initial environment; None if it is unset, or the process has ended."""
     try:
         rows = Path(f"/proc/{pid}/environ").read_bytes().decode().split("\0")
     except OSError:

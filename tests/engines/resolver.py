@@ -1,4 +1,4 @@
-"""A name server that stands in for a cluster's: where the pods of a headless service are, as they come and go."""
+"""A name server in place of a cluster's: it resolves a headless service to its pods, which come and go."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import socket
 import struct
 import threading
 
-ADDRESS = "127.77.0.53"  # on loopback, and nobody's: the port has to be 53, which is all that resolv.conf can say
+ADDRESS = "127.77.0.53"  # An unused address of loopback, since resolv.conf allows no port but 53.
 HEADER = struct.Struct("!6H")
 QUERY_TYPE_A = 1
-NO_SUCH_NAME, NOBODY_YET = 3, 0  # a service without pods exists, and has no addresses
+NO_SUCH_NAME, NOBODY_YET = 3, 0  # A service without pods exists, but has no addresses.
 SEARCH = "default.svc.cluster.local"
 
 
@@ -19,7 +19,7 @@ def config(address=ADDRESS):
 
 
 class Resolver(threading.Thread):
-    """``pods`` of each service: a list of IPv4 addresses; ``asked``: the names that somebody wanted to know."""
+    """A name server. ``pods`` are the IPv4 addresses of each service, ``asked`` the names of all queries so far."""
 
     def __init__(self, address=ADDRESS):
         super().__init__(daemon=True)
@@ -32,7 +32,7 @@ class Resolver(threading.Thread):
         while True:
             try:
                 query, sender = self.socket.recvfrom(512)
-            except OSError:  # closed
+            except OSError:  # The socket is closed.
                 return
             self.socket.sendto(self.answer(query), sender)
 

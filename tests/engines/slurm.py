@@ -1,4 +1,4 @@
-"""A Slurm of one machine: munged, slurmctld and slurmd of this test, over loopback, with files of its own."""
+"""A Slurm cluster of one machine: munged, slurmctld and slurmd over loopback, with their own files."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class Slurm:
         config.write_text(CONFIG.format(folder=folder, controller=controller, daemon=daemon))
         (folder / "cgroup.conf").write_text(
             "CgroupPlugin=cgroup/v1\n"
-        )  # loaded, and not used: a container may have none
+        )  # Slurm loads the plugin but does not use it, since a container may have no cgroups.
         key = folder / "munge" / "key"
         key.write_bytes(os.urandom(128))
         key.chmod(0o400)

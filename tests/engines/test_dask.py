@@ -12,7 +12,7 @@ from tests.engines.launched import ENDLESS, EXAMPLES, Log, goes_on, kill
 
 pytestmark = pytest.mark.engines
 
-# A worker that does not reach its scheduler within 30 s is given up for good, which a busy machine brings about.
+# By default Dask gives up a worker that does not reach its scheduler within 30 s, which happens on a busy machine.
 PATIENT = {f"DASK_DISTRIBUTED__COMM__TIMEOUTS__{name}": "300s" for name in ("CONNECT", "TCP")}
 
 

@@ -1,4 +1,4 @@
-"""What no daemon is here for, against its own validator: Docker's files, systemd's unit, SkyPilot's tasks."""
+"""Docker's files, systemd's unit and SkyPilot's tasks, checked by their own validators because no daemon runs here."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ DEPLOY = ROOT / "deploy"
 
 
 def checked(*command, **variables):
-    """The exit code, and what it said."""
+    """Run a command; return its exit code and its output."""
     done = subprocess.run(
         [str(part) for part in command], env=environment(**variables), timeout=PATIENCE_S, check=False, text=True,
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
@@ -27,7 +27,7 @@ def checked(*command, **variables):
 
 @pytest.fixture
 def tool():
-    """``tool(name)``: a program that make test-engines installs."""
+    """``tool(name)`` returns the path of a program that make test-engines installs."""
 
     def find(name):
         path = Path(sys.executable).with_name(name)
@@ -90,7 +90,7 @@ print(task.name, task.num_nodes, *(resources.use_spot for resources in task.reso
 def test_skypilot_takes_the_tasks(tmp_path):
     if importlib.util.find_spec("sky") is None:
         pytest.skip("skypilot is not here: make test-engines")
-    at_home = {"HOME": str(tmp_path), "SKYPILOT_DISABLE_USAGE_COLLECTION": "1"}  # where it keeps files of its own
+    at_home = {"HOME": str(tmp_path), "SKYPILOT_DISABLE_USAGE_COLLECTION": "1"}  # SkyPilot writes files to HOME.
     for name, said in (("swarm", "swarm 4 False"), ("spot", "spot 1 True")):
         file = DEPLOY / "skypilot" / f"{name}.yaml"
         code, out = checked(sys.executable, "-c", SKY, file, **at_home)

@@ -22,7 +22,7 @@ def test_torchruns_ranks_on_three_hosts_are_one_swarm_and_host_0_comes_back_with
     jobs = [machine.run(command, *endless, **{"-rank I": f"-rank {machine.number}"}) for machine in machines]
     together(machines, jobs)
     first, *others = machines
-    jobs[0].end()  # agent, store and node: signal 9
+    jobs[0].end()  # SIGKILL for the agent, the store and the node.
     goes_on([machine.log for machine in others])
     enough = others[0].log.figure("swarm_samples") + 3_000
     again = first.run(documented("torchrun", 1), "--samples", enough, "--step-delay", "0.005")
@@ -53,7 +53,7 @@ def test_hosts_of_several_ranks_are_one_swarm(hosts):
 def test_mpiruns_ranks_on_two_hosts_are_one_swarm(hosts, needs, launch, tmp_path):
     needs("mpirun", "apt-get install openmpi-bin")
     machines = hosts(2)
-    agent = tmp_path / "agent"  # in the place of ssh: AGENT HOST COMMAND
+    agent = tmp_path / "agent"  # Replaces ssh, called as AGENT HOST COMMAND.
     spaces = " ".join(f"{machine.address}) space={machine.space};;" for machine in machines)
     agent.write_text(f'#!/bin/sh\ncase $1 in {spaces} esac\nshift\nexec ip netns exec $space sh -c "$*"\n')
     agent.chmod(0o755)

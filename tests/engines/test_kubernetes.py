@@ -121,13 +121,13 @@ def replaced(text, values):
 def test_pods_find_each_other_by_a_name_and_one_that_comes_back_elsewhere_is_who_it_was(pod, resolver, tmp_path):
     logs = [Log(tmp_path / f"volume-{number}" / "log.jsonl") for number in range(3)]
     pods = [pod(number, f"127.0.1.{number + 1}") for number in range(3)]
-    until(lambda: resolver.asked)  # before the service has any pod: the name is not there yet
+    until(lambda: resolver.asked)  # The name does not exist before the service has a pod.
     resolver.pods["swarm"] = []
-    for number in range(3):  # one after another, and each finds itself there too
+    for number in range(3):  # The pods appear one by one, and each also resolves to its own address.
         pods[number].until(lambda log=logs[number]: log.addresses)
         resolver.pods["swarm"] = [*resolver.pods["swarm"], f"127.0.1.{number + 1}"]
     until(lambda: all(log.mixed(members=3) for log in logs), lambda: "\n".join(one.said() for one in pods))
-    with urllib.request.urlopen("http://127.0.1.2:7780/healthz", timeout=30) as answer:  # as the probe asks
+    with urllib.request.urlopen("http://127.0.1.2:7780/healthz", timeout=30) as answer:  # Kubernetes' probe does this.
         assert answer.status == 200
 
     kill(logs[0].pid)
@@ -142,7 +142,7 @@ def test_pods_find_each_other_by_a_name_and_one_that_comes_back_elsewhere_is_who
     goes_on(logs)
     assert [log.lives for log in logs] == [2, 1, 1]
 
-    pods[2].send(signal.SIGTERM)  # as a drained machine does
+    pods[2].send(signal.SIGTERM)  # Draining a machine sends SIGTERM to its pods.
     assert pods[2].process.wait(60) == 143
     assert (tmp_path / "volume-2" / "run.safetensors").exists(), "saved before it went"
     until(lambda: any("has left" in row["sentence"] for row in logs[1].rows("member")))
@@ -150,7 +150,7 @@ def test_pods_find_each_other_by_a_name_and_one_that_comes_back_elsewhere_is_who
 
 @pytest.fixture
 def scheduled(tmp_path):
-    """``scheduled(machine, number, file)`` runs the pod of that number there, with the very environment of the file."""
+    """``scheduled(machine, number, file)`` runs the pod of that number there, with the environment of the file."""
     secret = new_secret()
 
     def start(machine, number, file, *more):
@@ -192,14 +192,14 @@ def test_pods_on_three_hosts_are_one_swarm_and_one_whose_host_is_lost_comes_back
     logs = [Log(tmp_path / f"volume-{number}" / "log.jsonl") for number in range(3)]
     endless = ("--samples", ENDLESS, "--step-delay", "0.005")
     pods = [scheduled(machine, number, "statefulset.yaml", *endless) for number, machine in enumerate(machines[:3])]
-    server.pods["swarm"] = [machine.address for machine in machines[:3]]  # not ready, and published
+    server.pods["swarm"] = [machine.address for machine in machines[:3]]  # The service publishes pods before readiness.
     for pod, log, machine in zip(pods, logs, machines, strict=False):
         pod.until(lambda log=log: log.mixed(members=3))
         assert log.addresses == [f"{machine.address}:7700"]
     with (
         inside(machines[3]),
         urllib.request.urlopen(f"http://{machines[1].address}:7780/healthz", timeout=30) as answer,
-    ):  # as the probe asks
+    ):  # Kubernetes' probe does this.
         assert answer.status == 200
 
     machines[0].off()

@@ -1,4 +1,4 @@
-"""torchrun and mpirun: whoever is rank 0 is needed until the ranks have met, and no longer."""
+"""torchrun and mpirun: the ranks need rank 0 until they have met, and no longer."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ pytestmark = pytest.mark.engines
 
 EXAMPLE = EXAMPLES / "ranks_digits.py"
 SLOWLY = ("--samples", ENDLESS, "--step-delay", "0.005")
-ALONE = {"OMPI_MCA_btl": "self,tcp", "OMPI_MCA_oob_tcp_if_include": "lo"}  # Open MPI over loopback
-EARLY = 12_000  # samples of a swarm that has learned most of what there is
+ALONE = {"OMPI_MCA_btl": "self,tcp", "OMPI_MCA_oob_tcp_if_include": "lo"}  # Run Open MPI over loopback.
+EARLY = 12_000  # Samples after which a swarm has learned most of the task.
 
 
 def comes_back_alone(launch, folder, log, others):
-    """Rank 0, started without its launcher: it is who it was, takes the swarm's weights, and ends the run."""
+    """Start rank 0 without its launcher: it keeps its id, takes the swarm's weights, and ends the run."""
     enough = str(others[0].figure("swarm_samples") + 10_000)
     again = launch(
         "again", folder, sys.executable, EXAMPLE, "--rank", "0", "--states", folder / "states", "--samples", enough,
@@ -52,7 +52,7 @@ def test_torchruns_first_host_dies_with_its_store_and_the_others_go_on(launch, t
     ]  # fmt: skip
     for host, log in zip(hosts, logs, strict=True):
         host.until(lambda log=log: log.mixed(members=3) and log.figure("swarm_samples") > EARLY)
-    hosts[0].end()  # agent, store and node: signal 9
+    hosts[0].end()  # SIGKILL for the agent, the store and the node.
     goes_on(logs[1:])
     comes_back_alone(launch, tmp_path, logs[0], logs[1:])
     goes_on(logs[1:])
@@ -108,7 +108,7 @@ def test_a_host_of_two_ranks_is_started_again_as_who_it_was_and_the_other_host_g
         launch(
             log.path.stem, tmp_path, *torchrun, 1, EXAMPLES.parent / "ddp_digits.py", *SLOWLY,
             GOSSIP_LOG=str(log.path), GOSSIP_SEEDS=f"@{tmp_path}/seeds", GOSSIP_STATE_DIR=str(tmp_path / log.path.stem),
-            TORCH_DISABLE_SHARE_RDZV_TCP_STORE="1",  # or the second life is told addresses of the first
+            TORCH_DISABLE_SHARE_RDZV_TCP_STORE="1",  # A shared store would give the second life addresses of the first.
         )
         for log in logs
     ]  # fmt: skip

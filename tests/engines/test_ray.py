@@ -1,4 +1,4 @@
-"""Ray starts an actor again that was killed, and the other actors notice a lost exchange at most."""
+"""Ray restarts a killed actor, and the other actors lose at most an exchange."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.engines.launched import ENDLESS, EXAMPLES, Log, goes_on
 pytestmark = pytest.mark.engines
 
 QUIET = {"RAY_USAGE_STATS_ENABLED": "0"}
-# A host that is silent is given up after seconds; Ray's own numbers make it most of a minute.
+# Declare a silent host dead after seconds; with Ray's defaults that takes most of a minute.
 QUICK = {"RAY_health_check_timeout_ms": "1000", "RAY_health_check_failure_threshold": "2"}
 KILL = "import ray, sys; ray.init(sys.argv[1], namespace='swarm'); ray.kill(ray.get_actor('node-0'), no_restart=False)"
 

@@ -33,7 +33,7 @@ def start(tmp_path):
         pytest.skip("skypilot is not here: make test-engines")
 
     def run(machine, name, **variables):
-        (machine.folder / "gossip").symlink_to(sys.prefix)  # where `setup` installs
+        (machine.folder / "gossip").symlink_to(sys.prefix)  # The task's `setup` installs to this folder.
         (machine.folder / "sky_workdir").symlink_to(ROOT)
         file = ROOT / "deploy" / "skypilot" / f"{name}.yaml"
         more = f" --samples {ENDLESS} --step-delay 0.005"
@@ -68,7 +68,7 @@ def test_machines_of_a_cluster_and_a_spot_machine_that_reaches_their_public_addr
     assert spot.log.rows("joined"), "the swarm's weights"
     job.until(lambda: all(machine.log.mixed(members=3) for machine in machines))
 
-    cluster[0].off()  # whose address came first
+    cluster[0].off()  # The first address in the list of seeds.
     goes_on([cluster[1].log, spot.log])
     job.until(lambda: spot.log.figure("members_alive") == 2)
     spot.off()

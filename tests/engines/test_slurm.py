@@ -52,7 +52,7 @@ def test_a_task_that_is_killed_comes_back_as_who_it_was_and_one_out_of_time_save
     until(lambda: logs[0].lives == 2 and logs[0].mixed(members=3), said)
     assert logs[0].rows("joined"), "the swarm's weights: there was no time to save its own"
 
-    # As Slurm does it --signal seconds before the time limit, which is a minute at least.
+    # Slurm does the same --signal seconds before the time limit, which is at least a minute.
     slurm.run("scancel", "--signal=USR1", "--batch", f"{job}_1", check=True)
     checkpoint = logs[1].path.parent / "run.safetensors"
     until(checkpoint.exists, said)
@@ -65,7 +65,7 @@ def test_a_task_that_is_killed_comes_back_as_who_it_was_and_one_out_of_time_save
 
 @pytest.fixture
 def turn(launch, tmp_path):
-    """``turn(node)`` runs swarm.sbatch as Slurm would, with a shell command for a node; scontrol takes notes."""
+    """``turn(node)`` runs swarm.sbatch as Slurm would, with a shell command as the node; it notes calls of scontrol."""
     programs = tmp_path / "programs"
     programs.mkdir()
 
@@ -94,7 +94,7 @@ def test_another_turn_is_asked_for_where_it_is_worth_one(turn, tmp_path, code, a
 
 @pytest.mark.parametrize(("number", "again"), [(signal.SIGUSR1, True), (signal.SIGTERM, False)])
 def test_who_is_asked_to_leave_is_waited_for(turn, tmp_path, number, again):
-    """By the time limit, after which there is another turn; by scancel, after which there is none."""
+    """The script waits for its node after either signal. It requeues the job at the time limit, not after scancel."""
     saves = (
         f"trap 'sleep 1; touch {tmp_path}/saved; exit 143' TERM; touch {tmp_path}/ready; while :; do sleep 0.1; done"
     )

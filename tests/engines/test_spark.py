@@ -1,4 +1,4 @@
-"""Spark's barrier stage: one task fails, and all start again as who they were, where the last checkpoint was."""
+"""Spark's barrier stage: if one task fails, all start again with their ids, from the last checkpoint."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ import pytest
 from tests.engines.hosts import HOME, documented
 from tests.engines.launched import ENDLESS, EXAMPLES, Log, goes_on, kill
 
-# Ten Java machines on two processors: they start in half the time without the second compiler.
+# Ten Java virtual machines on two processors start in half the time without the second compiler.
 QUICK = {"JAVA_TOOL_OPTIONS": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"}
-# A host that is silent is given up after seconds, and not after two minutes.
+# Declare a silent host dead after seconds instead of two minutes.
 IMPATIENT = " ".join(
     f"--conf spark.{name}"
     for name in ("network.timeout=15s", "network.timeoutInterval=5s", "executor.heartbeatInterval=2s")

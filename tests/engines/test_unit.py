@@ -32,7 +32,7 @@ with Node(torch.nn.Linear(4, 2)) as node:
 
 
 def settings(name):
-    """All values of a key of the unit."""
+    """Return all values of a key of the unit."""
     return re.findall(rf"^{name}=(.*)$", UNIT, re.MULTILINE)
 
 
@@ -43,7 +43,7 @@ def test_the_page_shows_the_unit_that_is_deployed():
 
 @pytest.fixture
 def service(tmp_path):
-    """The process that systemd would start of the unit, with its folders under tmp_path."""
+    """Start the unit's process as systemd would, with its folders under tmp_path."""
     script = script_of(tmp_path, SCRIPT)
     credential = tmp_path / "credentials" / "swarm.secret"
     credential.parent.mkdir()
@@ -62,7 +62,7 @@ def service(tmp_path):
         return text
 
     variables = dict(pair.split("=", 1) for line in settings("Environment") for pair in placed(line).split())
-    variables["SCRIPT"] = f"{script} --folder ."  # as EnvironmentFile has it
+    variables["SCRIPT"] = f"{script} --folder ."  # The unit reads this variable from its EnvironmentFile.
     (command,) = settings("ExecStart")
     words = [
         part

@@ -1,4 +1,4 @@
-"""An example as a user runs it: a process of its own, watched through its log, killed where a test says so."""
+"""An example as a user runs it, in its own process; a test reads its log and may kill it."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ import time
 from pathlib import Path
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "frameworks"
-PATIENCE_S = 300.0  # without a step: a framework is imported in seconds, or in minutes on a machine that is busy
+PATIENCE_S = 300.0  # The longest time without a step: importing a framework takes minutes on a busy machine.
 
 
 class Play:
     """``gossip run EXAMPLE --folder FOLDER`` in ``folder``; ``kill`` is SIGKILL.
 
-    With ``--alone`` the example makes no Node, which ``gossip run`` takes for a mistake, so ``python`` runs it.
+    With ``--alone`` the example makes no Node, which ``gossip run`` reports as a mistake, so ``python`` runs it.
     """
 
     def __init__(self, script, folder, *args, seed=None, environment=None):
         folder.mkdir(parents=True, exist_ok=True)
         self.folder, self.number = folder, len(list(folder.glob("*.jsonl")))
         self.log = folder / f"{self.number}.jsonl"
-        self.steps, self.end = None, 0.0  # at the last look, and when more are waited for no longer
+        self.steps, self.end = None, 0.0  # The steps at the latest look, and the deadline of the next one.
         inherited = {name: value for name, value in os.environ.items() if not name.startswith("GOSSIP_")}
         options = ["--quiet", "--threads", "1", "--log", str(self.log), *(["--seed", seed] if seed else [])]
         self.out, self.err = (folder / f"{self.number}.{kind}" for kind in ("out", "err"))
@@ -43,14 +43,14 @@ class Play:
         return [row for row in rows if row["event"] == event]
 
     def until(self, what):
-        """Wait until it holds, and return it; the assertion says how this process ended instead."""
+        """Wait until ``what()`` is true, and return its value. If the process ends first, fail with its errors."""
         while not (found := what()):
             assert self.process.poll() is None, self.err.read_text()[-3000:]
             self.wait()
         return found
 
     def wait(self):
-        """A moment, for as long as it takes steps: how long a training takes is the machine's affair."""
+        """Wait a moment; fail if the process has taken no step for PATIENCE_S. The total time has no limit."""
         steps = [row["steps"] for row in self.rows("progress")[-1:]]
         now = time.monotonic()
         if steps != self.steps:
@@ -64,7 +64,7 @@ class Play:
 
     @contextlib.contextmanager
     def held(self):
-        """It takes no step meanwhile: another one loads its libraries, which may take longer than training does."""
+        """Stop the process meanwhile, so that it does not finish before another one has loaded its libraries."""
         self.process.send_signal(signal.SIGSTOP)
         yield
         self.process.send_signal(signal.SIGCONT)
@@ -74,7 +74,7 @@ class Play:
         self.process.wait(30)
 
     def result(self):
-        """What it printed when it ended well."""
+        """Wait for the process to succeed; return its last line, parsed as JSON."""
         while self.process.poll() is None:
             self.wait()
         assert self.process.returncode == 0, self.err.read_text()[-3000:]

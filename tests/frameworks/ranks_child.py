@@ -1,5 +1,7 @@
-"""One process of a framework's DDP training, as torchrun starts it: `ranks_child.py FRAMEWORK FOLDER SEED` writes what
-it drew, and what its weights were after each step, to FOLDER/RANK.json."""
+"""One process of a framework's DDP training, as torchrun starts it.
+
+`ranks_child.py FRAMEWORK FOLDER SEED` writes its samples, and its weights after each step, to FOLDER/RANK.json.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,7 @@ from gossip.config import Config
 framework, folder, seed = sys.argv[1], Path(sys.argv[2]), sys.argv[3]
 rank = int(os.environ["RANK"])
 torch.set_num_threads(1)
-torch.manual_seed(rank)  # each rank another model, until the first has its swarm's
+torch.manual_seed(rank)  # Each rank starts from another model, and gets the swarm's through rank 0.
 SAMPLES, BATCH = 480, 8
 X = torch.randn(SAMPLES, 4, generator=torch.Generator().manual_seed(0))
 held, agreed, drawn, kept = [], [], [], {}

@@ -1,4 +1,4 @@
-"""A Node beside Accelerate, which wraps optimizers and writes checkpoints of its own."""
+"""A Node with Accelerate, which wraps optimizers and writes its own checkpoints."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_accelerates_checkpoint_holds_the_run(tmp_path):
 
 
 def test_a_prepared_loader_of_several_processes_leaves_out_what_other_ranks_draw():
-    """Why such a loader is left out of ``prepare``: each rank's sampler has that rank's part alone already."""
+    """So the node's loader must not be passed to ``prepare``: each rank's sampler already has only that rank's part."""
     with Node(nn.Linear(4, 3), config=QUICK) as node:
         loader = DataLoader(range(64), batch_sampler=node.sampler(64, 8))
         parts = [

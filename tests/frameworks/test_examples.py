@@ -1,4 +1,4 @@
-"""Each example learns what the same loop learns without a swarm, and goes on after a crash."""
+"""Each example learns as much as the same loop without a swarm, and continues after a crash."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ each = pytest.mark.parametrize(("script", "backend"), PLAYED, ids=lambda value: 
 
 @pytest.fixture(name="start")
 def _start(play, backend, script):
-    """``start(folder, *args, seed=None)``: the example, played so slowly that the others come while it trains."""
+    """Return ``start(folder, *args, seed=None)``, which starts the example; skip if its framework is missing."""
     for name in (script.split("_")[0], backend):
         if name and importlib.util.find_spec(name) is None:
             pytest.skip(f"{name} is not here: make test-frameworks")
@@ -48,7 +48,7 @@ def test_two_learn_as_well_as_one_process_and_one_that_was_killed_goes_on(script
         again = start(tmp_path / "second", *slowly, seed=address)
         assert again.address
     results = [first.result(), again.result()]
-    # A process alone takes twice as many steps on as many samples, from which a text still gains: 0.41 beside 0.38.
+    # A single process takes twice as many steps for the same samples, which still helps on text: 0.41 against 0.38.
     joint_batch = ("--batch-size", "32") if script == TEXT else ()
     alone = start(tmp_path / "alone", "--samples", str(total), "--alone", *joint_batch).result()
     with capsys.disabled():
@@ -56,7 +56,7 @@ def test_two_learn_as_well_as_one_process_and_one_that_was_killed_goes_on(script
         print(f"\n{script} {backend}: accuracy of a swarm of two {two}; of one process {alone['accuracy']:.3f}")
     for one in results:
         assert one["accuracy"] > alone["accuracy"] - 0.03
-        # Nodes stop as soon as their own number has passed the target once; settling may end a little below it.
+        # A node stops once its own estimate has passed the target; after settling the number may be a little lower.
         assert one["swarm_samples"] >= 0.95 * total
     assert again.rows("joined"), "the swarm was further than the checkpoint: it has given its weights"
     assert results[0]["samples"] + results[1]["samples"] <= results[0]["swarm_samples"]

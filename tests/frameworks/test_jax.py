@@ -1,4 +1,4 @@
-"""JAX: two nodes learn digits as one alone does, with donated buffers, while one leaves and another joins."""
+"""JAX: two nodes learn digits as well as a single one, with donated buffers, while one leaves and another joins."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def alone(samples, seed=0):
 
 
 class Learner(threading.Thread):
-    """One node with its loop, until it is told to leave, or to settle and leave."""
+    """A node and its loop, which runs until a test ends it, with or without settling."""
 
     def __init__(self, seed, seeds=()):
         super().__init__(daemon=True)
@@ -171,7 +171,7 @@ def test_a_snapshot_is_of_the_weights_before_a_step_that_uses_their_buffers_agai
     "tree", [{"one": jnp.arange(40.0)}, {"a": jnp.ones((3, 5), jnp.bfloat16), "b": jnp.arange(25.0)}]
 )
 def test_any_piece_is_a_copy_of_what_lies_there(tree):
-    """Of a tree of one array as well, whose buffer the next step may be given."""
+    """The piece is also a copy if the tree is a single array, whose buffer may be donated to the next step."""
     state = Pytree(tree)
     full = np.empty(state.layout.size, np.float32)
     state.read(full)
@@ -196,7 +196,7 @@ def test_what_is_added_is_added_to_floats_alone_and_nothing_is_written_to():
     assert [(s.name, s.dtype) for s in tree.layout.segments] == [("h", "bfloat16"), ("w", "float32")]
     shift = np.arange(8, dtype=np.float32)
     copied(tree.add(shift))
-    shift[:] = 99  # the vector is used again
+    shift[:] = 99  # The caller reuses the vector.
     assert tree.value["h"].tolist() == [1, 2]
     assert tree.value["w"].tolist() == [[3, 4, 5], [6, 7, 8]]
     assert tree.value["n"] is value["n"]
@@ -241,7 +241,7 @@ def test_a_large_vector_is_copied_by_a_thread_of_its_own(monkeypatch):
 
 
 class Broken:
-    """A vector that the device cannot bring."""
+    """A vector whose copy from the device fails."""
 
     def is_ready(self):
         return True
@@ -252,7 +252,7 @@ class Broken:
 
 @pytest.mark.parametrize("large", [4, 1 << 20])
 def test_a_copy_that_fails_says_so_once_the_network_asks(large, monkeypatch):
-    """Not in the first call, which is the training thread's: it takes such a copy for one that holds the weights."""
+    """The training thread makes the first call of ``done``, and would take True for a copy that holds the weights."""
     monkeypatch.setattr(adapter, "LARGE_ELEMENTS", large)
     copy = Arriving(Broken(), np.zeros(8, np.float32))
     assert not copy.done()
@@ -277,7 +277,7 @@ def test_an_update_goes_to_the_device_ahead_and_its_vector_is_free_once_it_is_th
         values[:] = np.nan
         changed = upload.add() if share is None else upload.merge(share)
         assert changed.done()
-        tree.value = jax.tree.map(lambda leaf: leaf + 0, tree.value)  # A step, which may be given the old buffers.
+        tree.value = jax.tree.map(lambda leaf: leaf + 0, tree.value)  # A step, to which the old buffers may be donated.
         after = np.empty_like(before)
         tree.read(after)
         np.testing.assert_allclose(after, jnp.asarray(expected, dtype).astype(jnp.float32), rtol=1e-6, atol=1e-6)
@@ -294,7 +294,7 @@ def test_an_update_that_is_added_before_it_is_there_keeps_its_vector_busy():
 
 
 def test_a_device_without_memory_costs_an_exchange_and_not_the_loop(monkeypatch):
-    """The step boundary takes a MemoryError for that; a JaxRuntimeError would leave ``node.step``."""
+    """The step boundary handles a MemoryError; a JaxRuntimeError would propagate out of ``node.step``."""
 
     def full(*_, **__):
         raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory while trying to allocate 32 bytes.")

@@ -1,4 +1,4 @@
-"""The callback for Keras, with the backend that KERAS_BACKEND names: what counts, how it ends, whose weights move."""
+"""The callback for Keras, with the backend that KERAS_BACKEND names: counts, the end of a run, and weights."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def test_statistics_are_no_parameters_to_the_outer_step():
 
 
 def frozen_base():
-    """Of which the last layer is trained: 27 of 99 numbers, beside 16 statistics."""
+    """Return a classifier whose last layer alone is trained: 27 of 99 numbers, and 16 statistics."""
     model = classifier()
     for layer in model.layers[:-1]:
         layer.trainable = False
@@ -96,7 +96,7 @@ def frozen_base():
 
 
 def frozen_part(weights):
-    """As the network's thread reads it for newcomers, in two pieces."""
+    """Return the frozen weights, read in two pieces as the network thread reads them for newcomers."""
     start, size = weights.layout.exchanged, weights.layout.size
     out = np.empty(size - start, np.float32)
     weights.read_frozen(out[:9], start)
@@ -123,7 +123,8 @@ def test_frozen_layers_do_not_travel_and_a_newcomer_has_them_once(train):
     with gossip(model, seeds=[other.node.address], settle_s=20.0) as callback:
         assert (theirs.layout.size, theirs.layout.exchanged, theirs.layout.parameters) == (99, 43, 27)
         assert np.array_equal(model.layers[0].get_weights()[0], base)
-        hook = Hook(lambda batch: seen.append(frozen_part(callback.weights)))  # on jax fit has them elsewhere then
+        # During fit the JAX backend holds the weights outside the model.
+        hook = Hook(lambda batch: seen.append(frozen_part(callback.weights)))
         model.fit(loader(callback), callbacks=[callback, hook], verbose=0)
     done = [event for event in callback.node.history() if event.kind == "exchange.done"]
     assert {event.bytes_sent for event in done} == {4 * 43}
@@ -147,7 +148,7 @@ def test_freezing_is_no_part_of_a_checkpoint_and_thawing_is_told(tmp_path):
 
 
 def test_what_others_sent_is_trained_on_while_fit_runs():
-    """On jax the weights are outside the model then."""
+    """During fit the JAX backend holds the weights outside the model."""
     model, seen = classifier(), []
     model.optimizer.learning_rate = 0.0
     weights = KerasWeights(model)
@@ -200,7 +201,7 @@ def test_the_run_ends_with_the_swarms_samples_and_a_late_comer_trains_nothing(tm
         model.fit(loader(callback), epochs=50, callbacks=[callback], verbose=0)
     assert counts(callback) == (0, 0)
     assert np.array_equal(whole(model), final), "it has what the run ended with"
-    model.fit(loader(), epochs=1, verbose=0)  # and fit is as it was
+    model.fit(loader(), epochs=1, verbose=0)  # A later fit trains as it does without the callback.
     assert not np.array_equal(whole(model), final)
 
 

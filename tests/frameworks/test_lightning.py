@@ -1,4 +1,4 @@
-"""The callback for Lightning: what counts as a step, when it acts, and how it ends."""
+"""The callback for Lightning: the count of steps, its hooks, and the end of a run."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Classifier(lightning.LightningModule):
 
 
 class Both(Classifier):
-    """Two optimizers by hand, every second batch."""
+    """A classifier with manual optimization, which steps two optimizers after every second batch."""
 
     def __init__(self):
         super().__init__()
@@ -132,7 +132,7 @@ def test_the_loss_is_the_batchs_own_and_not_the_part_that_accumulating_leaves_of
         model.layer.weight.zero_()
         model.layer.bias.zero_()
     trainer(callback, accumulate_grad_batches=4, max_steps=1).fit(model, loader())
-    assert seen == pytest.approx([1.0986], abs=1e-3)  # ln 3: it knows nothing yet
+    assert seen == pytest.approx([1.0986], abs=1e-3)  # ln 3, the loss of an untrained model.
 
 
 def test_every_logger_gets_the_nodes_figures():
@@ -155,7 +155,7 @@ def test_a_training_that_raises_takes_its_node_away(train, until):
     with pytest.raises(ZeroDivisionError):
         trainer(callback).fit(Classifier(fail), loader())
     until(lambda: [member.state for member in other.node.members[1:]] == ["left"])
-    assert callback.node.metrics().steps == 3  # what it was can still be read
+    assert callback.node.metrics().steps == 3  # The metrics stay readable after the end.
 
 
 def test_the_run_ends_with_the_swarms_samples_and_a_late_comer_trains_nothing(tmp_path):
@@ -206,7 +206,7 @@ def test_validation_sees_what_two_nodes_agreed_on(train):
     callback.settle = settle
     training = trainer(callback, max_epochs=2)
     training.fit(mine, loader(), loader())
-    assert settled == [8, 16, 16]  # the last: training has ended
+    assert settled == [8, 16, 16]  # The last entry is the end of training.
 
 
 def test_a_checkpoint_holds_what_two_nodes_agreed_on_and_that_of_a_validation_what_it_saw(train, tmp_path):
@@ -231,7 +231,7 @@ def test_a_checkpoint_holds_what_two_nodes_agreed_on_and_that_of_a_validation_wh
     best = ModelCheckpoint(tmp_path / "best", monitor="loss", every_n_epochs=1)
     training = trainer(callback, Watch(), every, best, enable_checkpointing=True)
     training.fit(Classifier(), loader(), loader())
-    assert settled == [3, 6, 8, 8]  # two checkpoints, the validation, and the end of training
+    assert settled == [3, 6, 8, 8]  # Two checkpoints, the validation, and the end of training.
     saved = torch.load(best.best_model_path, weights_only=False)
     assert torch.equal(saved["state_dict"]["layer.weight"], validated[0])
     assert saved["callbacks"]["LightningGossip"]["node"]["samples"] == 64

@@ -1,4 +1,4 @@
-"""Processes of a framework's DDP are one node: torchrun over gloo, two ranks, beside another node."""
+"""The processes of a framework's DDP are one node: two ranks of torchrun over gloo, and another node."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ CHILD = Path(__file__).with_name("ranks_child.py")
 
 
 class Wrapped(nn.Module):
-    """The same names as the children's."""
+    """A module whose parameters have the same names as the children's."""
 
     def __init__(self, name):
         super().__init__()

@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader, IterableDataset
 from gossip.errors import DataError
 from tests.node.sharers import IDS, Swarm
 
-pytestmark = [pytest.mark.frameworks, pytest.mark.filterwarnings("ignore")]  # of their own
+pytestmark = [pytest.mark.frameworks, pytest.mark.filterwarnings("ignore")]  # Ignore the libraries' own warnings.
 
 PAGE = (Path(__file__).parents[2] / "docs" / "node.md").read_text(encoding="utf-8")
 SHARDS, SAMPLES = 40, 3
@@ -25,7 +25,7 @@ SHARDS, SAMPLES = 40, 3
 
 @pytest.fixture
 def tars(tmp_path):
-    """40 tar files of three samples, whose texts are their names."""
+    """Write 40 tar files of three samples, each of which contains its own name."""
     names = []
     for shard in range(SHARDS):
         names.append(str(tmp_path / f"{shard:02}.tar"))

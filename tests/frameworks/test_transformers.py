@@ -1,4 +1,4 @@
-"""The callback for transformers' Trainer: what counts as a step, when it acts, and how it ends."""
+"""The callback for transformers' Trainer: the count of steps, its hooks, and the end of a run."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ QUICK = Config(mix_every_steps=2, join_timeout_s=3.0)
 
 
 class Points(Dataset):
-    """64 points of three classes; which were asked for."""
+    """64 points of three classes; ``used`` lists the indices that were read."""
 
     def __init__(self):
         self.x = torch.randn(64, 4, generator=torch.Generator().manual_seed(0))
@@ -51,7 +51,7 @@ class Classifier(nn.Module):
 
 
 class Recorder(TrainerCallback):
-    """As those of report_to."""
+    """A callback that keeps the logs, as the callbacks of report_to do."""
 
     def __init__(self):
         self.logs = {}
@@ -120,7 +120,7 @@ def test_a_batch_that_does_not_show_its_samples_counts_as_full(tmp_path):
     assert counts(callback) == (3, 72)
 
 
-@pytest.mark.parametrize("optim", ["adamw_torch", "adamw_torch_fused"])  # which leaves steps out by itself
+@pytest.mark.parametrize("optim", ["adamw_torch", "adamw_torch_fused"])  # The fused one skips steps by itself.
 def test_a_step_that_half_precision_left_out_is_none(optim, tmp_path):
     training = trainer(tmp_path, Classifier(factor=8), num_train_epochs=4, optim=optim)
     scaler = training.accelerator.scaler = torch.amp.GradScaler("cpu", init_scale=2.0**127)
@@ -134,7 +134,7 @@ def test_a_step_that_half_precision_left_out_is_none(optim, tmp_path):
 def test_every_logger_gets_the_nodes_figures(tmp_path):
     recorder = Recorder()
     training = trainer(tmp_path)
-    training.callback_handler.callbacks.insert(1, recorder)  # where those of report_to stand, before a user's own
+    training.callback_handler.callbacks.insert(1, recorder)  # The place of report_to's callbacks, before a user's.
     with gossip(training):
         training.train()
     assert recorder.logs["gossip/samples"] == 64
@@ -229,7 +229,7 @@ def test_nodes_agree_before_they_evaluate_and_save(tmp_path, train):
 
         callback.settle = settle
         training.train()
-    assert settled == [4, 6, 8, 8]  # the last: training has ended
+    assert settled == [4, 6, 8, 8]  # The last entry is the end of training.
 
 
 def test_a_trainer_is_as_it_was_after_the_block(tmp_path):
@@ -244,7 +244,7 @@ def test_a_trainer_is_as_it_was_after_the_block(tmp_path):
 
 def test_a_block_is_entered_once_and_trains_one_model(tmp_path):
     training = trainer(tmp_path)
-    training.model_init = lambda: Classifier()  # transformers counts its arguments
+    training.model_init = lambda: Classifier()  # The class itself will not do, since transformers counts arguments.
     with gossip(training) as callback:
         training.train()
         with pytest.raises(LocalError, match="another model"):
@@ -271,7 +271,7 @@ def test_what_cannot_work_is_told_at_once(tmp_path):
 @pytest.mark.parametrize("nodes", [1, 2, 4])
 @pytest.mark.parametrize("kind", ["linear", "cosine"])
 def test_the_schedule_ends_with_the_run_however_many_nodes_train_it(tmp_path, train, until, nodes, kind):
-    """``max_steps`` is what one process would need. Without the others' steps the rate would end at 1 - 1/N."""
+    """``max_steps`` is the steps that one process would need. Without the others' steps the rate ends at 1 - 1/N."""
     rates = []
 
     class Rates(TrainerCallback):
@@ -287,8 +287,8 @@ def test_the_schedule_ends_with_the_run_however_many_nodes_train_it(tmp_path, tr
         training.train()
     assert len(rates) <= 400 if nodes == 1 else len(rates) < 400
     assert rates[-1][1] <= 0.003 * 0.02, "at the end of its way"
-    # The rate follows the progress between the ends of two steps, which others' samples may raise by any amount. It may
-    # be some steps of 400 ahead, as it is for the step that begins.
+    # The rate lies between the progress at the ends of two steps, which the other nodes may raise by any amount. It may
+    # be a few of 400 steps ahead, since it is the rate of the next step.
     for (earlier, _), (progress, rate) in itertools.pairwise(rates[:-1]):
         if earlier > 0.15:
             least, most = sorted([expected(kind, earlier), expected(kind, progress)])

@@ -1,4 +1,4 @@
-"""Optimizers as accelerate and Lightning hand them around are those within."""
+"""The wrapped optimizers of accelerate and Lightning are recognised as the optimizers inside."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""The engine of the fuzzer: inputs by number, each judged by what it raises, how long it takes and what it allocates.
+"""The engine of the fuzzer: numbered inputs, each judged by its exceptions, its duration and its allocations.
 
-An input belongs to a *life* of its target: a generator seeded with the seed, the target's name and the life's number
-makes the inputs of one life in order, for targets that hold a state as for those that do not. So a target, a seed and
-a number are all it takes to play an input again, and no input depends on which process plays it.
+An input belongs to a *life* of its target, with or without a state. A random generator makes the inputs of one life in
+order; its seed is the fuzzer's seed, the target's name and the life's number. So a target, a seed and a number suffice
+to play an input again, and no input depends on the process that plays it.
 """
 
 from __future__ import annotations
@@ -20,61 +20,61 @@ from typing import ClassVar
 
 __all__ = ["LIMIT_BYTES", "LIMIT_S", "Figures", "Find", "Target", "play"]
 
-LIMIT_S = 0.1  # of the thread's own time, so that a busy machine makes no input slow
-LIMIT_BYTES = 16 << 20  # at once, for one input: four of the largest bodies, or msgpack's 64 KiB header 56 times over
-TRACE_EVERY = 509  # inputs from one that is traced to the next: starting to trace takes 5 ms; a prime
-MOST_FINDS = 20  # of one target, each with another cause: enough to mend
+LIMIT_S = 0.1  # CPU time of the thread, so that no input counts as slow because the machine is busy.
+LIMIT_BYTES = 16 << 20  # The peak of one input: four of the largest bodies, or msgpack's 64 KiB header 56 times over.
+TRACE_EVERY = 509  # Trace the memory of every 509th input only, since starting a trace takes 5 ms; a prime number.
+MOST_FINDS = 20  # A target ends after so many finds with different causes: that is enough work for one repair.
 
 
 class Target(ABC):
-    """One parser or state machine. An instance is one life; ``life`` says for how many inputs."""
+    """One parser or state machine. An instance is one life, which takes ``life`` inputs."""
 
     name: ClassVar[str]
-    share: ClassVar[float]  # of all inputs, when there are many targets
+    share: ClassVar[float]  # Its part of all inputs, if several targets are played.
     life: ClassVar[int] = 64
-    declared: ClassVar[tuple[type[BaseException], ...]]  # what its input may make it raise
+    declared: ClassVar[tuple[type[BaseException], ...]]  # The exceptions that an input may cause.
 
     def __init__(self, rng: Random) -> None:
         self.rng = rng
 
     @abstractmethod
     def prepare(self) -> tuple[object, Callable[[], object]]:
-        """The next input, for a person to see, and what to do with it; neither timed nor judged."""
+        """Return the next input, for a person to read, and a function that feeds it; making them is not judged."""
 
     def ended(self, error: BaseException) -> None:  # noqa: B027 - most have nothing to do then
-        """The input raised what was declared."""
+        """Note that the input raised a declared exception."""
 
     def close(self) -> None:  # noqa: B027
-        """The life is over."""
+        """End this life."""
 
 
 @dataclass(frozen=True, slots=True)
 class Find:
-    """An input that raised what nobody declared, or was slow, or allocated too much."""
+    """An input that raised an undeclared exception, was slow, or allocated too much."""
 
     target: str
     seed: int
     number: int
     what: str
-    cause: str  # of two finds with one cause one is enough
+    cause: str  # Of several finds with the same cause only the first is kept.
     detail: str
 
     @property
     def replay(self) -> str:
-        """The command that plays it again."""
+        """The command that plays the input again."""
         return f"python -m tests.fuzz --target {self.target} --seed {self.seed} --input {self.number}"
 
 
 @dataclass(slots=True)
 class Figures:
-    """What was played of one target."""
+    """The statistics of one target."""
 
     inputs: int = 0
-    refused: int = 0  # by a declared error
-    seconds: float = 0.0  # of the inputs themselves
+    refused: int = 0  # Inputs that raised a declared exception.
+    seconds: float = 0.0  # CPU time of the inputs themselves.
     slowest_s: float = 0.0
-    peak_bytes: int = 0  # of one input, of those traced
-    grown_bytes: int = 0  # of the process, from before the target's first input
+    peak_bytes: int = 0  # The largest allocation of a traced input.
+    grown_bytes: int = 0  # The growth of the process since before the target's first input.
     finds: dict[str, Find] = field(default_factory=dict)
 
     def add(self, other: Figures) -> None:
@@ -96,7 +96,7 @@ def play(target: type[Target], seed: int, lives: Iterable[int], limit: int | Non
     figures = Figures()
     was_frozen = gc.get_freeze_count() > 0
     gc.collect()
-    gc.freeze()  # or a collection of all that is imported falls into some input, which takes 60 ms by itself
+    gc.freeze()  # Otherwise some input would include a collection of all imported objects, which takes 60 ms.
     before = max_resident_bytes()
     try:
         for life in lives:
@@ -107,7 +107,7 @@ def play(target: type[Target], seed: int, lives: Iterable[int], limit: int | Non
             if len(figures.finds) >= MOST_FINDS:
                 break
     finally:
-        if not was_frozen:  # As the tests' own process is: the next target's collection leaves out what is imported.
+        if not was_frozen:  # Test processes freeze imported objects at their start, and keep them frozen.
             gc.unfreeze()
     figures.grown_bytes = max(0, max_resident_bytes() - before)
     return figures
@@ -135,7 +135,7 @@ def play_life(target: type[Target], seed: int, life: int, count: int, figures: F
                 figures.peak_bytes = max(figures.peak_bytes, peak)
                 if peak > LIMIT_BYTES:
                     found(figures, target, seed, number, f"allocated {peak:,} bytes", "memory", shown)
-            else:  # what is traced is slower
+            else:  # Tracing slows an input, so only untraced ones are timed.
                 if seconds > LIMIT_S:
                     seconds = again(target, seed, number, seconds)
                 figures.slowest_s = max(figures.slowest_s, seconds)
@@ -154,13 +154,13 @@ def play_life(target: type[Target], seed: int, life: int, count: int, figures: F
             if cause not in figures.finds:
                 said = "".join(traceback.format_exception(error))[-4_000:]
                 found(figures, target, seed, number, f"raised {type(error).__name__}", cause, shown, said)
-            return  # its state may be anything now
+            return  # The target's state is undefined after an undeclared exception.
     finally:
         subject.close()
 
 
 def again(target: type[Target], seed: int, number: int, seconds: float) -> float:
-    """The least time of three: the first use of a module or a machine's hiccup is no property of the input."""
+    """Play an input twice more and return its least time: the first use of a module or a pause may have slowed it."""
     life, place = divmod(number, target.life)
     for _ in range(2):
         subject = target(generator(target, seed, life))
@@ -185,7 +185,7 @@ def found(
     if cause not in figures.finds:
         try:
             text = repr(shown)
-        except (ValueError, RecursionError):  # a number of thousands of digits, a thousand brackets
+        except (ValueError, RecursionError):  # A number of thousands of digits, or a thousand nested brackets.
             text = "beyond what Python writes down"
         detail = f"{said}input: {text[:2_000]}{'...' if len(text) > 2_000 else ''}"
         figures.finds[cause] = Find(target.name, seed, number, what, cause, detail)

@@ -1,4 +1,4 @@
-"""Every number of every message at its extremes, told to a peer in each of several states."""
+"""Every number of every message at its extremes, sent to a peer in each of several states."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def record(number: int = 0, **changes: Any) -> MemberRecord:
 
 
 def sensible(cls: type, session: int, me: PeerId) -> Any:
-    """A message of this type that means something to a peer with this session."""
+    """Return a message of this type that is meaningful to a peer with this session."""
     values: dict[str, Any] = {}
     for name, kind in FIELDS[cls]:
         empty: dict[str, Any] = {"int": 1, "float": 0.5, "bool": True, "text": "x", "bytes": b"", "record?": record()}
@@ -62,7 +62,7 @@ def sensible(cls: type, session: int, me: PeerId) -> Any:
 
 
 def replaced(cls: type, table: dict[str, Any], value: Any) -> Iterator[dict[str, Any]]:
-    """The header with each of its numbers replaced, one at a time."""
+    """Yield the header with each of its numbers replaced, one at a time."""
     for name, kind in FIELDS[cls]:
         here = table[name]
         if kind.form in NUMBERS and name != "session":
@@ -81,7 +81,7 @@ def replaced(cls: type, table: dict[str, Any], value: Any) -> Iterator[dict[str,
 
 
 def cases(cls: type, session: int, me: PeerId) -> Iterator[bytes]:
-    """Headers as they come over the wire."""
+    """Return headers as they arrive over the wire."""
     table = msgpack.unpackb(encode(sensible(cls, session, me))[PREFIX_BYTES:], raw=False)
     for value in EXTREMES:
         for header in replaced(cls, table, value):
@@ -116,7 +116,7 @@ class Extreme(Messages):
         self.look()
 
     def look(self) -> None:
-        """All that was computed from what members state is finite."""
+        """Assert that all values computed from the members' numbers are finite."""
         local = self.peer.local
         assert 0.0 <= local.version < 2**53
         assert type(local.progress.samples) is int
@@ -148,7 +148,7 @@ class Extreme(Messages):
                     self.perform(self.peer.on_adopted(self.now, 1.0, 4.0))
 
     def said(self, cls: type) -> Any:
-        """The last message of this type that the peer wants sent, and to whom."""
+        """Return the last message of this type that the peer sent, and its receiver."""
         return next((send for send in reversed(self.sends) if isinstance(send.message, cls)), None)
 
     # -- states --------------------------------------------------------------------------------------------------
@@ -188,7 +188,7 @@ class Extreme(Messages):
         assert self.said(Joined) is not None
 
     def told(self, header: bytes) -> None:
-        """Whatever comes of it, the peer goes on with finite numbers."""
+        """Receive the message, and assert that the peer then continues with finite numbers."""
         try:
             self.perform(self.peer.receive(self.sender, decode(header), self.now))
         except RemoteError:
@@ -211,7 +211,7 @@ STATES = ("idle", "offered", "streaming", "joining", "group offered", "group joi
 
 
 def play(state: str, cls: type) -> tuple[int, int]:
-    """Tell a peer in this state every extreme of this message's numbers; how many it heard, and of how many."""
+    """Send a peer in this state every extreme of this message's numbers; return how many decode, and of how many."""
     heard = told = 0
     played: set[str] = set()  # Many numbers are read as the same one, as 0, False and 0.0.
     first = Extreme(state)

@@ -1,4 +1,4 @@
-"""Targets: what lies on a disk. Address books, keys, secrets, checkpoints, damaged or another's."""
+"""Targets: files on a disk. Address books, keys, secrets, checkpoints and timelines, each damaged or foreign."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ __all__ = ["Books", "Checkpoints", "Invites", "Keys", "Secrets", "Timelines"]
 
 
 class OnDisk(Target):
-    """A folder for a life."""
+    """A target that has a folder for each life."""
 
     def __init__(self, rng: Random) -> None:
         super().__init__(rng)
         self.folder = Path(tempfile.mkdtemp(prefix="gossip-fuzz-", dir=MEMORY if MEMORY.is_dir() else None))
-        for name in ("identity.pem", "secret"):  # what others on the machine may read is refused unread
+        for name in ("identity.pem", "secret"):  # The node refuses such files if other users may read them.
             (self.folder / name).touch(0o600)
 
     def close(self) -> None:
@@ -50,7 +50,7 @@ MEMORY = Path("/dev/shm")
 
 
 class Books(OnDisk):
-    """A state directory's address book: whatever is in it, a node starts, and its next one is written and read."""
+    """A state directory's address book: a node starts whatever the file holds."""
 
     name, share, declared = "books", 0.04, ()
 
@@ -66,7 +66,7 @@ class Books(OnDisk):
         body = self.sample[: packed_bytes(self.sample)]
         value = msgpack.unpackb(body, raw=False)
         body = mutated_bytes(rng, body) if rng.random() < 0.5 else repacked(mutated_value(rng, value))
-        data = body + checksum(body)  # as a node would have written it that holds such things
+        data = body + checksum(body)  # The checksum is right, as if a node had written this body.
         if rng.random() < 0.1:
             data = mutated_bytes(rng, self.sample)
 
@@ -84,7 +84,7 @@ class Books(OnDisk):
 
 
 def packed_bytes(data: bytes) -> int:
-    """How many bytes of a file are its msgpack value; a checksum may follow."""
+    """Return the length in bytes of a file's msgpack value; a checksum may follow it."""
     reader = msgpack.Unpacker(raw=False)
     reader.feed(data)
     reader.skip()
@@ -168,7 +168,7 @@ def text_of(data: bytes) -> str:
 class Checkpoints(OnDisk):
     """The bytes of a checkpoint's weights or of its optimizer's state, and the JSON in their headers.
 
-    One that is refused has changed nothing, and with one that is loaded the optimizer goes on.
+    A refused checkpoint changes nothing. After a checkpoint is loaded, the optimizer can step.
     """
 
     name, share, life, declared = "checkpoints", 0.04, 256, (CheckpointError,)
@@ -223,7 +223,7 @@ class Checkpoints(OnDisk):
         return data, act
 
     def framed(self, header: Any) -> bytes:
-        """The file of such a header; what JSON cannot say becomes its text."""
+        """Return a file with this header; values that JSON cannot hold are replaced by their ``repr``."""
         try:
             if isinstance(header, dict) and isinstance(inner := header.get("__metadata__"), dict) and "gossip" in inner:
                 header = header | {"__metadata__": inner | {"gossip": json.dumps(inner["gossip"], default=repr)}}
@@ -234,7 +234,7 @@ class Checkpoints(OnDisk):
 
 
 class Timelines(OnDisk):
-    """A timeline beside a good one: both are merged into one that a viewer reads, or the damaged one is refused."""
+    """A damaged timeline and a valid one: merging both gives a readable timeline, or refuses the damaged one."""
 
     name, share, declared = "timelines", 0.02, (ConfigError,)
 

@@ -1,4 +1,4 @@
-"""Messages and records by their grammar: each field as it is declared, filled with sense or with nonsense."""
+"""Generators of messages and records: each field has its declared type, and a plausible or an extreme value."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ CODES = ("busy", "late", "terms", "layout", "run_id", "checksum", "norm", "overf
 
 
 def key_of(number: int) -> bytes:
-    """A public key that nobody holds: records are not verified where these are used."""
+    """Return a public key without a private one; use it only where records are not verified."""
     return bytes([number % 256]) * 32
 
 
 @dataclass
 class World:
-    """What values are drawn from, so that some of them mean something to the receiver."""
+    """The identifiers and sizes that a receiver knows, from which some of the values are drawn."""
 
     ids: list[PeerId] = field(default_factory=lambda: [peer_id_of(key_of(n)) for n in range(8)])
     sessions: list[int] = field(default_factory=lambda: [1])
@@ -40,7 +40,7 @@ class World:
 
 
 def make_message(rng: Random, world: World, tag: str | None = None) -> Any:
-    """A message of some type, every field within what the wire allows."""
+    """Return a message of a random type, with every field within the bounds of the wire format."""
     cls = MESSAGES[tag if tag is not None else rng.choice(list(MESSAGES))]
     values = {}
     for one in fields(cls):
@@ -141,7 +141,7 @@ def make_update(rng: Random, world: World) -> Hint | MemberRecord:
 
 
 def make_record(rng: Random, world: World) -> MemberRecord:
-    """A record that can cross the wire, of somebody in the world or of a stranger, its numbers likely or extreme."""
+    """Return a record that the wire format allows, of a known or an unknown peer, with likely or extreme numbers."""
 
     def count() -> int:
         return rng.choice((0, 1, rng.randrange(10_000), rng.choice(WHOLE[:-1]))) % 2**63

@@ -1,4 +1,4 @@
-"""Valid samples made wrong: bytes, nested values and texts, each changed a little or at a place that parsers trip over.
+"""Mutations of valid samples: bytes, nested values and texts, changed a little or where parsers tend to fail.
 
 All randomness comes from the generator that is handed in, so a number replays an input.
 """
@@ -36,7 +36,7 @@ CLAIMS = (
 
 
 def edge_value(rng: Random) -> Any:
-    """A value of some type that msgpack, JSON or TOML can hold, often an extreme one."""
+    """Return a value of some type that msgpack, JSON or TOML can hold, often an extreme one."""
     match rng.randrange(12):
         case 0 | 1 | 2:
             return rng.choice(EDGE_INTS)
@@ -56,7 +56,7 @@ def edge_value(rng: Random) -> Any:
 
 
 def deep(rng: Random) -> Any:
-    """Lists or mappings inside one another, from a few to more than a parser's stack."""
+    """Return lists or mappings nested in each other, from a few levels to more than a parser's stack holds."""
     value: Any = rng.choice((0, "", None, []))
     mapping = rng.random() < 0.5
     for _ in range(rng.choice((2, 5, 9, 40, 500, 600))):
@@ -65,7 +65,7 @@ def deep(rng: Random) -> Any:
 
 
 def mutated_bytes(rng: Random, data: bytes, others: Sequence[bytes] = (), most: int = 70_000) -> bytes:
-    """``data`` with one to four changes: bits, bytes, lengths, cuts, repeats, splices with one of ``others``."""
+    """Return ``data`` with one to four changes: bits, bytes, lengths, cuts, repeats, splices with one of ``others``."""
     out = bytearray(data)
     for _ in range(rng.choice((1, 1, 1, 2, 2, 3, 4))):
         size = len(out)
@@ -105,14 +105,14 @@ def mutated_bytes(rng: Random, data: bytes, others: Sequence[bytes] = (), most: 
 
 
 def mutated_value(rng: Random, value: Any, others: Sequence[Any] = ()) -> Any:
-    """A copy of a tree of lists, mappings and plain values with one to three of its nodes changed."""
+    """Return a copy of a tree of lists, mappings and plain values with one to three of its nodes changed."""
     for _ in range(rng.choice((1, 1, 1, 2, 3))):
         value = changed(rng, value, others)
     return value
 
 
 def changed(rng: Random, value: Any, others: Sequence[Any]) -> Any:
-    """One change: here, or further down with the more chance the more there is below."""
+    """Return ``value`` with one change: at this node, or more often (85 %) at one below it."""
     inner = isinstance(value, list | dict) and len(value) > 0
     if inner and rng.random() < 0.85:
         if isinstance(value, dict):
@@ -158,7 +158,7 @@ def changed(rng: Random, value: Any, others: Sequence[Any]) -> Any:
 
 
 def mutated_text(rng: Random, text: str, tokens: Sequence[str] = (), most: int = 20_000) -> str:
-    """``text`` with one to three changes; ``tokens`` are words that mean something to its reader."""
+    """Return ``text`` with one to three changes; ``tokens`` are words that its parser knows."""
     for _ in range(rng.choice((1, 1, 2, 3))):
         size = len(text)
         at = rng.randrange(size + 1)

@@ -49,14 +49,14 @@ def main() -> int:
 
 
 def inputs_of(name: str, names: list[str], inputs: int) -> int:
-    """A target's share; what rounding leaves goes to the last."""
+    """Return the number of inputs of one target by its share; the last target gets the rounding remainder."""
     whole = sum(TARGETS[one].share for one in names)
     shares = {one: int(inputs * TARGETS[one].share / whole) for one in names}
     return shares[name] + (inputs - sum(shares.values()) if name == names[-1] else 0)
 
 
 def work(task: tuple[str, int, int, int, int]) -> tuple[str, Figures]:
-    """Every ``jobs``-th life of a target, as many inputs as fall to this job."""
+    """Play every ``jobs``-th life of a target, with the inputs that fall to this job."""
     name, seed, inputs, job, jobs = task
     mine = inputs // jobs + (job < inputs % jobs)
     return name, play(TARGETS[name], seed, count(job, jobs), mine)
@@ -64,7 +64,7 @@ def work(task: tuple[str, int, int, int, int]) -> tuple[str, Figures]:
 
 def replay(target: type[Target], seed: int, number: int) -> int:
     life, place = divmod(number, target.life)
-    figures = Figures(inputs=1)  # not traced, so that its time is its own
+    figures = Figures(inputs=1)  # The first input of Figures is traced, which would slow it.
     play_life(target, seed, life, place + 1, figures)
     for find in figures.finds.values():
         print(f"{find.target} input {find.number} {find.what}\n{find.detail}")
@@ -74,7 +74,7 @@ def replay(target: type[Target], seed: int, number: int) -> int:
 
 
 def table(totals: dict[str, Figures], seconds: float, seed: int) -> str:
-    """Markdown, for docs/fuzzing.md."""
+    """Return the table of docs/fuzzing.md in Markdown."""
     lines = [
         "| target | inputs | refused | seconds | slowest ms | peak of one input, KiB | process grew, MiB | finds |",
         "|---|---|---|---|---|---|---|---|",

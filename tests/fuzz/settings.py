@@ -1,4 +1,4 @@
-"""Targets: what a person writes. Configurations, scenarios, addresses, seeds, parts, graphs."""
+"""Targets: texts that a user writes. Configurations, scenarios, addresses, seeds, parts, graphs."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.fuzz.mutations import EDGE_FLOATS, EDGE_INTS, edge_value, mutated_byt
 
 __all__ = ["Addresses", "Configs", "Graphs", "Parts", "Scenarios", "Tomls"]
 
-HUGE = (10**25, 10**400, -(10**400), 1 << 20_000)  # TOML and JSON know no largest number
+HUGE = (10**25, 10**400, -(10**400), 1 << 20_000)  # TOML and JSON have no largest number.
 WORDS = (
     "uniform", "ring", "torus", "graph", "exponential", "grid", "nearest", "pair", "group", "push-sum",
     "row-stochastic",
@@ -48,7 +48,7 @@ def setting(rng: Random) -> Any:
 
 
 class Configs(Target):
-    """A mapping of settings: a Config that works, or one sentence about what does not."""
+    """A mapping of settings: it gives a valid Config, or a ConfigError."""
 
     name, share, declared = "configs", 0.05, (ConfigError,)
 
@@ -96,7 +96,7 @@ def toml(value: Any) -> str:
         case str():
             return repr(value)
         case int() if abs(value) > 1 << 64:
-            return hex(value).replace("-", "")  # Python writes no number of thousands of digits, and reads this one
+            return hex(value).replace("-", "")  # Python refuses thousands of decimal digits, but not hexadecimal ones.
         case list() | dict():
             return "[1, 2]"
     return str(value)
@@ -118,7 +118,7 @@ latency = "5 ms"
 
 
 class Scenarios(OnDisk):
-    """A scenario's file and its tables, with changes as the command line gives them."""
+    """A scenario's file and its tables, with overrides from the command line."""
 
     name, share, declared = "scenarios", 0.005, (ConfigError,)
 
@@ -130,7 +130,7 @@ class Scenarios(OnDisk):
         for text in self.texts:
             try:
                 self.tables.append(self.read(text.encode(), None).to_mapping())
-            except ConfigError:  # of another program
+            except ConfigError:  # This file belongs to another program.
                 continue
         self.tables = self.tables or [{"peers": 8, "rounds": 4}]
 
@@ -184,13 +184,13 @@ TOKENS = (
 
 
 def again(scenario: Scenario) -> None:
-    """What is accepted can be written down and read again."""
+    """Assert that an accepted scenario can be written and read again."""
     assert Scenario.from_mapping(scenario.to_mapping()) == scenario
     toml_text(scenario.to_mapping())
 
 
 class Parts(Target):
-    """A part and a codec, as a setting and as another's offer spells them; and where the elements of a part lie."""
+    """The text of a part or a codec, from a setting or an offer, and the positions of a part's elements."""
 
     name, share, declared = "parts", 0.05, (ConfigError,)
 
@@ -230,7 +230,7 @@ class Parts(Target):
 
 
 class Addresses(Target):
-    """What the command line and the environment say of seeds and addresses."""
+    """Seeds and addresses from the command line and the environment."""
 
     name, share, declared = "addresses", 0.05, (ConfigError, IdentityError)
 

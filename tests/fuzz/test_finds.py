@@ -1,4 +1,4 @@
-"""What the fuzzer found, each once more as its smallest input."""
+"""The fuzzer's finds, each as its smallest input."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from sim.scenario.scenario import Scenario
 
 DEEP = "part = " + "[" * 3_000
 LONG = "mix_every_s = " + "9" * 5_000
-HEX = "mix_every_s = 0x" + "f" * 5_000  # which Python reads, and writes to nobody
+HEX = "mix_every_s = 0x" + "f" * 5_000  # Python parses this number, but refuses to print it in decimal.
 
 
 @pytest.mark.parametrize(
@@ -71,7 +71,7 @@ def test_a_path_with_a_null_byte_names_no_file(tmp_path):
 
 
 def test_a_key_of_another_kind_that_openssl_reads_and_cannot_use_is_no_key_of_a_node(tmp_path):
-    """It raised the library's InternalError, of which its authors ask to be told."""
+    """It once raised InternalError of the cryptography library, whose authors ask for a report."""
     path = tmp_path / "identity.pem"
     body = "MC4CAQAwBQYDK2VvBCIEIGFhYWFhYWFhYWFhYWFhYWFhYWFhYWFhYWFhYWFhYWFh"
     path.write_text(f"-----BEGIN PRIVATE KEY-----\n{body}\n-----END PRIVATE KEY-----\n")

@@ -1,5 +1,4 @@
-"""The fuzzer plays a little of every target here and ten million inputs with `make fuzz`; and its own judgement is
-tested, on targets that are wrong on purpose."""
+"""A few inputs of every fuzz target (`make fuzz` plays ten million), and tests of the engine on a faulty target."""
 
 from __future__ import annotations
 
@@ -21,7 +20,7 @@ INPUTS = 300
 def test_whatever_arrives_raises_only_what_is_declared(name, times):
     inputs = times * SLOW.get(name, INPUTS)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # a parser's own about odd certificates
+        warnings.simplefilter("ignore")  # The certificate parser warns of odd certificates.
         figures = play(TARGETS[name], seed=7, lives=range(10_000), limit=inputs)
     said = "\n".join(f"{find.what}\n{find.detail}\nreplay: {find.replay}" for find in figures.finds.values())
     assert not figures.finds, said
@@ -32,7 +31,7 @@ def test_whatever_arrives_raises_only_what_is_declared(name, times):
 
 
 class Wrong(Target):
-    """Raises, allocates and takes long, each at one input of a life."""
+    """A target that allocates too much, raises and is slow, each at one input of a life."""
 
     name, share, life, declared = "wrong", 1.0, 61, (ValueError,)
 

@@ -1,4 +1,4 @@
-"""Targets: the bytes of vectors. Codecs' payloads, chunks out of order, and what TLS and sealed links are sent."""
+"""Targets: the bytes of vectors. Codecs' payloads, chunks out of order, TLS handshakes, records of sealed links."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def bound_codec(name: str, size: int) -> Any:
 
 
 def octets(rng: Random, size: int) -> bytes:
-    """Bytes of a payload: any, or of numbers at their ends."""
+    """Return ``size`` bytes of a payload: random ones, or the encodings of extreme numbers."""
     match rng.randrange(4):
         case 0:
             return rng.randbytes(size)
@@ -67,7 +67,7 @@ def octets(rng: Random, size: int) -> bytes:
 
 
 class Payloads(Target):
-    """A payload of the right length and any bytes, decoded by its codec: values, or an overflow."""
+    """A payload of the right length with any bytes, which its codec decodes or refuses as an Overflow."""
 
     name, share, declared = "payloads", 0.05, (Overflow,)
 
@@ -87,7 +87,7 @@ class Payloads(Target):
 
 
 class Chunks(Target):
-    """Chunks of a stream that say anything of themselves: whole, refused, or a fault with a name."""
+    """Chunks of a stream with wrong bodies, positions, sizes or checksums, which the receiver takes or refuses."""
 
     name, share, life, declared = "chunks", 0.04, 64, (ProtocolError,)
     size = 5_000
@@ -102,7 +102,7 @@ class Chunks(Target):
         ours = np.linspace(-1, 1, self.size, dtype=np.float32)
         self.sender = Sender(7, ours, codec, rng.choice((1_024, 2_048, 131_072)))
         self.receiver = DifferenceReceiver(7, ours, np.empty(self.size, np.float32), codec, None)
-        self.anywhere = rng.random() < 0.5  # as over several connections
+        self.anywhere = rng.random() < 0.5  # Several connections may deliver chunks in any order.
 
     def prepare(self) -> tuple[object, Callable[[], object]]:
         rng = self.rng
@@ -124,7 +124,7 @@ class Chunks(Target):
         if rng.random() < 0.3:
             elements = rng.choice((0, elements - 1, elements + 256, abs(rng.choice(EDGE_INTS)) % 2**20))
         if rng.random() < 0.5:
-            checksum = xxhash.xxh3_64_intdigest(body)  # a liar's checksums are right
+            checksum = xxhash.xxh3_64_intdigest(body)  # An attacker sends the right checksum of a wrong body.
 
         def act() -> None:
             said = Chunk(7, start, elements, checksum)
@@ -141,7 +141,7 @@ class Chunks(Target):
 
 
 class Certificates(Target):
-    """Certificates and signatures that others made."""
+    """Certificates and signatures from other nodes."""
 
     name, share, declared = "certificates", 0.02, (ProtocolError,)
     identity = Identity(Ed25519PrivateKey.from_private_bytes(b"k" * 32))
@@ -162,9 +162,10 @@ OTHERS = swarm_contexts(Identity.fresh(), b"o" * 32)
 
 
 class Handshakes(Target):
-    """A handshake in which what one side sends is changed on its way; also with one of another swarm.
+    """A handshake with a node of this or another swarm, whose bytes are changed on their way.
 
-    TLS draws random numbers of its own, so that of all targets this one's inputs alone come again only nearly."""
+    TLS draws its own random numbers, so this target's inputs are the only ones that do not replay exactly.
+    """
 
     name, share, life, declared = "handshakes", 0.002, 8, (RemoteError, BrokenLinkError)
 
@@ -176,7 +177,7 @@ class Handshakes(Target):
         return (server, theirs is OTHERS, seed), lambda: self.greet(server, theirs, Random(seed))
 
     def greet(self, server: bool, theirs: Any, rng: Random) -> None:
-        """Ours is a TlsStream over a wire whose other end is ``ssl`` itself."""
+        """Shake hands through a TlsStream; the other end of its wire is Python's ``ssl``."""
         incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
         context = theirs.client_context if server else theirs.server_context
         other = context.wrap_bio(incoming, outgoing, server_side=not server)
@@ -185,7 +186,7 @@ class Handshakes(Target):
 
 
 class Wire:
-    """The other end of a connection, and what becomes of its bytes on their way."""
+    """The other end of a connection, whose bytes are changed on their way."""
 
     peer_host = "wire"
 
@@ -219,8 +220,10 @@ class Wire:
 
 
 class SealedRecords(Target):
-    """What a sealed link is sent, changed on its way: some whole records of it are taken in, and then there is a fault
-    with a name, or it was not changed."""
+    """The records of a sealed link, changed on their way.
+
+    The receiver accepts only a prefix of whole records, then raises a declared error unless all of them have arrived.
+    """
 
     name, share, declared = "sealed", 0.02, (ProtocolError, BrokenLinkError)
 

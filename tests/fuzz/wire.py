@@ -1,4 +1,4 @@
-"""Targets: what arrives over a link. Frames, records, a live peer told anything in any order, a layout, a status."""
+"""Targets: data from a link. Frames, records, layouts, statuses, and messages to a live peer in any order."""
 
 from __future__ import annotations
 
@@ -71,11 +71,11 @@ class Prefixes(Target):
 
 
 def read(header: bytes, body: int) -> None:
-    """What is accepted is a message, and what we send of it is the same message."""
+    """Decode a header, and assert that an accepted message survives being encoded and decoded again."""
     message = decode(header, body)
     try:
         sent = encode(message, body)
-    except ValueError as error:  # a shorter spelling of a float than ours may burst a header, and nobody repeats it
+    except ValueError as error:  # Our longer encoding of floats may exceed the limit; no node forwards such a message.
         if "over the limit" in str(error):
             return
         raise AssertionError("what was read cannot be written") from error
@@ -121,13 +121,13 @@ class Headers(Target):
 def pack(value: Any) -> bytes:
     try:
         data: bytes = msgpack.packb(value, use_bin_type=True)
-    except (OverflowError, ValueError, TypeError, RecursionError):  # too large or deep for msgpack to say
+    except (OverflowError, ValueError, TypeError, RecursionError):  # Too large or too deeply nested for msgpack.
         return b"\xc0"
     return data[:65_536]
 
 
 class Records(Target):
-    """Member records with their values changed, read, checked, signed for and written again."""
+    """Member records with their values changed: read, verified and written again."""
 
     name, share, declared = "records", 0.1, (RemoteError, ValueError, TypeError)
 
@@ -139,7 +139,7 @@ class Records(Target):
     def prepare(self) -> tuple[object, Callable[[], object]]:
         rng = self.rng
         value = mutated_value(rng, rng.choice(self.samples), self.samples)
-        really = rng.random() < 0.05  # a signature takes longer than all the rest
+        really = rng.random() < 0.05  # Verifying a signature takes longer than all the rest.
 
         def act() -> None:
             record = frames.read_record(msgpack.unpackb(pack(value), raw=False, strict_map_key=False))
@@ -151,7 +151,7 @@ class Records(Target):
 
 
 class Layouts(Target):
-    """The summary of another's model, and the sentence about the first difference."""
+    """The summary of another node's model, and the sentence about the first difference."""
 
     name, share, declared = "layouts", 0.05, (ProtocolError,)
     layout = Layout(
@@ -188,10 +188,10 @@ CONFIGS: tuple[dict[str, Any], ...] = (
 
 
 class Messages(Target):
-    """A live peer: members that say anything in any order, a driver that reports what may have happened, and time.
+    """A live peer, members that send any messages in any order, a driver that reports plausible events, and time.
 
-    Nothing but a RemoteError may come of a message, everything it wants sent can be sent, what it says of itself is
-    what others accept, and a tick moves its deadline.
+    A message may raise nothing but a RemoteError. All messages that the peer sends can be encoded, other nodes accept
+    its record, and a tick moves its deadline.
     """
 
     name, share, life, declared = "messages", 0.3, 128, (RemoteError,)
@@ -224,7 +224,7 @@ class Messages(Target):
         return Peer(members, self.config, model, rng=rng, bootstrap=Bootstrap(seeds), now=self.now)
 
     def link(self, number: int) -> None:
-        """A member with a record of sense."""
+        """Link a member whose record is valid."""
         key = key_of(number)
         record = MemberRecord(
             peer_id_of(key), key, 1, address=frames.Address("10.0.0.2", 1 + number), ready=True,
@@ -259,7 +259,7 @@ class Messages(Target):
         self.perform(self.peer.receive(sender, arrived, self.now))
 
     def event(self) -> tuple[object, Callable[[], object]]:
-        """Something else than a message, as a driver reports it."""
+        """Return an event other than a message, as a driver reports it: a step, a tick, a lost link, ..."""
         rng, peer = self.rng, self.peer
         match rng.randrange(6):
             case 0:
@@ -290,7 +290,7 @@ class Messages(Target):
         return ("link", number), lambda: self.link(number)
 
     def tick(self) -> None:
-        for _ in range(4):  # what one part has to say another may be due to tell at once
+        for _ in range(4):  # A tick of one part may make another part due at once.
             self.perform(self.peer.tick(self.now))
             if self.peer.deadline > self.now:
                 return
@@ -336,13 +336,13 @@ class Messages(Target):
                 self.perform(peer.on_dial_tried(asker, rng.random() < 0.5, now))
 
     def ended(self, error: BaseException) -> None:
-        """As a driver does: the link over which it came is gone."""
+        """Report the sender's link as lost, as a driver does after a RemoteError."""
         self.linked.discard(self.sender)
         self.perform(self.peer.on_unlinked(self.sender, self.now))
 
 
 class Statuses(Target):
-    """What `gossip status` is answered by a node that may say anything, over a stream that may end anywhere."""
+    """Replies to `gossip status` with any content, over a stream that may end anywhere."""
 
     name, share, declared = "statuses", 0.05, (RemoteError,)
 
@@ -370,7 +370,7 @@ class Statuses(Target):
 
 
 class Canned:
-    """A stream that gives these bytes and then ends."""
+    """A stream that delivers these bytes and then ends."""
 
     peer_host = "canned"
 
@@ -391,7 +391,7 @@ class Canned:
 
 
 def finished(work: Coroutine[Any, Any, T]) -> T:
-    """The result of what awaits nothing that waits."""
+    """Return the result of a coroutine that never waits."""
     try:
         work.send(None)
     except StopIteration as end:

@@ -1,4 +1,4 @@
-"""A process in which sets of bytes and of strings have another order than in this one."""
+"""A Python process with another hash seed, so that its sets of bytes and strings have another order."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def otherwise_hashed(program: str) -> str:
     """Return what a Python process with another ``PYTHONHASHSEED`` prints.
 
     A test compares this with what its own process computes. Where they differ, run it with ``PYTHONHASHSEED=0`` and
-    other numbers until it fails again: a process without the variable draws its seed, and nothing tells which.
+    other numbers until it fails again: a process without the variable draws its seed, which cannot be read back.
     """
     other = next(seed for seed in SEEDS if seed != os.environ.get("PYTHONHASHSEED"))
     variables = {"PYTHONHASHSEED": other, "PYTHONPATH": str(ROOT)}

@@ -1,4 +1,4 @@
-"""One life of one member: its Peer, and a driver that performs effects in the order and with the manners of node/."""
+"""One life of one member: its Peer, and a driver that performs effects in the order and manner of node/."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ if TYPE_CHECKING:
 
 __all__ = ["Host"]
 
-PENDING = 32  # as node.network.runtime: messages kept for one who is being dialled
-TICKS = 3  # what a tick changes may itself be told at once; more is a driver that spins
+PENDING = 32  # Messages kept for a peer while it is dialled, as in node.network.runtime.
+TICKS = 3  # A tick may make another one due at once. More in a row mean that the driver spins.
 
 
 class Host(Sessions):
-    """``peer`` is not started yet. ``learning`` is what a step adds to the weights, ``loss`` what it says of them."""
+    """A member with a training loop. A step adds ``learning`` to the weights, and ``loss`` returns their loss."""
 
     def __init__(
         self, world: World, number: int, peer: Any, *, value: int = 0, step_s: float = 0.1, dialable: bool = True
@@ -34,12 +34,12 @@ class Host(Sessions):
         self.step_s, self.dialable, self.learning, self.samples = step_s, dialable, 0, 1
         self.loss: Callable[[Host], float | None] = lambda host: None
         self.steps = 0
-        self.stepping = True  # the training loop; nothing else stops with it
+        self.stepping = True  # False pauses the training loop and nothing else.
         self.gone = self.left = False
-        self.dark = False  # the machine is off, and nobody there says so much as no
+        self.dark = False  # The machine is off, so that dials to it time out instead of being refused.
         self.links: dict[PeerId, list[Link]] = {}
         self.dialling: dict[Address, dict[PeerId | None, None]] = {}
-        self.waiting: dict[PeerId, deque[Any]] = {}  # to be sent when the dial succeeds
+        self.waiting: dict[PeerId, deque[Any]] = {}  # Messages to send once the dial succeeds.
         self.armed = math.inf
         self.log: list[tuple[float, effects.Effect]] = []
 
@@ -52,7 +52,7 @@ class Host(Sessions):
 
     # -- time --------------------------------------------------------------------------------------------------------
     def later(self, delay_s: float, what: Callable[..., None], *arguments: Any) -> None:
-        """An event of this life: none once it is over."""
+        """Call ``what`` after the delay, unless this life has ended by then."""
         self.world.plan(self.world.now + delay_s, self.happen, what, arguments)
 
     def happen(self, what: Callable[..., None], arguments: tuple[Any, ...]) -> None:
@@ -68,7 +68,7 @@ class Host(Sessions):
     def fire(self) -> None:
         now = self.world.now
         if self.armed > now:
-            return  # an earlier timer did it
+            return  # An earlier timer has fired for this deadline.
         self.armed = math.inf
         for _ in range(TICKS):
             if self.gone or self.peer.deadline > now:
@@ -107,7 +107,7 @@ class Host(Sessions):
                 self.average(effect)
 
     def send(self, to: PeerId, message: Any) -> None:
-        """Over the link its session began on, else over the newest; else the address in its record is dialled."""
+        """Send over the link on which the session began, else over the newest; without a link, dial the peer first."""
         session = getattr(message, "session", None)
         link = self.bound.get(session) if session is not None else None
         if link is None or link.other(self).id != to or type(message) in (Offer, Fetch, Outcome, Settled):
@@ -138,22 +138,22 @@ class Host(Sessions):
 
     # -- the training loop -------------------------------------------------------------------------------------------
     def apply(self) -> None:
-        """What exchanges brought is in the weights now."""
+        """Add the results of exchanges to the weights."""
         self.model.apply()
 
     def boundary(self) -> None:
-        """Between two steps: weights taken over, shifts added, snapshots taken, and then the peer is told."""
+        """Do a node's work between two steps: adopt weights, add shifts, take snapshots, then report to the peer."""
         self.later(self.step_s, self.boundary)
         if not self.stepping or self.left:
             return
-        if self.restoring:  # the weights on trial were worse: those that were there are again
+        if self.restoring:  # The weights on trial were worse, so the earlier ones return.
             self.restoring = False
             self.replace(self.kept)
             self.kept, self.base = None, self.kept_base
             self.call("on_restored")
         adopted = self.adoption is not None and self.keeps()
         if adopted and self.adoption.trial:
-            self.apply()  # what is finished is in the weights that may come back
+            self.apply()  # Finished exchanges belong to the weights that may be restored.
         apart = self.adopt() if adopted else ()
         self.apply()
         taken = self.take(list(self.wishes))
@@ -165,7 +165,7 @@ class Host(Sessions):
         self.report_taken(taken)
 
     def keeps(self) -> bool:
-        """Whether there is memory to keep what is there, while what came is on trial."""
+        """Return True if there is memory for the old weights while the new ones are on trial."""
         return True
 
     def learn(self) -> None:
@@ -173,7 +173,7 @@ class Host(Sessions):
         self.model.learn(self.learning)
 
     def take(self, numbers: list[int]) -> list[int]:
-        """These snapshots, of the weights as they are."""
+        """Take these snapshots of the current weights; return their sessions."""
         for session in map(self.wishes.pop, numbers):
             session.value = self.model.value
             if session.pushes:
@@ -202,7 +202,7 @@ class Host(Sessions):
             self.send(other.id, message)
 
     def lost(self, link: Link) -> None:
-        """This end's link is gone: what ran over it fails, and the peer is told if it was the last."""
+        """Drop this end's link: fail the sessions that used it, and tell the peer if it was the last link."""
         place, other = link.place(self), link.other(self)
         if not link.open[place]:
             return
@@ -223,18 +223,18 @@ class Host(Sessions):
 
     # -- ends --------------------------------------------------------------------------------------------------------
     def crash(self) -> None:
-        """kill -9: its links break at once, for others as they notice."""
+        """End as by kill -9: all links break at once, and each partner notices a little later."""
         self.gone = True
         for link in [link for link in self.world.network.links if self in link.ends]:
             self.world.network.cut_link(link)
             link.open[link.place(self)] = False
 
     def power_off(self) -> None:
-        """Nobody is told anything."""
+        """End as by a power failure: no partner is notified."""
         self.gone = self.dark = True
 
     def leave(self) -> None:
-        """An orderly end: LEFT is said, and what is queued is sent."""
+        """End in an orderly way: announce LEFT, and send all queued messages."""
         self.perform(self.peer.leave(self.world.now))
         self.left = True
         for link in [link for links in self.links.values() for link in links]:
@@ -243,7 +243,7 @@ class Host(Sessions):
 
     # -- what came of it ---------------------------------------------------------------------------------------------
     def said(self, kind: type) -> list[tuple[float, Any]]:
-        """The effects of this kind so far, and when."""
+        """Return the effects of this kind so far, with their times."""
         return [(at, effect) for at, effect in self.log if isinstance(effect, kind)]
 
     @property

@@ -1,4 +1,4 @@
-"""Which cases of a test `make test` plays, and which `make test-slow`."""
+"""Marks for slow test cases, which `make test-slow` runs and `make test` leaves out."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""A node's weights as one exact number, and what exchanges make of it.
+"""A node's weights as one exact number, which exchanges change.
 
-A mass belongs to it, as push-sum has: what is kept is ``total = mass * value``, which a push divides and a merge adds
-up, so that fractions stay short. Where nothing is conserved (row-stochastic) floats would do, and are used.
+The model has a mass, as in push-sum. It stores ``total = mass * value``, which a push divides and a merge adds to, so
+that fractions stay short. Row-stochastic mixing conserves nothing, so there the numbers are floats.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ Number = Fraction | float
 
 
 class Model:
-    """``pending`` are shifts, ``merges`` pushes (mass, mass * value) that wait for the step boundary."""
+    """One number and its mass. ``pending`` shifts and ``merges`` (mass, mass * value) wait for the step boundary."""
 
     __slots__ = ("conserves", "exact", "mass", "merges", "pending", "total")
 
@@ -32,12 +32,12 @@ class Model:
         return self.total if self.mass == 1 else self.total / self.mass
 
     def learn(self, more: int) -> None:
-        """A step of training."""
-        if more:  # A sum of fractions takes long.
+        """Take a step of training, which adds ``more`` to the value."""
+        if more:  # Adding fractions is slow.
             self.total += self.mass * more
 
     def apply(self) -> None:
-        """What exchanges brought is in the weights now."""
+        """Add the results of exchanges to the value."""
         for shift in self.pending:
             self.total += self.mass * shift
         self.pending.clear()
@@ -46,7 +46,7 @@ class Model:
         self.merges.clear()
 
     def give(self, pushes: int) -> Number:
-        """Take the mass of one push away, as Snapshot says."""
+        """Take away the mass of each of ``pushes`` pushes, and return the mass of one."""
         given, left = push_mass(self.mass, pushes, self.conserves)  # type: ignore[arg-type]
         if self.conserves:
             self.total -= given * self.value
@@ -62,6 +62,6 @@ class Model:
         self.merges.clear()
 
     def sums(self) -> tuple[Number, Number]:
-        """(mass, mass * value), with what waits for the boundary."""
+        """Return (mass, mass * value), with the shifts and merges that wait for the boundary."""
         mass = self.mass + sum(mass for mass, _ in self.merges)
         return mass, self.total + self.mass * sum(self.pending) + sum(total for _, total in self.merges)

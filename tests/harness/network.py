@@ -1,7 +1,7 @@
-"""Links as TCP has them, dials, and what loses messages and cuts hosts off from each other.
+"""TCP-like links, dials, lost messages and partitions between hosts.
 
-A link carries messages in order in each direction. Chunks do not hold up control messages, and so a stream has a time
-of its own, behind what was said before it.
+A link carries messages in order in each direction. Chunks do not delay control messages, so the arrival of a stream is
+computed separately, after all earlier messages.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ __all__ = ["Link", "Network"]
 
 
 class Link:
-    """Between ``ends[0]``, who dialled, and ``ends[1]``."""
+    """A connection between ``ends[0]``, which dialled, and ``ends[1]``."""
 
     __slots__ = ("broken", "ends", "last", "open", "orderly")
 
     def __init__(self, dialler: Host, other: Host, now: float) -> None:
         self.ends = (dialler, other)
-        self.open = [False, False]  # whether the end at this place has it
+        self.open = [False, False]  # True if the end at this place holds the link.
         self.broken = self.orderly = False
-        self.last = [now, now]  # when the latest from this place arrives
+        self.last = [now, now]  # The arrival time of the latest message from this place.
 
     def place(self, host: Host) -> int:
         return 0 if self.ends[0] is host else 1
@@ -36,18 +36,18 @@ class Link:
         return self.ends[1] if self.ends[0] is host else self.ends[0]
 
     def carries(self, to: Host) -> bool:
-        """Whether what would arrive there now does."""
+        """Return True if a message that is due at this end now arrives."""
         return self.open[self.place(to)] and not self.broken
 
 
 class Network:
-    """Its defaults are a calm day; a test sets what it wants otherwise, or overrides it."""
+    """A network without faults by default; tests set attributes or override methods to add them."""
 
     def __init__(self, world: World, latency_s: float, loss: float) -> None:
         self.world, self.latency_s, self.loss = world, latency_s, loss
-        self.stream_s, self.chunk_s, self.swallowed_s = 0.05, 0.01, 3.0  # a dial that nobody answers takes that long
-        self.sides: Callable[[int], int] | None = None  # of a partition: which host number is on which side
-        self.fault: Callable[[Host, Host, Any], bool] = lambda sender, to, message: False  # True loses it
+        self.stream_s, self.chunk_s, self.swallowed_s = 0.05, 0.01, 3.0  # The last is the timeout of a dial.
+        self.sides: Callable[[int], int] | None = None  # In a partition: maps a host's number to its side.
+        self.fault: Callable[[Host, Host, Any], bool] = lambda sender, to, message: False  # True loses the message.
         self.links: dict[Link, None] = {}
 
     def latency(self, a: Host, b: Host | None) -> float:
@@ -57,7 +57,7 @@ class Network:
         return self.sides is not None and self.sides(a.number) != self.sides(b.number)
 
     def swallows(self, host: Host, address: Address, to: Host | None) -> bool:
-        """Whether nobody there says so much as no."""
+        """Return True if a dial to this address gets no answer, not even a refusal."""
         there = self.world.listening.get(address)
         return there is not None and (there.dark or self.parted(host, there))
 
@@ -103,27 +103,27 @@ class Network:
             to.received(link, link.ends[place], message)
 
     def streamed_s(self, link: Link, host: Host, chunk: bool = False) -> float:
-        """How long from now until a whole stream of this end has arrived, or one chunk of a donor's."""
+        """Return the seconds until a whole stream of this end, or one chunk of a donor's stream, has arrived."""
         now, taken_s = self.world.now, self.chunk_s if chunk else self.stream_s * (1 + self.world.rng.random())
         return max(link.last[link.place(host)], now + self.latency(host, link.other(host))) - now + taken_s
 
     # -- breaks ------------------------------------------------------------------------------------------------------
     def cut_link(self, link: Link) -> None:
-        """It breaks: what is on its way is lost, and each end notices a little later."""
+        """Break the link: messages on their way are lost, and each end notices a little later."""
         if not link.broken:
             link.broken = True
             for end in link.ends:
                 end.later(self.latency(end, link.other(end)), end.lost, link)
 
     def retire(self, link: Link, host: Host) -> None:
-        """Closed for want of use by one end: the other learns it behind all that was said."""
+        """Close an unused link at one end; the other end learns it after all earlier messages."""
         link.orderly = True
         place, other = link.place(host), link.other(host)
         host.lost(link)
         other.later(max(0.0, link.last[place] - self.world.now) + self.latency(host, other), other.lost, link)
 
     def partition(self, sides: Callable[[int], int] | None) -> None:
-        """Cut the links between hosts of different sides, and let none through; None heals."""
+        """Cut the links between hosts of different sides and let no dial through; None heals the partition."""
         self.sides = sides
         for link in list(self.links):
             if self.parted(*link.ends):

@@ -1,4 +1,4 @@
-"""What a driver does with vectors: snapshots, streams, group means, masses, and what a newcomer collects."""
+"""A driver's work on vectors: snapshots, streams, group means, masses, and the pieces that a newcomer collects."""
 
 from __future__ import annotations
 
@@ -20,47 +20,47 @@ __all__ = ["Session", "Sessions", "hash_of"]
 
 @dataclass(slots=True, eq=False)
 class Session:
-    """What is kept for one session number, from Snapshot or ReceivePiece to Release."""
+    """The state of one session, from Snapshot or ReceivePiece to Release."""
 
     pushes: int = 0
-    value: Number | None = None  # the snapshot, once it is taken
-    given: Number = 0  # the mass that it carries away,
-    total: Number = 0  # and mass * value
-    reported: bool = False  # to the peer, that the snapshot is taken
+    value: Number | None = None  # The snapshot, once it is taken.
+    given: Number = 0  # The mass that the snapshot carries away.
+    total: Number = 0  # The mass times the value.
+    reported: bool = False  # True once the peer knows that the snapshot is taken.
     partner: PeerId | None = None
-    link: Link | None = None  # that its stream runs over
+    link: Link | None = None  # The link of the session's stream.
     theirs: Number | None = None
     transfer: effects.Transfer | None = None
     collect: effects.ReceivePiece | None = None
     serve: effects.SendPiece | None = None
     moments: effects.ReceiveMoments | None = None
     gather: effects.Gather | None = None
-    values: dict[PeerId, Number] = field(default_factory=dict)  # of a group: what came of each one's vector,
-    means: dict[PeerId, Number] = field(default_factory=dict)  # and of each one's mean
-    late: set[tuple[str, PeerId]] = field(default_factory=set)  # ("values" or "means", member) that it does without
-    sent: dict[PeerId, bool] = field(default_factory=dict)  # to whom we stream, and whether the mean was sent as well
+    values: dict[PeerId, Number] = field(default_factory=dict)  # In a group: each member's vector, once received.
+    means: dict[PeerId, Number] = field(default_factory=dict)  # In a group: the mean of each member's slice.
+    late: set[tuple[str, PeerId]] = field(default_factory=set)  # ("values" or "means", member) that are left out.
+    sent: dict[PeerId, bool] = field(default_factory=dict)  # The members we stream to; True once our mean was sent too.
 
 
 class Sessions:
-    """The part of a :class:`tests.harness.host.Host` that holds its weights, and every session's."""
+    """The part of a :class:`tests.harness.host.Host` that holds its weights and its sessions."""
 
     def __init__(self, value: int, conserves: bool, exact: bool) -> None:
         self.model = Model(value, conserves, exact)
         self.sessions: dict[int, Session] = {}
-        self.bound: dict[int, Link] = {}  # the link of a session, over which all of it goes
-        self.wishes: dict[int, Session] = {}  # snapshots of the next boundary
-        self.early: dict[int, list[tuple[Any, ...]]] = {}  # came of a group that has not begun here
-        self.mixes: list[tuple[float, int, PeerId | None]] = []  # when, which session and with whom
+        self.bound: dict[int, Link] = {}  # The link that carries all traffic of a session.
+        self.wishes: dict[int, Session] = {}  # The snapshots to take at the next boundary.
+        self.early: dict[int, list[tuple[Any, ...]]] = {}  # Streams of groups that have not begun here.
+        self.mixes: list[tuple[float, int, PeerId | None]] = []  # (time, session, partner)
         self.adoption: effects.Adopt | None = None
-        self.kept: Number | None = None  # the weights that were there, while others are on trial
+        self.kept: Number | None = None  # The earlier weights, while others are on trial.
         self.restoring = False
         self.pieces: list[tuple[int, int, Number]] = []
-        self.base: Number = 0  # the value of the frozen weights
-        self.kept_base: Number = 0  # those that were there, as ``kept``
-        self.hash_s = 0.0  # the seconds that hashing them takes
-        self.hashes = 0  # requests for their hash; the last one replaces all before it
+        self.base: Number = 0  # The value of the frozen weights.
+        self.kept_base: Number = 0  # The earlier frozen weights, while others are on trial.
+        self.hash_s = 0.0  # Seconds to hash the frozen weights.
+        self.hashes = 0  # Requests for that hash so far; only the latest is answered.
         self.joining_since = -1.0
-        self.moments_mixed = 0  # parts of partners' moments
+        self.moments_mixed = 0  # The number of MixMoments effects.
 
     @property
     def value(self) -> Number:
@@ -72,11 +72,11 @@ class Sessions:
 
     # -- effects -----------------------------------------------------------------------------------------------------
     def average(self, effect: effects.Effect) -> None:
-        """Perform one that is about vectors."""
+        """Perform an effect that is about vectors."""
         match effect:
             case effects.Snapshot(number, pushes):
                 self.sessions[number] = self.wishes[number] = Session(pushes)
-            case effects.UseLastSnapshot(number):  # as who has no earlier snapshot: that of the next boundary
+            case effects.UseLastSnapshot(number):  # This driver keeps no earlier snapshot, so it takes a new one.
                 if number not in self.sessions:
                     self.sessions[number] = self.wishes[number] = Session()
             case effects.CopyFrozen(number):
@@ -114,7 +114,7 @@ class Sessions:
                 session = self.sessions[number]
                 self.model.pending.append(Fraction(weight) * (session.theirs - session.value))
                 self.mixes.append((self.world.now, number, session.partner))
-            case effects.Merge(number, mass):  # where nothing was received, our own comes back
+            case effects.Merge(number, mass):  # If nothing was received, our own mass returns.
                 session = self.sessions[number]
                 if session.theirs is not None:
                     self.mixes.append((self.world.now, number, session.partner))
@@ -123,11 +123,11 @@ class Sessions:
                 self.sessions[to] = self.sessions.pop(number)
                 self.bound.pop(number, None)
             case effects.Release(number):
-                session = self.sessions.pop(number, None)  # none, of what is agreed ahead and no more
+                session = self.sessions.pop(number, None)  # A reservation without a snapshot has no session.
                 for table in (self.wishes, self.bound, self.early):
                     table.pop(number, None)
                 if session is not None and session.given and not session.reported:
-                    self.model.merges.append((session.given, session.total))  # it goes nowhere
+                    self.model.merges.append((session.given, session.total))  # The mass was never sent.
             case effects.SendPiece(number, partner, start):
                 session, link = self.sessions[number], self.bound.get(number)
                 if session.value is None or link is None or link.other(self).id != partner:
@@ -137,7 +137,7 @@ class Sessions:
                 self.piece(number, start, link)
             case effects.ReceivePiece(number, partner):
                 session = self.sessions[number] = Session(partner=partner, collect=effect)
-                if self.joining_since != self.peer.joining.began_at:  # what an abandoned joining got counts no more
+                if self.joining_since != self.peer.joining.began_at:  # Discard the pieces of an abandoned joining.
                     self.joining_since = self.peer.joining.began_at
                     self.pieces.clear()
                 if partner not in self.links:
@@ -170,7 +170,7 @@ class Sessions:
             case effects.Restore():
                 self.restoring = True
             case effects.MemberChanged() | effects.Notice():
-                pass  # they are in the log
+                pass  # The log has them.
             case _:
                 self.world.fail("a driver performs every effect", f"{self} is told {effect}")
 
@@ -180,7 +180,7 @@ class Sessions:
         to.later(self.world.network.streamed_s(link, self), to.arrived, link, self, number, what, value)
 
     def arrived(self, link: Link, sender: Sessions, number: int, what: str, value: Number) -> None:
-        """``what``: ``theirs`` of a pair or a push, one of a group's ``values`` or its ``means``, or ``moments``."""
+        """Receive a whole stream of one kind: ``theirs`` (pair, push), ``values`` or ``means`` (group), ``moments``."""
         session = self.sessions.get(number)
         if not link.carries(self):
             return
@@ -226,7 +226,7 @@ class Sessions:
             self.report("on_gathered", number, session, {}, sorted({member for _, member in late}))
 
     def report(self, event: str, number: int, session: Session, *more: Any) -> None:
-        """How far apart the two vectors are, squared, and the norm of ours."""
+        """Report ``event`` with the squared distance between the two vectors and the squared norm of ours."""
         apart, own, elements = float(session.theirs - session.value), float(session.value), self.peer.view.elements
         self.call(event, number, apart * apart * elements, own * own * elements, *more)
 
@@ -251,7 +251,7 @@ class Sessions:
             held, elements = next((mine for a, b, mine in reversed(self.pieces) if a <= start < b), value), stop - start
             self.call("on_compared", number, float(value - held) ** 2 * elements, float(held) ** 2 * elements)
             return
-        self.pieces = [one for one in self.pieces if one[:2] != (start, stop)]  # it may come again, of another
+        self.pieces = [one for one in self.pieces if one[:2] != (start, stop)]  # Another donor may send it again.
         self.pieces.append((start, stop, value))
         self.call("on_collected", number, stop)
 
@@ -261,7 +261,7 @@ class Sessions:
             self.call("on_frozen_hashed", digest)
 
     def adopt(self) -> tuple[float, float]:
-        """Overwrite the weights with what came; returns how far apart the two are, squared, and the norm of ours."""
+        """Overwrite the weights with the received ones; return their squared distance and our squared norm."""
         local, trial = self.peer.local, self.adoption.trial
         frozen = [one for one in self.pieces if local.elements <= one[0] < local.weights and local.frozen_elements]
         covered, base = elements_of(self.pieces), elements_of(frozen)
@@ -287,5 +287,5 @@ def elements_of(pieces: list[tuple[int, int, Number]]) -> int:
 
 
 def hash_of(base: Number) -> bytes:
-    """What a driver would compute of frozen weights of this value."""
+    """Return the hash that a driver would compute of frozen weights with this value."""
     return hashlib.blake2b(str(float(base)).encode(), digest_size=32).digest()

@@ -1,10 +1,10 @@
-"""Python processes for tests, forked from one that has imported torch and the packages: no test pays for that again.
+"""Python processes for tests, forked from one that has imported torch and the packages, so that no test repeats that.
 
-``Python("-c", text, argument)`` is ``subprocess.Popen([sys.executable, "-c", text, argument])`` in all that its caller
-sees, and so are ``-m`` and a script's path. What is not the same: variables that are read while torch or a package is
-imported (OMP_NUM_THREADS) are those of the first call, and modules are not torn down at the end. A test of imports, of
-how the interpreter itself ends or of such a variable therefore starts a process of its own. With ``anew=True`` the
-process has torch and no module of the packages: it imports them itself, from another folder or changed first.
+To its caller ``Python("-c", text, argument)`` is ``subprocess.Popen([sys.executable, "-c", text, argument])``; ``-m``
+and a script's path work too. Two things differ. Variables that are read while torch or a package is imported
+(OMP_NUM_THREADS) have the values of the first call, and modules are not torn down at the end. A test of imports, of
+the interpreter's end or of such a variable therefore starts an ordinary process. With ``anew=True`` the process has
+torch but no module of the packages: it imports them itself, from another folder or after a change.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ import types
 from pathlib import Path
 from typing import Any
 
-# torch imports its compiler, which takes as long as all the rest, for the first optimizer.
+# torch imports its compiler for the first optimizer, which takes as long as all the other imports.
 PRELOADED = (
     "torch", "torch._dynamo", "numpy.ctypeslib", "rich.table", "rich.live", "rich.text", "typer", "node.node",
     "node.cli.main", "node.observe.console",
 )  # fmt: skip
-LATE = ("pydantic.type_adapter", "typer._adapters")  # typer imports them, if it has them, for each command line
+LATE = ("pydantic.type_adapter", "typer._adapters")  # If installed, typer imports them for each command line.
 PACKAGES = ("gossip", "node", "sim")
-FORKS = hasattr(os, "pidfd_open")  # elsewhere than on Linux each process is an ordinary one
-_STARTING = threading.Lock()  # a test may start several processes at once
+FORKS = hasattr(os, "pidfd_open")  # On systems other than Linux each process is an ordinary one.
+_STARTING = threading.Lock()  # A test may start several processes at once.
 
 
 class Python(subprocess.Popen):
@@ -109,7 +109,7 @@ def _server() -> socket.socket:
 
 @functools.cache
 def _started() -> socket.socket:
-    """Start what the processes are forked from; return where they are asked for."""
+    """Start the process that forks the others; return the socket for requests to it."""
     ours, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     command = [sys.executable, str(Path(__file__).resolve()), str(its.fileno())]
     root = Path(__file__).resolve().parents[2]
@@ -129,7 +129,7 @@ def _started() -> socket.socket:
 
 # -- in the process that is forked -------------------------------------------------------------------------------------
 class Forking:
-    """Forks on request, and says which process it became and how that ended."""
+    """A server that forks a process on request, and reports its id and its exit status."""
 
     def __init__(self, asked: socket.socket) -> None:
         self.asked = asked
@@ -138,7 +138,7 @@ class Forking:
         self.at_interrupt = signal.signal(signal.SIGINT, signal.SIG_IGN)
 
     def serve(self) -> list[str] | None:
-        """Fork until nobody asks any more. In a forked process, return the words of its command line."""
+        """Fork until the requesting process has ended. In a forked process, return the words of its command line."""
         while True:
             for key, _ in self.selector.select():
                 if key.data is not None:
@@ -160,7 +160,7 @@ class Forking:
         if pid:
             for own in streams:
                 os.close(own)
-            if asked["group"] != -1:  # the child does the same: neither waits for the other
+            if asked["group"] != -1:  # The child does the same, so that neither waits for the other.
                 with contextlib.suppress(OSError):
                     os.setpgid(pid, asked["group"])
             status.sendall(str(pid).encode())
@@ -192,7 +192,7 @@ class Forking:
     def reap(self, descriptor: int, pid: int, status: socket.socket) -> None:
         self.selector.unregister(descriptor)
         os.close(descriptor)
-        with status, contextlib.suppress(BrokenPipeError):  # nobody waits for it any more
+        with status, contextlib.suppress(BrokenPipeError):  # The requesting process may have ended.
             status.sendall(str(os.waitpid(pid, 0)[1]).encode())
 
 
@@ -246,12 +246,12 @@ if __name__ == "__main__":
     for module in LATE:
         with contextlib.suppress(ImportError):
             importlib.import_module(module)
-    gc.freeze()  # what is here stays, and is not copied because a collection looked at it
+    gc.freeze()  # A collection in a child would write to these objects, and so copy their pages.
     forking = Forking(socket.socket(fileno=int(sys.argv[1])))
     given = forking.serve()
     if given is not None:
         code = ended(given)
-        # As the interpreter ends, but without the teardown of its modules: of 330 ms that took 320.
+        # End as the interpreter does, but without the teardown of modules, which takes 320 of 330 ms.
         threading._shutdown()
         atexit._run_exitfuncs()
         sys.stdout.flush()

@@ -1,5 +1,7 @@
-"""A small swarm in virtual time: one heap, real Peers whose weights are one exact fraction each, and everything follows
-from the seed."""
+"""A small swarm in virtual time: one heap, and real Peers whose weights are one exact fraction each.
+
+The seed determines the whole run.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,7 @@ ELEMENTS = 10_000
 
 
 def peer_id(number: int) -> PeerId:
-    """Ordered as the numbers are, and spread over the digest's buckets."""
+    """Return an id; ids are ordered by their numbers, and spread over the digest's buckets."""
     return PeerId(bytes([8 * number + 1]) + hashlib.sha256(bytes([number])).digest()[:15])
 
 
@@ -35,7 +37,7 @@ def address_of(number: int) -> Address:
 
 
 class World:
-    """Drive it with :meth:`run`; change it, its hosts and its network between runs."""
+    """A swarm. :meth:`run` advances its time; tests change it, its hosts and its network between runs."""
 
     def __init__(
         self, seed: int = 0, *, config: Config | None = None, latency_s: float = 0.01, loss: float = 0.0
@@ -45,7 +47,7 @@ class World:
         self.now = 0.0
         self.heap: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []
         self.ties = self.events = 0
-        self.hosts: list[Host] = []  # one for each life
+        self.hosts: list[Host] = []  # One for each life.
         self.by_id: dict[PeerId, Host] = {}
         self.listening: dict[Address, Host] = {}
         self.network = Network(self, latency_s, loss)
@@ -56,7 +58,7 @@ class World:
         run_id: bytes | None = None, elements: int = ELEMENTS, frozen: int = 0, base: int = 0, hash_s: float = 0.0,
         **record: Any,
     ) -> Host:  # fmt: skip
-        """A new process, which dials the processes of these numbers."""
+        """Start a new process, which dials the processes with these numbers."""
         number = len(self.hosts)
         run_id = hashlib.sha256(b"genesis%d" % number).digest()[:16] if run_id is None else run_id
         me = MemberRecord(peer_id(number), b"", 1, address=address_of(number), run_id=run_id, **record)
@@ -69,7 +71,7 @@ class World:
         return self.enter(host)
 
     def swarm(self, count: int, **how: Any) -> list[Host]:
-        """``count`` hosts of one run; the first is the seed of all others."""
+        """Start and return ``count`` hosts of one run; the first is the seed of all others."""
         return [self.start(*([0] if number else []), value=1000 * number, **how) for number in range(count)]
 
     def enter(self, host: Host) -> Host:
@@ -79,12 +81,12 @@ class World:
         return host
 
     def at(self, address: Address) -> Host | None:
-        """Who listens there; a host that nobody can dial listens, behind its router."""
+        """Return the running host at this address, even if it is behind a router and cannot be dialled; else None."""
         host = self.listening.get(address)
         return None if host is None or host.gone else host
 
     def unlink(self, a: Host, b: Host) -> None:
-        """The connections between the two break."""
+        """Break the links between the two hosts."""
         for link in list(a.links.get(b.id, ())):
             self.network.cut_link(link)
 
@@ -93,7 +95,10 @@ class World:
         self.plan(self.now + delay_s, what, *arguments)
 
     def plan(self, when: float, what: Callable[..., None], *arguments: Any) -> None:
-        """At this very time: ``now + (when - now)`` may be less, and a deadline just ahead would stay for ever."""
+        """Call ``what`` at exactly this time.
+
+        A delay would not do: ``now + (when - now)`` may round to less, and a deadline just ahead would never be met.
+        """
         self.ties += 1
         heapq.heappush(self.heap, (when, self.ties, what, arguments))
 
@@ -106,7 +111,7 @@ class World:
         self.now = end
 
     def until(self, condition: Callable[[], bool], limit_s: float, look_s: float = 0.1) -> float:
-        """Run until it holds; the virtual seconds that took, or fail naming the seed."""
+        """Run until the condition holds; return the virtual seconds it took. After ``limit_s``, fail with the seed."""
         begin = self.now
         while not condition():
             assert self.now - begin <= limit_s, f"not within {limit_s} s (seed {self.seed})"
@@ -117,8 +122,10 @@ class World:
         raise AssertionError(f"{claim}: {detail} (seed {self.seed}, at {self.now:.4f} s)")
 
     def storm(self, rng: random.Random, look: Callable[[], None] = lambda: None) -> None:
-        """30 moments, a third of a second apart at most: messages are lost, links break, loops stand still and go on;
-        nobody dies. ``look`` sees each. In the end all is well again, but for what is under way."""
+        """Lose messages, break links, and pause and resume loops at 30 moments, up to 0.3 s apart; no host dies.
+
+        Call ``look`` at each moment. At the end, stop all faults; exchanges may still be in progress.
+        """
         self.network.loss = rng.choice([0.0, 0.02])
         for _ in range(30):
             self.run(rng.random() * 0.3)
@@ -137,11 +144,11 @@ class World:
         return [host for host in self.hosts if not host.gone]
 
     def agreed(self) -> bool:
-        """Whether all are ready, and of one run."""
+        """Return True if all running hosts are ready and of one run."""
         return all(host.peer.view.ready and host.run_id == self.running[0].run_id for host in self.running)
 
     def quiet(self) -> bool:
-        """Whether no exchange is under way; as long as this is asked, nobody begins one."""
+        """Return True if no exchange is in progress. Each call also keeps the running hosts from beginning one."""
         for host in self.running:
             host.peer.schedule.retry_at = float("inf")
         return not any(host.peer.exchanges.table for host in self.running)
@@ -152,5 +159,5 @@ class World:
             host.peer.schedule.retry_at = self.now
 
     def total(self) -> Fraction:
-        """Of all weights, with the mixes that wait for a boundary; of the dead too."""
+        """Return the sum of all hosts' weights (mass * value), dead hosts and waiting mixes included."""
         return sum((host.model.sums()[1] for host in self.hosts), Fraction())

@@ -1,4 +1,4 @@
-"""Notebooks played by nbclient: by the test, which saves nothing, and by make notebooks, which saves what they showed.
+"""Notebooks played by nbclient: by the test, which saves nothing, and by make notebooks, which saves their output.
 
 python -m tests.notebooks.playing
 """
@@ -10,11 +10,11 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 NOTEBOOKS = sorted((ROOT / "examples" / "notebooks").glob("*.ipynb"))
-CELL_S = 1_800  # for a cell on a busy machine; one that hangs is ended all the same
+CELL_S = 1_800  # The timeout of a cell, long enough for a busy machine.
 
 
 def played(path: Path) -> Any:
-    """The notebook after a run of all its cells, in its own folder. Raises what a cell raised."""
+    """Run all cells of a notebook in its own folder, and return the notebook. Raises the exception of a cell."""
     import nbformat
     from nbclient import NotebookClient
 
@@ -30,7 +30,7 @@ def main() -> None:
     for path in NOTEBOOKS:
         notebook = played(path)
         for cell in notebook.cells:
-            cell.metadata.pop("execution", None)  # when each cell ran, which is nobody's business
+            cell.metadata.pop("execution", None)  # The times of execution differ in every run.
         nbformat.write(notebook, path)
         print(f"wrote {path.relative_to(ROOT)}")
 

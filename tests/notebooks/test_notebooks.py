@@ -1,4 +1,4 @@
-"""The notebooks: each runs from its first cell to its last, and shows what a run of it showed."""
+"""The notebooks: each runs from its first cell to its last, and holds the output of a whole run."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 from tests.notebooks.playing import NOTEBOOKS, played
 
-BYTES = 400_000  # of one with its pictures: a repository keeps every version of them
+BYTES = 400_000  # The largest notebook with its pictures, since the repository keeps every version.
 OF_A_MACHINE = re.compile(r"/(home|root|tmp|work|Users)/|File \"")
 
 
@@ -49,6 +49,6 @@ def test_what_it_shows_is_small_and_tells_of_no_machine(path):
 @pytest.mark.slow
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_a_notebook_runs_and_what_it_claims_holds(path):
-    """Each asserts what its words say; a cell that raises fails it here."""
+    """Each notebook asserts its own claims; a cell that raises fails this test."""
     notebook = played(path)
     assert all(cell.get("execution_count") for cell in notebook.cells if cell["cell_type"] == "code")

@@ -1,5 +1,8 @@
-"""Fresh environments for a wheel. torch is lent to them, with what it needs, by links: it is gigabytes on some
-machines, and none of what is tried. All else is installed as a user has it installed."""
+"""Fresh environments for a wheel.
+
+They link to this environment's torch and its dependencies, which are gigabytes on some machines and are not under test.
+Everything else is installed as a user installs it.
+"""
 
 from __future__ import annotations
 
@@ -12,23 +15,23 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 LENT = "torch"
-TIMEOUT_S = 1_500.0  # for pip and the demo on a busy machine; what hangs is ended all the same
+TIMEOUT_S = 1_500.0  # The timeout of pip and of the demo, long enough for a busy machine.
 
 
 def closure(name: str, found: dict[str, Distribution] | None = None) -> dict[str, Distribution]:
-    """A distribution and all that it requires here, by name."""
+    """Return a distribution and all of its installed requirements, by name."""
     found = {} if found is None else found
     if name not in found:
         found[name] = distribution(name)
         for requirement in found[name].requires or ():
             needed, _, marker = requirement.partition(";")
-            if not marker:  # those with one are for other systems, and extras
+            if not marker:  # Requirements with a marker are for other systems or for extras.
                 closure(re.split(r"[^\w.-]", needed.strip(), maxsplit=1)[0], found)
     return found
 
 
 def lend(folder: Path) -> None:
-    """Fill a folder with links to what torch is."""
+    """Fill a folder with links to torch and its requirements."""
     folder.mkdir()
     for one in closure(LENT).values():
         for top in {file.parts[0] for file in one.files or () if file.parts[0] not in ("..", "__pycache__")}:
@@ -37,8 +40,10 @@ def lend(folder: Path) -> None:
 
 
 class Environment:
-    """A new one in ``folder``, with a wheel (and extras, as "page,sim") in it; ``run`` runs its programs, in a folder
-    that has nothing of this repository."""
+    """A new environment in ``folder`` with a wheel, and with extras if given ("page,sim").
+
+    ``run`` runs its programs in a folder outside this repository.
+    """
 
     def __init__(self, folder: Path, wheel: Path, extras: str = "") -> None:
         self.folder, self.work = folder / "environment", folder / "work"

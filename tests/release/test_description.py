@@ -1,4 +1,4 @@
-"""How README.md reads where none of the files beside it is, and what says the same in two places."""
+"""README.md as the description of a package, without the repository's files, and facts stated in two places."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""What make dist built: every file is in it, and it works in an environment that has nothing else.
+"""The distributions that make dist built: they contain every file, and work in an otherwise empty environment.
 
-The first two environments are made once each; pip fetches into them all but torch.
+The first two environments are made once each; pip downloads everything but torch into them.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from tests.release.environments import ROOT, Environment
 pytestmark = [pytest.mark.built, pytest.mark.slow]
 
 PACKAGES = "gossip/", "node/", "sim/"
-NOT_SHIPPED = {".gitignore", ".ci/run"}  # git's own, and how the checks are run where this is developed
+NOT_SHIPPED = {".gitignore", ".ci/run"}  # Only the repository needs these.
 TINY = """
 peers = 6
 duration_s = 8.0

@@ -1,4 +1,4 @@
-"""What benchmarks/goodput.py calculates, writes and plays, and what benchmarks/storm.py makes of diaries."""
+"""The calculations, pages and simulations of benchmarks/goodput.py, and the schedules and figures of storm.py."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_a_barrier_waits_for_the_learner_with_most_failures(model, learners, rou
     mean_s = model.failure_s(model.CHIPS / learners)
 
     def failures():
-        """Count failures of one learner in a round."""
+        """Return a random number of failures of one learner in a round."""
         count, at = -1, 0.0
         while at < round_s:
             count, at = count + 1, at + rng.expovariate(1 / mean_s)
@@ -94,7 +94,7 @@ TEXT = "# Title\n\n<!-- table: one -->\n<!-- end -->\n\nProse.\n\n<!-- table: tw
 def test_a_table_is_replaced_and_the_prose_stays(pages, tmp_path):
     path = tmp_path / "page.md"
     path.write_text(TEXT)
-    for _ in range(2):  # the second time over the first
+    for _ in range(2):  # The second table replaces the first.
         pages.put(path, "two", [["a", "b"], ["1", "2"]])
     text = path.read_text()
     assert text.startswith("# Title\n\n<!-- table: one -->\n<!-- end -->\n\nProse.\n")

@@ -1,4 +1,4 @@
-"""Three machines as the README has them: a secret, invites, state directories; then all at once again, elsewhere.
+"""Three machines set up as in the README, with a secret, invites and state directories; then all restart elsewhere.
 
 Each is a network namespace with an IPv4 and an IPv6 address, on a switch in a fourth.
 """
@@ -17,7 +17,7 @@ import pytest
 from tests.reliability.namespaces import lab, switched
 
 ROOT = Path(__file__).parents[2]
-PATIENCE_S = 180.0  # for anything: a node loads torch in seconds, or in a minute on a machine that is busy
+PATIENCE_S = 180.0  # The timeout of every wait: a node loads torch in seconds, or in a minute on a busy machine.
 SCRIPT = """
 import os, time, torch
 from gossip import Node
@@ -36,7 +36,7 @@ with Node(model, torch.optim.SGD(model.parameters(), lr=0.1), config=Config(mix_
 
 
 class Machine:
-    """``run`` starts its node, in a home of its own; ``rows`` is its log of this life."""
+    """A machine; ``run`` starts its node in its own home, and ``rows`` reads the node's log of this life."""
 
     def __init__(self, space, number, home):
         self.space, self.number, self.home, self.lives = space, number, home, 0
@@ -123,9 +123,9 @@ def test_three_machines_become_one_swarm_and_again_after_all_were_killed_and_two
     behind = min(json.loads((machine.home / "last.json").read_text())["meta"]["swarm_samples"] for machine in machines)
     second.moves("10.79.0.2", "10.79.0.12")
     third.moves("10.79.0.3", "10.79.0.13")
-    for machine in machines:  # neither seed nor invite, and the secret only where no invite brought it
+    for machine in machines:  # No seeds and no invites; only the first needs the secret, which invites gave the others.
         machine.run("--listen", "0.0.0.0:7700", *(["--secret-file", "swarm.secret"] if machine is first else []))
     for machine in machines:
         machine.until(machine.mixes_with_all)
-    for machine in machines:  # who mixes is of one run, and it is the old one: none begins at 0
+    for machine in machines:  # Members that mix are of one run. It is the old one, since no count restarts at 0.
         assert machine.rows("progress")[-1]["swarm_samples"] > behind > 0

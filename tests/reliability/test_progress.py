@@ -1,7 +1,7 @@
-"""How well each node knows the samples that all trained: rows of docs/results/progress.md, held to what they promise.
+"""Each node's estimate of the samples that all nodes trained: rows of docs/results/progress.md meet their bounds.
 
-The scenarios are those of benchmarks/progress.py, with the whole protocol simulated. Those that miss their bound have
-no test: the page names them.
+The scenarios of benchmarks/progress.py simulate the whole protocol. Scenarios that miss their bound have no test; the
+page names them.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from tests.reliability.test_reliability import load
 
 progress = load("progress")
 
-MOST = 0.05  # the largest error of any member, as a share of what all trained
-APART = 0.02  # members from each other after a cut
-LIED = 0.2  # what liars add in a minute
+MOST = 0.05  # The largest error of any member, as a share of the samples that all trained.
+APART = 0.02  # The largest difference between members after a cut.
+LIED = 0.2  # The largest share that lying members add in a minute.
 
 
 def read(name, after):
-    """A scenario's row at a time in seconds, or its first, second, ... row."""
+    """Return a scenario's row at a time in seconds, or its first, second, ... row."""
     rows = getattr(progress, name)(1)
     return next(row for number, row in enumerate(rows, 1) if after in (row["s"], f"row {number}"))
 
@@ -40,7 +40,7 @@ def test_no_member_is_more_than_five_percent_off(name, after):
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "after"), [("cut", 3720), ("runs", "row 3")])
 def test_after_a_cut_or_runs_apart_members_show_one_number_near_the_mean_of_the_parts(name, after):
-    """A minute after an hour's cut, and five minutes after the last of 80 runs has met the others."""
+    """The rows are a minute after an hour's cut, and five minutes after the last of 80 runs has met the others."""
     row = read(name, after)
     assert row["apart"] < APART
     assert max(-row["least"], row["most"]) < MOST

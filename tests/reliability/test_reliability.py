@@ -1,7 +1,7 @@
-"""What a swarm survives, with real processes: the scenarios of benchmarks/reliability.py, held to what they promise.
+"""A swarm of real processes survives the scenarios of benchmarks/reliability.py within the promised bounds.
 
 The bounds are the promises (10 s until a dead node's data is covered, 1 s for the longest pause of a loop), not the
-speed of a machine: what is measured lies far below them, and stands in docs/results/chaos.md.
+speed of a machine. Measured values are far below them; docs/results/chaos.md lists them.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def test_half_a_swarm_goes_on_without_the_other_half():
 
 @pytest.mark.slow
 def test_a_stopped_node_holds_up_nobody_and_mixes_again_when_it_wakes():
-    figures = scenarios.stopped(12.0)  # long enough to be DEAD to all; the 30 s of the figures change nothing more
+    figures = scenarios.stopped(12.0)  # Long enough for all to hold it DEAD; the page's 30 s change nothing more.
     assert figures["exchanges of each survivor meanwhile"] > 20
     assert figures["mixes again after (s)"] < COVERED_S
     assert figures["longest pause (s)"] < PAUSE_S
@@ -67,7 +67,7 @@ def test_a_stopped_node_holds_up_nobody_and_mixes_again_when_it_wakes():
 def test_two_become_eight_become_three_without_losing_a_step():
     figures = scenarios.grow_and_shrink()
     assert figures["counted by each survivor"] == figures["steps of each survivor"]
-    # Every exchange rounds the ledger to 24 bits, and one that a leaver did not live to apply moves it by a few steps.
+    # Every exchange rounds the ledger to 24 bits, and an exchange that a leaver did not apply moves it by a few steps.
     assert figures["steps in the ledger"] == pytest.approx(figures["steps of all"], rel=0.002)
     assert figures["weights taken over by a survivor"] == 0
     assert figures["longest leaving (s)"] < 2.0
@@ -90,7 +90,7 @@ def test_two_halves_train_apart_and_become_one_swarm_again():
     assert figures["members alive, cut off"] == [2, 2, 2, 2]
     assert figures["exchanges of each node, cut off"] > 20
     assert figures["steps of each node, cut off"] > 100
-    assert figures["cut off"] > 1.5  # the halves' targets are 2 apart
+    assert figures["cut off"] > 1.5  # The targets of the halves are 2 apart.
     assert figures["distance of the halves before"] < 1.0
     assert figures["views whole after healing (s)"] < 60
     assert figures["distance back within a tenth (s)"] < 60

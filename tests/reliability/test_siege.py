@@ -1,4 +1,4 @@
-"""Attacks by a real member against live nodes: the quick ones of benchmarks/siege, held to what it promises."""
+"""Attacks by a real member on live nodes: the quick attacks of benchmarks/siege stay within their promised bounds."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ QUICK = [
     "version", "richer", "accept-stall", "offer-stall", "third-party", "accusations", "garbage", "moniqua", "extremes",
     "colluders", "nan-pieces", "nan-chunks", "stripes", "sleeper",
 ]  # fmt: skip
-# What docs/results/sieges.md says that some do not keep in so short a time.
+# Promises that some attacks miss in so short a time, as docs/results/sieges.md says.
 MISSES = {"nan-chunks": "named by nobody", "sleeper": "progress "}
 
 

@@ -1,4 +1,4 @@
-"""The script of docs/start.md as its reader runs it: four processes train to a target, and show what they trained."""
+"""The script of docs/start.md as a reader runs it: four processes train to a target, and print their results."""
 
 from __future__ import annotations
 

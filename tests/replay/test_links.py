@@ -1,4 +1,4 @@
-"""Emulated links: what a packet meets on them. Only lower bounds of time are claimed: a busy machine is slower."""
+"""Emulated links: latency, rate, loss and cuts. Times have only lower bounds, since a busy machine is slower."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def datagrams(links, node):
 
 
 def arrived(links, count=200):
-    """Which of so many datagrams of the first node reach the second."""
+    """Send ``count`` datagrams from the first node; return the numbers that reach the second."""
     with datagrams(links, 0) as sender, datagrams(links, 1) as receiver:
         for number in range(count):
             sender.sendto(bytes([number]), (links.address(1), PORT))
@@ -93,7 +93,7 @@ def test_a_stream_is_no_faster_than_uplink_and_downlink(two):
                 left -= len(conn.recv(left))
             took_s = time.monotonic() - begun
             sender.join()
-            assert took_s >= SIZE / 1e6  # 8 Mbit/s are a byte a microsecond, headers not counted
+            assert took_s >= SIZE / 1e6  # 8 Mbit/s are a byte a microsecond, without headers.
 
 
 @pytest.mark.netns
@@ -106,7 +106,7 @@ def test_the_seed_decides_which_packets_are_lost():
             links.loss(0, 1, 0.2)
             seen[run] = arrived(links)
     assert seen["first"] == seen["again"] != seen["other"]
-    assert 130 < len(seen["first"]) < 190  # of 200, of which 160 should arrive, with a deviation of 6
+    assert 130 < len(seen["first"]) < 190  # 160 of 200 should arrive, with a standard deviation of 6.
 
 
 @pytest.mark.netns
@@ -175,7 +175,7 @@ def test_nothing_is_left_of_who_is_killed_with_signal_9():
 
 
 def alive(pid):
-    """Not even a zombie that waits for a reaper."""
+    """Return True if the process runs; a zombie does not count."""
     try:
         with open(f"/proc/{pid}/stat") as file:
             return file.read().rsplit(")", 1)[1].split()[0] != "Z"

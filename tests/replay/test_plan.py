@@ -1,4 +1,4 @@
-"""What of a scenario is played, and what is refused."""
+"""The plan of a replay: the parts of a scenario that it plays, and the ones that it refuses."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Real processes on emulated links. What is claimed holds at any speed."""
+"""Real processes on emulated links. The assertions hold at any speed of the machine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The instruments that both sides are seen with, and the report of the two."""
+"""The figures of a simulated and of a real run, and the report that compares them."""
 
 from __future__ import annotations
 
@@ -65,9 +65,10 @@ def killed(tmp_path):
 def test_a_death_counts_from_the_kill_for_everybody_who_stayed(tmp_path):
     seen = killed(tmp_path)
     seen.changes = [
-        Change(5.0, 0, IDS[1], "dead"),  # before it was killed: a mistake, and not this death
+        Change(5.0, 0, IDS[1], "dead"),  # Before the kill: a mistake, which does not count for this death.
         Change(12.0, 0, IDS[1], "dead"), Change(12.5, 2, IDS[1], "suspect"), Change(13.0, 2, IDS[1], "dead"),
-        Change(14.0, 2, IDS[3], "dead"), Change(22.0, 3, IDS[1], "dead"),  # another one's; of its next life
+        # The death of another node, and the death of this node's next life.
+        Change(14.0, 2, IDS[3], "dead"), Change(22.0, 3, IDS[1], "dead"),
     ]  # fmt: skip
     assert sorted(seen.deaths()) == [2.0, 3.0]
     assert seen.figures()["kill to dead s, median"] == 2.5
@@ -87,7 +88,7 @@ def test_a_cut_is_healed_when_nobody_holds_anybody_to_be_dead_any_more():
 
 
 def test_who_is_suspected_after_a_cut_has_healed_is_counted_and_does_not_make_the_healing_longer():
-    """As of a link that outlived the cut, over which TCP sends again as late as the cut was long."""
+    """A late suspicion may come from a link that survived the cut: TCP retransmits as late as the cut was long."""
     seen = Seen(plan(**{"network.partitions": [{"at_s": 5, "until_s": 15}, {"at_s": 25, "until_s": 28}]}))
     seen.ids = {each: number for number, each in enumerate(IDS)}
     seen.changes = [
@@ -135,9 +136,9 @@ def test_a_disturbed_run_is_told_and_not_counted(late_packets, late_s, said):
 
 @pytest.mark.parametrize("seed", [3, 4])
 def test_a_cut_is_predicted_to_heal_within_seconds_as_real_nodes_do(seed):
-    """0.4 to 3.2 s in nine of ten runs of real nodes. 12 s were said of both: the end of one's streams had come through
-    the cut, so that no link was closed and dialled again; the other's last knock came 10 ms before the cut's end, where
-    Linux knocks 2 % later."""
+    """Real nodes took 0.4 to 3.2 s in nine of ten runs. Two faults once made the prediction 12 s. The end of a stream
+    crossed the cut, so that no link was closed and dialled again. And the last retransmitted SYN came 10 ms before the
+    end of the cut, whereas Linux sends it 2 % later."""
     cut = {"task.dataset": "averaging", "task.elements": 250_000, "task.hidden": None, "report.every_s": 44}
     scenario = Scenario.from_toml(ROOT / "benchmarks" / "replay" / "scenarios" / "cut-1MB.toml").replace(
         seed=seed, duration_s=44, **cut

@@ -1,4 +1,4 @@
-"""What benchmarks/wan.py says of its runs, and that our nodes and a rank of DDP run as it starts them."""
+"""The results of benchmarks/wan.py, and runs of our nodes and of DDP's ranks as it starts them."""
 
 from __future__ import annotations
 

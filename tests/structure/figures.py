@@ -1,4 +1,4 @@
-"""What the code's structure comes to: circles, folders, names with two meanings, reaches, lines.
+"""Figures of the code's structure: import cycles, folders, names with two meanings, reaches, lines.
 
 python -m tests.structure.figures
 """
@@ -35,11 +35,11 @@ def lines(paths: list[Path]) -> int:
 
 
 class Facts(NamedTuple):
-    """What the figures take from one module's text. The syntax trees of all modules would fill 100 MB."""
+    """The facts that the figures need of one module. The syntax trees of all modules would fill 100 MB."""
 
-    imported: frozenset[str]  # at its own level
+    imported: frozenset[str]  # Names imported at the module's own level.
     classes: tuple[str, ...]
-    arguments: dict[str, int]  # of each class's constructor, without ``self``
+    arguments: dict[str, int]  # The number of arguments of each class's constructor, without ``self``.
 
 
 @functools.cache
@@ -56,8 +56,11 @@ def facts(path: Path) -> Facts:
 
 
 def imports() -> dict[str, set[str]]:
-    """What each module imports at its own level, for type checkers too: a type that is needed in both directions is a
-    protocol in the lower module. What is inside a function is needed when the module is there already."""
+    """Return the modules that each module imports at its own level, including imports for type checkers.
+
+    A type that two modules need from each other belongs into a protocol in the lower one. Imports inside functions do
+    not count, since they run after the module is loaded.
+    """
     graph = import_graph()
     return {
         module: graph.find_modules_directly_imported_by(module) & imported_at_its_level(module)
@@ -71,7 +74,7 @@ def import_graph() -> grimp.ImportGraph:
 
 
 def circles(wanted: dict[str, set[str]]) -> Iterator[str]:
-    """One after another, each broken where it was found."""
+    """Yield the import cycles one by one; each is broken at its first edge before the search continues."""
     while True:
         try:
             tuple(TopologicalSorter(wanted).static_order())
@@ -84,8 +87,8 @@ def circles(wanted: dict[str, set[str]]) -> Iterator[str]:
 
 
 def imported_at_its_level(module: str) -> frozenset[str]:
-    """Every name that the module's own level imports, under a condition or not, with the names inside it, which may be
-    modules."""
+    """Return all names that the module imports at its own level, also under conditions, and the names imported from
+    them, which may be modules."""
     path = ROOT.joinpath(*module.split("."))
     path = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
     return facts(path).imported
@@ -104,19 +107,19 @@ def names_in(body: list[ast.stmt]) -> set[str]:
 
 
 def fullest() -> tuple[str, int]:
-    """The folder with the most modules beside ``__init__``."""
+    """Return the folder with the most modules, and their number without ``__init__``."""
     counts = Counter(path.parent for path in production() if path.name != "__init__.py")
     folder, count = counts.most_common(1)[0]
     return str(folder.relative_to(ROOT)), count
 
 
 def constructors(most: int) -> dict[str, int]:
-    """The classes whose constructors take more arguments than this."""
+    """Return the classes whose constructors take more than ``most`` arguments, with their numbers."""
     return {name: count for path in production() for name, count in facts(path).arguments.items() if count > most}
 
 
 def double() -> list[str]:
-    """Class names that two modules have."""
+    """Return the class names that occur more than once."""
     names = Counter(name for path in production() for name in facts(path).classes)
     return sorted(name for name, times in names.items() if times > 1)
 

@@ -1,4 +1,4 @@
-"""The code's structure is what ARCHITECTURE.md says: no circles, no full folders, no name with two meanings."""
+"""The code has the structure of ARCHITECTURE.md: no import cycles, no full folders, no names with two meanings."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 
 from tests.structure import figures
 
-MOST = 12  # modules that a reader takes in at a glance
+MOST = 12  # Modules of a folder that a reader takes in at a glance.
 
 
 def test_no_imports_go_in_a_circle():

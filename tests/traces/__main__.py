@@ -1,4 +1,4 @@
-"""``python -m tests.traces``: play every path, and write down what happens."""
+"""``python -m tests.traces``: play every path, and write its trace."""
 
 from tests.traces.paths import HERE, PATHS, played
 

@@ -1,4 +1,4 @@
-"""The ways through the protocol, each played by two or three peers. What a docstring says stands above its trace."""
+"""The paths through the protocol, each played by two or three peers. A path's docstring is the head of its trace."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from tests.harness.host import Host
 from tests.traces.recorder import Recorder
 
 HERE = Path(__file__).parent
-RARELY = Config(mix_every_steps=1_000)  # nobody mixes unless the path says so
+RARELY = Config(mix_every_steps=1_000)  # No peer mixes unless the path makes its mix due.
 
 
 def acquainted(swarm: Recorder, count: int) -> list[Host]:
-    """Members of one run that know each other and have mixed nothing, with weights of 100, 200, 300."""
+    """Return members of one run that know each other and have mixed nothing, with weights of 100, 200, 300."""
     nodes = swarm.swarm(count)
     pairs = list(permutations(nodes, 2))
     swarm.until(lambda: swarm.agreed() and all(a.peer.partners.fits(b.id) for a, b in pairs), 30.0)
@@ -30,13 +30,13 @@ def acquainted(swarm: Recorder, count: int) -> list[Host]:
 
 
 def due(swarm: Recorder, *nodes: Host) -> None:
-    """The mixes of these are due now."""
+    """Make the mixes of these nodes due now."""
     for node in nodes:
         node.peer.schedule.retry_at, node.peer.schedule.due_steps = swarm.now, 0
 
 
 def mixed(swarm: Recorder, limit_s: float = 10.0) -> Recorder:
-    """Until everybody has mixed, and added what that gave."""
+    """Run until all nodes have mixed, and have added the differences."""
     swarm.until(lambda: all(node.mixes and not node.model.pending for node in swarm.hosts), limit_s)
     return swarm
 
@@ -62,9 +62,9 @@ def join() -> Recorder:
 
 def pair() -> Recorder:
     """a's mix is due, and it averages its weights with b's: 100 and 200 become 150 and 150.
-    A message stands where it is sent, and arrives 10 ms later. Look at the two commits: each says that all of the
-    other's vector is here and passes, and whoever has said it and heard it mixes. Snapshots and additions come at step
-    boundaries, every 100 ms; nothing else touches the weights, and no training step waits for any of this."""
+    A message stands where it is sent, and arrives 10 ms later. Look at the two commits: each says that the whole vector
+    of the other has arrived and passes the checks, and a side mixes once it has both sent and received one. Snapshots
+    and additions come at step boundaries, every 100 ms; nothing else changes the weights, and no step waits for it."""
     swarm = Recorder(2, config=RARELY)
     due(swarm, acquainted(swarm, 2)[0])
     return mixed(swarm)
@@ -72,8 +72,8 @@ def pair() -> Recorder:
 
 def crossed_offers() -> Recorder:
     """a and b offer to each other at once: messages take 150 ms here, so that neither knows of the other's offer.
-    One exchange must come of it, not two and not none. Both decide alike, without a word: the offer of the smaller id,
-    which is a's, counts. b drops its own #2, and answers #1 with the snapshot that it had taken for that; the busy that
+    The result must be exactly one exchange. Both decide alike, without another message: the offer of the smaller id,
+    which is a's, counts. b drops its own #2, and answers #1 with the snapshot that it had taken for #2; the busy that
     answers #2 is late, and changes nothing."""
     swarm = Recorder(7, config=RARELY, latency_s=0.15)
     due(swarm, *acquainted(swarm, 2))
@@ -81,9 +81,9 @@ def crossed_offers() -> Recorder:
 
 
 def doubt() -> Recorder:
-    """The link breaks while b's commit is on its way: b has said and heard it and mixes, a cannot know that.
+    """The link breaks while b's commit is on its way: b has sent and received a commit and mixes, a cannot know that.
     a may assume neither yes nor no, so it asks over a new link (outcome), and b's answer is final (settled yes). Look
-    at the end: both have mixed, and the mean is what it was. And the doubt is in nobody's way: a does not wait for the
+    at the end: both have mixed, and the mean is unchanged. The doubt blocks no other exchange: a does not wait for the
     answer, and prepares another mix of its own, #2."""
     swarm = Recorder(4, config=RARELY)
     swarm.members = True
@@ -97,19 +97,19 @@ def doubt() -> Recorder:
 
 def group() -> Recorder:
     """a's mix is due, and it invites b and c to a group: 100, 200 and 300 become 200.
-    Each averages one slice of the vector for all, and sends them the mean. Look at who decides: the members say commit
-    to a, which invited. Once a has all commits, and all means itself, its settled yes makes everybody mix; whatever
-    fails before that ends the group for all."""
+    Each averages one slice of the vector for all, and sends them the mean. Look at which peer decides: the members send
+    commit to a, which invited. Once a has all commits, and all means itself, its settled yes makes all members mix; a
+    failure before that ends the group for all."""
     swarm = Recorder(5, config=Config(mixing="group", mix_every_steps=1_000))
     due(swarm, acquainted(swarm, 3)[0])
     return mixed(swarm)
 
 
 def heal() -> Recorder:
-    """The network is cut between a and b on one side and c on the other, and is whole again 3 s after each side holds
-    the other DEAD, a and b sooner, since each confirms the other's suspicion. Of exchanges only the end is told.
-    Look at what DEAD means: no partner, but not forgotten. c goes on dialling. Once a hears it, both refute that they
-    are dead, which raises their incarnation to 2; so does b, whom c's word alone makes no more than a suspect."""
+    """The network is cut between a and b on one side and c on the other. It heals 3 s after each side holds the other
+    DEAD; a and b do so sooner, since each confirms the other's suspicion. The trace shows only the end of exchanges.
+    Look at what DEAD means: no partner, but not forgotten. c continues to dial. Once a hears it, both refute that they
+    are dead, which raises their incarnation to 2; so does b, which c's claim alone makes no more than a suspect."""
     swarm = Recorder(6, config=Config(mix_every_steps=None, mix_every_s=12.0))
     a, b, c = acquainted(swarm, 3)
     swarm.members, swarm.exchanges = True, False
@@ -132,6 +132,6 @@ PATHS: dict[str, Callable[[], Recorder]] = {f.__name__: f for f in (join, pair, 
 
 
 def played(name: str) -> str:
-    """What the file of this path should hold."""
+    """Play the path, and return the content that its file should have."""
     path = PATHS[name]
     return "\n".join([inspect.cleandoc(path.__doc__ or ""), "", *(path().lines or []), ""])

@@ -1,4 +1,4 @@
-"""What happens in a small swarm, in words: a line for what a peer decides, and for what it is told from outside."""
+"""Traces of a small swarm in words: a line for each decision of a peer, and for each event from outside."""
 
 from __future__ import annotations
 
@@ -19,8 +19,11 @@ CHATTER = {"ping", "ack", "ping-req", "nack", "gossip", "digest", "records", "re
 
 
 class Recorder(World):
-    """From :meth:`record` on it writes ``lines``, with the seconds since then. Of membership it tells what it comes to,
-    links and states, where ``members`` is set; of exchanges only that they mixed, unless ``exchanges`` is."""
+    """A World that writes a trace into ``lines``, with the seconds since :meth:`record`.
+
+    If ``members`` is set, it also records links and states of members. If ``exchanges`` is False, it records only the
+    mixes of exchanges, and not the messages before them.
+    """
 
     lines: list[str] | None = None
     members, exchanges = False, True
@@ -34,21 +37,21 @@ class Recorder(World):
 
     def record(self) -> None:
         self.lines, self.began = [], self.now
-        self.numbers: dict[int, int] = {}  # session -> what it is called here
-        self.partners: dict[tuple[PeerId, int], str] = {}  # in a session
-        self.linked: set[Link] = set()  # links told of
+        self.numbers: dict[int, int] = {}  # The number of each session in the trace.
+        self.partners: dict[tuple[PeerId, int], str] = {}  # The names of a node's partners in a session.
+        self.linked: set[Link] = set()  # Links that the trace has shown.
 
     def say(self, what: str, who: str = "") -> None:
         assert self.lines is not None
         self.lines.append(f"{self.now - self.began:8.3f}  {who:<6}  {what}")
 
     def step(self, what: str, who: str) -> None:
-        """Of an exchange, on its way to a mix."""
+        """Record a step of an exchange before its mix, if ``exchanges`` is set."""
         if self.exchanges:
             self.say(what, who)
 
     def until(self, condition: Callable[[], bool], limit_s: float, look_s: float = 0.001) -> float:
-        """To the millisecond, so that a trace ends where it says."""
+        """Run until the condition holds, checked every millisecond, so that a trace ends at an exact time."""
         return super().until(condition, limit_s, look_s)
 
     # -- words -------------------------------------------------------------------------------------------------------
@@ -59,7 +62,7 @@ class Recorder(World):
         return f"#{self.numbers.setdefault(session, len(self.numbers) + 1)}"
 
     def words(self, message: Message) -> str:
-        """The message as docs/protocol.md names it, without what is the same throughout a trace."""
+        """Return the message with the names of docs/protocol.md, without fields that are constant in a trace."""
         said = {field.name: getattr(message, field.name) for field in fields(message)}
         words = [TAGS[type(message)], self.number(said["session"])]
         if "members" in said:
@@ -107,7 +110,7 @@ class Recorder(World):
 
 
 class Recorded(Host):
-    """It tells a :class:`Recorder` what it decides, and what it is told from outside."""
+    """A Host that reports its decisions, and the events from outside, to a :class:`Recorder`."""
 
     world: Recorder
 
@@ -147,7 +150,7 @@ class Recorded(Host):
         super().boundary()
 
     def take(self, numbers: list[int]) -> list[int]:
-        """What waited is in the weights now."""
+        """Take snapshots; record them and the difference that has just been added to the weights."""
         world, who = self.world, self.world.names(self.id)
         if world.lines is not None and self.was is not None:
             world.say(f"adds the difference: its weights were {self.was} and are {self.value}", who)
@@ -157,7 +160,7 @@ class Recorded(Host):
 
 
 class Lines(Network):
-    """It tells what is lost."""
+    """A Network that records lost messages."""
 
     def deliver(self, link: Link, place: int, message: Message) -> None:
         sender, to = link.ends[place], link.ends[1 - place]

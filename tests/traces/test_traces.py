@@ -1,4 +1,4 @@
-"""The traces beside this file are what happens: whoever changes the protocol sees in a diff what it changes."""
+"""The traces next to this file match the protocol, so that a change of the protocol shows in their diff."""
 
 from __future__ import annotations
 

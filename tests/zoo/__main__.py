@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from tests.zoo.harness import Outcome, play
 from tests.zoo.registry import Program, programs
 
-# The runs of a program beside the plain loop: name, nodes, and what befalls them. All but the first play one seed.
+# The runs of a program as a swarm: name, nodes and faults. All but the first play one seed.
 SWARMS = {"3 nodes": {"nodes": 3}, "8 nodes": {"nodes": 8}, "kill, late join": {"nodes": 3, "kill": True, "late": True}}
 WORKERS = 3
 ALONE = {"alone": {}, f"batch x {WORKERS}": {"workers": WORKERS}, f"1/{WORKERS} alone": {"share": WORKERS}}

@@ -1,4 +1,4 @@
-"""Runs a program of the zoo alone and as nodes in processes of their own, and compares what they end with."""
+"""Run a program of the zoo alone and as a swarm of processes, and compare the results."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ ORDINARY = {"alone", "together", "asleep", "stalled", "moving", "overloaded"}
 
 @dataclass
 class Result:
-    """What one process ended with."""
+    """The results of one process."""
 
     metric: float = float("nan")
     seconds: float = 0.0
@@ -50,7 +50,7 @@ class Result:
 
 @dataclass
 class Outcome:
-    """A program as a swarm: what each node ended with, and how far their tensors are apart."""
+    """The results of a program as a swarm: each node's, and the difference between their tensors."""
 
     nodes: list[Result]
     difference: float  # The largest relative difference of an averaged tensor between the first node and another.
@@ -75,7 +75,7 @@ class Outcome:
 
 
 class Place:
-    """The folder by which the processes of one run meet, and what this one has to do.
+    """The folder by which the processes of one run meet, and the part of this process in the run.
 
     Args:
         folder: The folder.
@@ -97,7 +97,7 @@ class Place:
         file.rename(self.folder / name)
 
     def read(self, name: str) -> str:
-        """Return what another process writes under this name."""
+        """Wait for the file that another process writes under this name, and return its text."""
         until = time.monotonic() + LIMIT_S
         while not (file := self.folder / name).exists():
             if time.monotonic() > until:
@@ -107,7 +107,7 @@ class Place:
 
 
 class Placed(Node):
-    """A Node that finds the others of its run by :data:`place`, and notes what it is told."""
+    """A Node that finds the others of its run by :data:`place`, and records its notices."""
 
     place: Place
 
@@ -141,7 +141,7 @@ class Placed(Node):
         if place.expects_late and progress > LATE_AT:
             place.write("late", "")
             place.expects_late = not (place.folder / "arrived").exists()
-            time.sleep(SLOW_STEP_S)  # A busy machine starts a process for longer than a short program trains.
+            time.sleep(SLOW_STEP_S)  # On a busy machine starting a process may take longer than a short program.
 
     def __enter__(self) -> Self:
         entered = super().__enter__()
@@ -220,7 +220,7 @@ def play(
 def started(
     program: Program, folder: str, fates: Sequence[str], nodes: int, seed: int, workers: int, share: int
 ) -> Iterator[list[Any]]:
-    """Start the processes, which have torch already (a fork server keeps it), and end those that are left."""
+    """Start the processes from a fork server that has imported torch, and end the remaining ones on exit."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([__name__, "sklearn.datasets"])
     processes = [

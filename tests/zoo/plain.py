@@ -1,4 +1,4 @@
-"""A stand-in for Node, with which a program of the zoo is the plain loop that it was before the port."""
+"""A stand-in for Node, with which a program of the zoo is the plain loop from before the port."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ class Plain:
     """One process without a swarm: epochs are a range, a loader gives its batches, and a step does nothing."""
 
     finished = False
-    workers = 1  # Batches that make one, as in synchronous training by so many workers.
-    share = 1  # The divisor of the epochs: as many as a node of so many trains itself.
+    workers = 1  # The batches that make one step, as in synchronous training by so many workers.
+    share = 1  # The divisor of the epochs: the part that each of so many nodes trains.
 
     def __init__(self, model: Any, optimizer: Any = None, **choices: Any) -> None:
         self.schedulers: list[Any] = []
@@ -56,7 +56,7 @@ class Plain:
         self.schedulers.append(scheduler)
 
     def step(self, loss: Any = None, samples: int | None = None) -> None:
-        for scheduler in self.schedulers * self.workers * self.share:  # Which counts the steps of one process.
+        for scheduler in self.schedulers * self.workers * self.share:  # Schedulers count the steps of one process.
             if scheduler.last_epoch < scheduler.total_steps - 1:
                 scheduler.step()
 

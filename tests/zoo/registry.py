@@ -1,4 +1,4 @@
-"""The programs of the zoo: each declares its name, its metric and what is expected of it."""
+"""The programs of the zoo: each declares its name, its metric and the expected results."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ class Program:
 
     Attributes:
         name: The name of its file.
-        title: The kind of program, as people call it.
+        title: The common name of this kind of program.
         run: Takes the class ``Node``, or :class:`tests.zoo.plain.Plain` in its place, and a seed. Returns the metric.
-        metric: What ``run`` returns.
+        metric: The name of the value that ``run`` returns.
         best: Whether high or low values are better.
         spread: How much worse the mean of three nodes may be than one process with their batches in each step.
-        notices: The kinds of warnings that a node says of such a program.
-        late_notices: Those that a late node says of it besides.
-        gains: Other nodes help a run as short as this one. If not, its measure is what a node's own steps reach alone.
+        notices: The kinds of warnings that a node gives of such a program.
+        late_notices: The kinds of further warnings from a late node.
+        gains: True if other nodes help a run as short as this one. Otherwise it is compared with one node's own steps.
     """
 
     name: str

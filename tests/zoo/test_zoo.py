@@ -1,4 +1,4 @@
-"""Programs of the kinds that people run are as good on three nodes as synchronously; these agree and accuse nobody."""
+"""Common kinds of programs do as well on three nodes as synchronously; the nodes agree, and accuse no member."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from tests.zoo.registry import programs
 NODES = 3
 QUICK = ("metric_learning", "one_cycle", "weighted_sampler")
 LARGEST_DIFFERENCE = 1e-6  # The largest relative difference of a tensor between two nodes after settle.
-# Most metrics are accuracies on 360 images, so that chance alone takes two of one seed 0.03 apart once in twenty pairs.
-# The mean of so many seeds counts where the first one's difference is too large.
+# Most metrics are accuracies on 360 images, so two runs of one seed differ by 0.03 by chance once in twenty pairs. If
+# the difference of the first seed is too large, the mean over so many seeds counts.
 SEEDS = 3
 
 

@@ -125,8 +125,8 @@ class Uploads:
         """
         all_portions = list(portions(live, self.PORTION_ELEMENTS))
         sizes = [count_elements(tensors) for tensors in all_portions]
-        # The first stream that writes to a buffer allocates it. A rank that receives does so in the current stream,
-        # where a second buffer would gain nothing.
+        # The first stream that writes to a buffer allocates it. A rank that receives does so in the current stream, in
+        # which a second buffer would gain nothing.
         stream, count = self.streams.of(device, "up"), 2
         if host is None:
             stream, count = torch.cuda.current_stream(device), 1

@@ -1,1 +1,1 @@
-"""What travels how: every tensor with its treatment, shared memory, bits of any type, and mixes that are undone."""
+"""The inventory of a model: each tensor's treatment, shared memory, bits of any type, and mixes that are undone."""

@@ -54,7 +54,7 @@ def constants_of(model: object) -> Constants | None:
 
 
 def named_constants(model: nn.Module) -> Iterator[tuple[str, np.ndarray[Any, Any]]]:
-    """Yield some values of each tensor, array and list of numbers that a module holds beside its state."""
+    """Yield some values of each tensor, array and list of numbers that a module holds outside its state."""
     for path, module in model.named_modules():
         prefix = f"{path}." if path else ""
         held = {name: module._buffers[name] for name in module._non_persistent_buffers_set if name in module._buffers}

@@ -1,4 +1,4 @@
-"""What the training thread watches at its model, so that a program that defeats mixing is told so in one sentence."""
+"""The training thread's checks of its model, which tell the user in one sentence that a program defeats mixing."""
 
 from __future__ import annotations
 

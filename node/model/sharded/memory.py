@@ -121,7 +121,7 @@ class SharedVectors:
         return self.made[number].absent
 
     def drop_unused(self) -> list[int]:
-        """Forget memory that no vector uses any more; return the numbers of those that the other ranks have mapped."""
+        """Forget memory that no vector uses any more; return the numbers of pieces that the other ranks have mapped."""
         numbers = []
         while self.unused:
             with self.lock:

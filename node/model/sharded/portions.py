@@ -135,7 +135,7 @@ def mapped_portions(operation: Operation, memory: Bytes, shards: Sequence[LocalS
 
 
 def slices_of(portion: Portion, parts: Sequence[Placed]) -> list[Tensor]:
-    """Return views of a portion's host elements: those that lie in these parts, in the order of the vector."""
+    """Return views of a portion's host elements that lie in these parts, in the order of the vector."""
     return [values for _, _, values in matching_slices(parts, portion.host, portion.operation.start)]
 
 

@@ -30,7 +30,7 @@ def run(Node, seed):
                 loss.backward()
                 optimizer.step()
                 node.step(loss)
-            node.settle(20, wait_s=60)  # so that all judge, and stop by, the same weights
+            node.settle(20, wait_s=60)  # All nodes then evaluate the same weights, and stop together.
             with torch.no_grad():
                 loss = F.cross_entropy(model(x_held_out), y_held_out).item()
             waited += 1

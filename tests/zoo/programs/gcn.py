@@ -38,7 +38,7 @@ def run(Node, seed):
     x, edges, y = graph()
     model = GCN()
     optimizer = torch.optim.Adam(model.parameters(), 1e-2, weight_decay=5e-4)
-    loader = DataLoader(range(300), 32, shuffle=True)  # the labels that training sees
+    loader = DataLoader(range(300), 32, shuffle=True)  # Training uses the labels of the first half.
     with Node(model, optimizer) as node:
         for _ in node.epochs(60, loader):
             for rows in node.loader(loader):

@@ -14,7 +14,7 @@ from tests.zoo.registry import zoo
 
 
 class FakeQuantised(nn.Module):
-    """Rounds to 16 levels between the least and the largest value that training has shown."""
+    """A module that rounds to 16 levels between the least and the largest value seen in training."""
 
     def __init__(self):
         super().__init__()

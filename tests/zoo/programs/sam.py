@@ -12,7 +12,7 @@ from tests.zoo.registry import zoo
 
 
 class SAM(torch.optim.SGD):
-    """Takes SGD's step with the gradient at the worst place within a radius."""
+    """SGD with the gradient at the worst point within a radius."""
 
     radius = 0.05
 

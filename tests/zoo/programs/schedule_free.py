@@ -53,6 +53,6 @@ def run(Node, seed):
                 loss.backward()
                 optimizer.step()
                 node.step(loss)
-        optimizer.eval()  # before settling, which makes the nodes agree on what the model holds
+        optimizer.eval()  # Settling makes the nodes agree on the model's weights, so x must be in the model first.
         node.settle(5, wait_s=60)
     return (model(x_test).argmax(1) == y_test).float().mean()

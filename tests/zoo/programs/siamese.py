@@ -12,7 +12,7 @@ from tests.zoo.registry import zoo
 
 
 class Pairs(Dataset):
-    """Each image beside another one, which is of the same class every second time."""
+    """Pairs of each image and another one, which has the same class every second time."""
 
     def __init__(self, x, y):
         self.x, self.y = x, y
