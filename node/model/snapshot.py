@@ -473,6 +473,8 @@ class ModelState(State):
             position += parameter.numel()
         self.optimizer_state.set_scalars(scalars, examples)
         self.optimizer_state.drop_unused(keys)
+        if keys:
+            self.moments.bound()
 
     def adopt(self, vector: Floats, optimizer_keys: tuple[str, ...], scalars: dict[str, float]) -> None:
         """Overwrite the weights, and the optimizer's state if it is that of such an optimizer.

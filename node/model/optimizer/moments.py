@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gossip.arithmetic.moments import MomentForm, Role
+from gossip.arithmetic.moments import MAX_RATIO, MomentForm, Role
 from gossip.averaging.vectors import REACH, Floats, Moments
 from node.model.device.copies import Copies, combined
 from node.model.optimizer.optimizer_state import OF_GRADIENTS, OptimizerState, state_tensor
@@ -22,6 +22,13 @@ __all__ = ["LiveMoments", "mix_values"]
 # By their names in torch's optimizers, and in others that take them over.
 SECOND = frozenset({"acc_delta", "exp_avg_sq", "exp_inf", "max_exp_avg_sq", "moment2", "square_avg", "sum"})
 FIRST = {"exp_avg": "exp_avg_sq", "moment1": "moment2"}
+# The largest ratio of a moment to another of its parameter that one history of gradients can make, and whether to that
+# one's root: exp_avg (docs/algorithms.md) and Adamax's, with the usual decays, and the mean of centred RMSprop.
+BOUNDS: dict[str, dict[str, tuple[float, bool]]] = {
+    "exp_avg": {"exp_avg_sq": (MAX_RATIO, True), "exp_inf": (2.0, False)},
+    "moment1": {"moment2": (MAX_RATIO, True)},
+    "grad_avg": {"square_avg": (1.0, True)},
+}
 # Optimizers whose steps have one length whatever the gradients' is, by a part of their classes' names. The momentum of
 # SGD gains nothing from being mixed.
 NORMALISED = ("muon", "lion", "sign", "shampoo")
@@ -64,6 +71,19 @@ class LiveMoments:
             name: "second" if name in seconds else "first" if FIRST.get(name) in seconds else "plain" for name in names
         }
 
+    @torch.no_grad()
+    def bound(self) -> None:
+        """Bring all moments into the bounds that one history of gradients keeps.
+
+        State that comes from several donors, or from one at several times, may have a first moment over a second one
+        of 0. Adam's next step would then be thousands of times as long as usual.
+        """
+        names = tuple(key for key in self.state.keys if not self.state.is_follower(key))
+        roles = self.roles(names, "on")
+        for _, states in self.state.rows():
+            for state in states:
+                bound_values({name: local_part(state[name]) for name in names if name in state}, roles)
+
     def mixed_names(self, keys: Iterable[str], mix_state: str) -> set[str]:
         """Return those of an optimizer's keys whose moments are mixed, or will be once it has stepped."""
         current = set() if self.current is None else set(self.current.names)
@@ -98,6 +118,8 @@ class LiveMoments:
             theirs = rows[:, position : position + elements].to(piece.parameter.device)
             mix_tensor(own, theirs, piece.where)
             position += elements
+        if "grad_avg" in form.names:
+            self.bound()  # Its square must not exceed the mean of squares, and it is rounded on the way.
 
     def pieces(self, start: int, stop: int) -> Iterator[TensorPiece]:
         """Yield the elements [start, stop) of the moments, a piece of each parameter, as of the last :meth:`form`."""
@@ -140,3 +162,18 @@ def mix_values(own: Tensor, theirs: Tensor) -> None:
     """Mix into elements of a moment, in place; ``theirs`` are float32 of the same shape."""
     limit = (REACH * own.abs().amax()).float()
     own.add_(torch.minimum(torch.maximum(theirs, -limit), limit).to(own.dtype)).mul_(0.5)
+
+
+def bound_values(values: Mapping[str, Tensor], roles: Mapping[str, Role]) -> None:
+    """Bring the moments of one parameter into their bounds, in place. Without a known one, 0 where a second one is."""
+    for name, own in values.items():
+        if roles.get(name) == "second":
+            continue
+        bounds = BOUNDS.get(name, {})
+        for other, limit in values.items():
+            if other in bounds:
+                ratio, is_root = bounds[other]
+                limit = ratio * (limit.clamp_min(0.0).sqrt() if is_root else limit)
+                own.copy_(torch.minimum(torch.maximum(own, -limit.to(own.dtype)), limit.to(own.dtype)))
+            elif roles.get(other) == "second":
+                own.masked_fill_(limit == 0.0, 0.0)

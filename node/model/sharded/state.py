@@ -234,6 +234,7 @@ class ShardedState(State):
         if fits:
             self.announce(Operation("create", keys=optimizer_keys, scalars=tuple(scalars.items())))
             self._on_array(Operation("write", weights, keys=optimizer_keys), vector[weights:])
+            self.announce(Operation("bound"))
         self.write(vector[:weights])
         if not fits:
             self.announce(Operation("clear"))
@@ -281,6 +282,8 @@ class ShardedState(State):
         """Mix a partner's moments on all ranks, each in its own part, unless ours are others by now."""
         if moments.form == self._moments.current:
             self._on_moments("mix", moments.form, moments.rows[:, : moments.stop - moments.start], moments.start)
+            if "grad_avg" in moments.form.names:
+                self.announce(Operation("bound"))
 
     def _on_moments(self, kind: str, form: MomentForm, rows: Floats, start: int) -> bool:
         """Do an operation with the elements from ``start`` on of each moment. Return True if all ranks succeed."""

@@ -22,7 +22,7 @@ from gossip.errors import LayoutError
 from node.model.device.uploads import Uploads
 from node.model.flat import TensorPositions, add_at
 from node.model.inventory.items import Choices
-from node.model.optimizer.moments import mix_values
+from node.model.optimizer.moments import LiveMoments, mix_values
 from node.model.optimizer.optimizer_state import OptimizerState
 from node.model.optimizers import Optimizers
 from node.model.sharded.memory import NO_BYTES, MappedVectors, MemoryName, SharedVectors
@@ -256,6 +256,9 @@ class ShardWork:
         self.state.create(keys, examples)
         self.state.set_scalars(scalars, examples)
 
+    def _bound(self, portion: Portion) -> None:
+        LiveMoments(self.state).bound()
+
     def _clear(self, portion: Portion) -> None:
         self.state.clear_non_finite()
 
@@ -324,5 +327,6 @@ def change_tensor(tensor: Tensor, values: Tensor, change: Callable[[Tensor, Tens
 WORK: dict[str, Callable[[ShardWork, Portion], bool | None]] = {
     "read": ShardWork._read, "write": ShardWork._write, "add": ShardWork._add, "merge": ShardWork._merge,
     "mix": ShardWork._mix, "read_at": ShardWork._read_at, "add_at": ShardWork._add_at, "create": ShardWork._create,
+    "bound": ShardWork._bound,
     "clear": ShardWork._clear, "sound": ShardWork._sound, "plain": ShardWork._plain,
 }  # fmt: skip
