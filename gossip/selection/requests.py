@@ -30,6 +30,7 @@ MAX_ASKERS = 1_024  # Members whose requests are remembered.
 MIX_MEMORY = 128.0  # Intervals in which a mix decays to 1/e.
 CROWDED = 1.1  # Mixes of an interval beyond which a node is crowded, as a multiple of the usual number.
 PACE_INTERVALS, PACE_SHARE = 4.0, 0.25  # Paces are compared over so much of our training, and this share of all.
+SAME_PACE = 1.25  # Up to this ratio paces count as the same, since the members' records are seconds old.
 PACE_MIXES = 1.5  # Growth of the usual mixes of an interval with the pace of the median member: some are faster still.
 
 
@@ -86,7 +87,7 @@ class Paces:
     @property
     def more_mixes(self) -> float:
         """Return the usual mixes of an interval, as a multiple of those of a node that is as fast as the median."""
-        return 1.0 + PACE_MIXES * max(self.median - 1.0, 0.0)
+        return 1.0 + PACE_MIXES * max(self.median - SAME_PACE, 0.0)
 
     def note_steps(self, own_steps: int, intervals: float, steps_of_others: Callable[[], dict[PeerId, int]]) -> None:
         """Compare the steps since the last comparison, if ``PACE_INTERVALS`` have passed."""
