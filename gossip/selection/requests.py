@@ -31,7 +31,7 @@ MIX_MEMORY = 128.0  # Intervals in which a mix decays to 1/e.
 CROWDED = 1.1  # Mixes of an interval beyond which a node is crowded, as a multiple of the usual number.
 PACE_INTERVALS, PACE_SHARE = 4.0, 0.25  # Paces are compared over so much of our training, and this share of all.
 SAME_PACE = 1.25  # Up to this ratio paces count as the same, since the members' records are seconds old.
-PACE_MIXES = 1.5  # Growth of the usual mixes of an interval with the pace of the median member: some are faster still.
+PACE_MIXES = 2.0  # Growth of the usual mixes of an interval with the pace of the median member: some are faster still.
 
 
 class Requests:
