@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import shutil
-import socket
 
 import pytest
 
 from node.identity.keys import new_secret
 from tests.engines.hosts import Host
 from tests.engines.launched import Launched
+from tests.harness.ports import free_port
 from tests.reliability.namespaces import switched
 
 
@@ -31,11 +31,9 @@ def launch():
     end()
 
 
-@pytest.fixture
-def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
+@pytest.fixture(name="free_port")
+def _free_port():
+    return free_port()
 
 
 @pytest.fixture

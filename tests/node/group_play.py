@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
-import random
 import re
 import socket
 import struct
@@ -14,15 +12,9 @@ import sys
 import time
 from pathlib import Path
 
+from tests.harness.ports import free_port
+
 FOLDER = Path(__file__).parent
-
-
-def free_port():
-    """Return a free port below the range from which the kernel gives ports to other programs."""
-    for port in random.SystemRandom().sample(range(20_000, 32_000), 100):
-        with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", port)):
-            return port
-    raise OSError("none of 100 ports is free")
 
 
 class Pair:

@@ -24,17 +24,12 @@ from node.identity.statedir import StateDir
 from node.model import checkpoint
 from tests.harness import warm
 from tests.harness.configs import tuned
+from tests.harness.ports import free_port
 
 
 def model(width=4):
     torch.manual_seed(0)
     return nn.Linear(width, 2)
-
-
-def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 def one_sentence(error):

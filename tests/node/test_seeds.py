@@ -22,6 +22,7 @@ from node.identity.keys import InviteToken, new_secret, parse_secret
 from node.settings import NodeOptions, Settings
 from node.transport import seeds as module
 from node.transport.seeds import MAX_FOUND, MAX_TEXTS, SeedLookup
+from tests.harness.ports import free_port
 from tests.node.conftest import QUICK
 
 HERE, SOMEBODY = Address("127.0.0.1", 7700), PeerId(b"s" * 16)
@@ -234,12 +235,6 @@ def test_the_path_of_a_file_is_where_it_was_when_the_node_was_made(tmp_path, mon
 def model(seed=0):
     torch.manual_seed(seed)
     return nn.Linear(4, 2)
-
-
-def free_port(host="127.0.0.1"):
-    with socket.socket() as probe:
-        probe.bind((host, 0))
-        return probe.getsockname()[1]
 
 
 def company(*trainees, count=None):

@@ -45,10 +45,14 @@ class LiveMoments:
         self._starts: list[int] = []
         self._seconds: dict[str, bool] = {}  # For each name that no table has: it is a mean of squares, by its values.
 
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Return the names of all moments at present, whether or not they are mixed."""
+        return tuple(key for key in self.state.keys if not self.state.is_follower(key))
+
     def form(self, mix_state: str) -> MomentForm | None:
         """Return the form of the moments at present; None if none are mixed, under ``Config.mix_state``."""
-        names = tuple(key for key in self.state.keys if not self.state.is_follower(key))
-        roles = self.roles(names, mix_state)
+        roles = self.roles(self.names, mix_state)
         elements = self.state.trained_elements
         self.use(MomentForm(tuple(roles), tuple(roles.values()), elements) if roles else None)
         return self.current
@@ -78,7 +82,7 @@ class LiveMoments:
         State that comes from several donors, or from one at several times, may have a first moment over a second one
         of 0. Adam's next step would then be thousands of times as long as usual.
         """
-        names = tuple(key for key in self.state.keys if not self.state.is_follower(key))
+        names = self.names
         roles = self.roles(names, "on")
         for _, states in self.state.rows():
             for state in states:
