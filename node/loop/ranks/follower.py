@@ -73,7 +73,8 @@ class Follower:
         self.listeners = Listeners(lambda: self.me.hex())  # It gets no events, since only rank 0 reports them.
         self.samplers = Samplers(Sharers.of(self))
         self.received = np.empty(0, np.float32)  # The values of the last change; the next change overwrites them.
-        self.pending_copy: Pending | None = None  # The copy to the device that may still read them.
+        self.received_moments = np.empty(0, np.float32)  # Those of the last part; they are shorter, and allocated anew.
+        self.pending_copy: Pending | None = None  # The copy to the device that may still read either.
 
     # -- life ----------------------------------------------------------------------------------------------------
     def addresses(self) -> dict[int, str]:
@@ -191,7 +192,7 @@ class Follower:
         vector = Vector(np.empty(form.vector_elements(told.stop - told.start), np.float32))
         self.ranks.broadcast_array(vector.array)
         state.moments.use(form)
-        self.received = vector.array
+        self.received_moments = vector.array
         self.pending_copy = state.mix_moments(Moments(vector, form, told.start, told.stop))
 
     def apply_change(self, change: UpdateTold) -> None:
