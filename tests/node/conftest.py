@@ -187,7 +187,7 @@ def store(monkeypatch):
     from fsspec.implementations.memory import MemoryFileSystem
 
     from node.storage import copies, fetching, uploads
-    from tests.node.stores import Faulty
+    from tests.node.storage.stores import Faulty
 
     fsspec.register_implementation("faulty", Faulty, clobber=True)
     for name, value in {"store": {}, "pseudo_dirs": [""], "errors": [], "half": False, "calls": []}.items():

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from gossip import Config
 from tests.harness.marks import slow
-from tests.node.test_settling import events, settle_all, sharing
+from tests.node.loop.test_settling import events, settle_all, sharing
 
 NODES, FEATURES, CLASSES = 4, 16, 4
 EXCHANGES = 60  # Of each node, so that usual distances are known and budgets fill.

@@ -7,7 +7,7 @@ import torch
 
 from gossip.errors import CheckpointError
 from node.model.optimizer.loaded import fitting_state
-from tests.node.test_checkpoint import OPTIMIZERS, model_of, train
+from tests.node.model.test_checkpoint import OPTIMIZERS, model_of, train
 
 
 class Compressing(torch.optim.SGD):

@@ -1,0 +1,325 @@
+"""Dialling: one dead address of a name does not hide another, and no member turns a swarm on a third party."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import ipaddress
+import socket
+from collections import Counter
+
+import pytest
+import trio
+import trio.testing
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gossip.config import Config
+from gossip.ids import Address, MemberRecord, PeerId
+from node.links import dial_budget
+from node.links.connector import Access, Connector
+from node.links.dial_budget import DialBudget, site_of
+from node.transport import tcp
+from node.transport.byte_stream import BrokenLinkError
+from node.transport.tcp import TcpNetwork, alternated, resolve
+from tests.node.links.link_owner import LinkOwner
+
+NAMED = Address("node.example", 1)
+ME = MemberRecord(PeerId(b"m" * 16), b"k" * 32, 1, address=Address("198.51.100.1", 7700))
+
+
+def target_of(sock):
+    return (socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP, "", sock.getsockname())
+
+
+@contextlib.contextmanager
+def black_hole(host):
+    """An address that answers no SYN: a listener whose queue is full."""
+    with contextlib.ExitStack() as stack:
+        sock = stack.enter_context(socket.socket())
+        sock.bind((host, 0))
+        sock.listen(0)
+        for _ in range(4):
+            filler = stack.enter_context(socket.socket())
+            filler.setblocking(False)
+            filler.connect_ex(sock.getsockname())
+        yield target_of(sock)
+
+
+@contextlib.contextmanager
+def refusing():
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))  # Without listen(), dials are refused.
+        yield target_of(sock)
+
+
+@contextlib.contextmanager
+def answering(host="127.0.0.1"):
+    with socket.socket() as sock:
+        sock.bind((host, 0))
+        sock.listen(8)
+        yield target_of(sock)
+
+
+def connect(monkeypatch, targets, timeout_s=5.0):
+    """Dial a name that stands for ``targets``; return the host that answered and the seconds that it took."""
+
+    async def resolve(_address, _flags=0):
+        await trio.lowlevel.checkpoint()
+        return targets
+
+    async def main():
+        monkeypatch.setattr(tcp, "resolve", resolve)
+        began = trio.current_time()
+        stream = await TcpNetwork(None, timeout_s).connect(NAMED)
+        stream.close_now()
+        return stream.peer_host, trio.current_time() - began
+
+    return trio.run(main)
+
+
+def test_a_black_holed_address_does_not_hide_the_next_one(monkeypatch):
+    with black_hole("127.0.0.2") as dead, answering("127.0.0.3") as live:
+        host, took_s = connect(monkeypatch, [dead, live])
+    assert host == "127.0.0.3"
+    assert took_s < 3.0
+
+
+def test_a_refused_address_is_passed_over_at_once(monkeypatch):
+    with refusing() as dead, answering("127.0.0.3") as live:
+        host, _ = connect(monkeypatch, [dead, live])
+    assert host == "127.0.0.3"
+
+
+def test_what_the_system_says_of_a_failed_dial_is_raised(monkeypatch):
+    with refusing() as dead, pytest.raises(ConnectionRefusedError):
+        connect(monkeypatch, [dead, dead])
+
+
+def test_an_attempt_ends_in_its_own_time_where_nothing_answers(monkeypatch):
+    with black_hole("127.0.0.2") as dead, pytest.raises(BrokenLinkError, match="did not answer in"):
+        connect(monkeypatch, [dead, dead], timeout_s=0.5)
+
+
+def test_a_cancelled_dial_leaves_no_socket_open(monkeypatch):
+    opened = []
+    socket_of = trio.socket.socket
+
+    def remembered(*given):
+        opened.append(socket_of(*given))
+        return opened[-1]
+
+    async def main(targets):
+        async def resolve(_address, _flags=0):
+            await trio.lowlevel.checkpoint()
+            return targets
+
+        monkeypatch.setattr(tcp, "resolve", resolve)
+        monkeypatch.setattr(trio.socket, "socket", remembered)
+        with trio.move_on_after(0.6):
+            await TcpNetwork(None).connect(NAMED)
+
+    with black_hole("127.0.0.2") as first, black_hole("127.0.0.3") as second:
+        trio.run(main, [first, second])
+    assert len(opened) == 2
+    assert all(sock.fileno() < 0 for sock in opened)
+
+
+def test_the_second_attempt_is_of_the_other_family():
+    v6, v4 = (socket.AF_INET6, 0), (socket.AF_INET, 0)
+    assert alternated([v6, v6, v6, v4])[:2] == [v6, v4]
+    assert alternated([v4, v4]) == [v4, v4]
+    assert alternated([]) == []
+
+
+# -- addresses that others name ----------------------------------------------------------------------------------------
+def test_a_host_at_which_nobody_answers_is_dialled_sixteen_times_and_then_once_in_two_minutes():
+    budget = DialBudget()
+    times = [now for now in range(3_600) if budget.charge(Address("192.0.2.1", 1 + now), float(now))]
+    assert times[:16] == list(range(16))
+    assert len(times) <= 16 + 3_600 / 120
+    assert budget.charge(Address("192.0.2.2", 1), 0.0), "another host has its own"
+
+
+def test_a_living_host_of_many_members_is_never_held_up():
+    budget = DialBudget()
+    for port in range(1, 500):
+        assert budget.charge(Address("192.0.2.1", port), 0.0)
+        budget.mark_proven(Address("192.0.2.1", port))
+    dead = [port for port in range(500, 600) if budget.charge(Address("192.0.2.1", port), 0.0)]
+    assert len(dead) == 16
+    assert budget.charge(Address("192.0.2.1", 7), 0.0), "a member proved to be at this address"
+
+
+def test_what_one_person_can_name_without_end_has_one_budget():
+    assert site_of("2001:db8:1:2::5") == site_of("2001:db8:1:2:ffff::9") != site_of("2001:db8:1:3::5")
+    assert site_of("a1.victim.example") == site_of("b2.c3.VICTIM.example.") == "victim.example"
+    assert site_of("192.0.2.1") == site_of("::ffff:192.0.2.1")
+
+
+def test_the_budget_of_dials_is_bounded_whatever_is_named():
+    budget = DialBudget()
+    for number in range(3 * dial_budget.MAX_SITES):
+        address = Address(f"host.{number}", 1)
+        budget.charge(address, 0.0)
+        budget.mark_proven(address)
+    assert len(budget.buckets) == dial_budget.MAX_SITES
+    assert len(budget.proven) == dial_budget.MAX_PROVEN
+
+
+class Refusing:
+    """A network that refuses and counts all dials."""
+
+    def __init__(self):
+        self.dials = []
+
+    async def connect(self, address, allows=None):
+        await trio.lowlevel.checkpoint()
+        if allows is None or allows(address.host):
+            self.dials.append(address)
+        raise ConnectionRefusedError
+
+
+def dialled(familiar, addresses, seeds=frozenset()):
+    """Dial each of ``addresses`` for a member of its own; return the dials made and the members reported as missed."""
+    network, missed = Refusing(), []
+
+    async def main():
+        owner = LinkOwner(ME, missed=missed.append, told=lambda *_: None, is_known=lambda _: familiar)
+        connector = Connector(Access(network, None), Config(), owner, seeds)
+        for number, address in enumerate(addresses):
+            async with trio.open_nursery() as nursery:
+                connector.nursery = nursery
+                connector.dial(address, PeerId(number.to_bytes(16, "big")))
+                await trio.testing.wait_all_tasks_blocked()
+                nursery.cancel_scope.cancel()  # a seed's task waits with its notice
+
+    trio.run(main)
+    return network.dials, missed
+
+
+PORTS = [Address("192.0.2.1", port) for port in range(1, 101)]
+
+
+def test_a_hundred_ports_of_a_third_party_are_dialled_sixteen_times():
+    dials, missed = dialled(False, PORTS)
+    assert len(dials) == 16
+    assert len(missed) == 16, "a dial that was not made says nothing of a member"
+
+
+def test_members_that_restate_their_address_count_as_well():
+    dials, missed = dialled(True, PORTS)
+    assert len(dials) == 16
+    assert len(missed) == 100
+
+
+def test_seeds_are_dialled_without_a_budget():
+    dials, _ = dialled(False, PORTS, frozenset(PORTS))
+    assert len(dials) == 100
+
+
+def test_whoever_asks_to_be_tried_is_tried_within_the_budget_of_the_host():
+    """Otherwise a member could have others scan the ports of a host, even of one that it shares."""
+    network = Refusing()
+
+    async def main():
+        connector = Connector(Access(network, None), Config(), LinkOwner(ME))
+        for address in PORTS:
+            await connector.try_dial(address)
+        assert len(network.dials) == 16
+
+    trio.run(main)
+
+
+# -- what a host text leads to -----------------------------------------------------------------------------------------
+def spelled(number, form):
+    """Return a spelling of an IPv4 address (a whole number) that a C library understands."""
+    parts = [number >> shift & 0xFF for shift in (24, 16, 8, 0)]
+    return {
+        "usual": ".".join(str(part) for part in parts),
+        "octal": ".".join(f"0{part:03o}" for part in parts),
+        "hexadecimal": ".".join(hex(part) for part in parts),
+        "one number": str(number),
+        "one hexadecimal number": hex(number),
+        "three parts": f"{parts[0]}.{parts[1]}.{number & 0xFFFF}",
+        "mapped": f"::ffff:{'.'.join(str(part) for part in parts)}",
+        "NAT64": f"64:ff9b::{parts[0]:02x}{parts[1]:02x}:{parts[2]:02x}{parts[3]:02x}",
+        "6to4": f"2002:{parts[0]:02x}{parts[1]:02x}:{parts[2]:02x}{parts[3]:02x}::1",
+    }[form]
+
+
+FORMS = st.sampled_from([
+    "usual", "octal", "hexadecimal", "one number", "one hexadecimal number", "three parts", "mapped", "NAT64", "6to4",
+])  # fmt: skip
+INSIDE = st.sampled_from([
+    "127.0.0.1", "127.9.9.9", "0.0.0.0", "10.9.0.1", "172.16.3.4", "192.168.1.1", "169.254.169.254", "100.64.0.1",
+    "224.0.0.1", "255.255.255.255",
+])  # fmt: skip
+
+
+class Recording(TcpNetwork):
+    """TCP whose name lookups are the system's, and that only notes the addresses that it would dial."""
+
+    def __init__(self):
+        super().__init__(None, 0.1)
+        self.dials = []
+
+    async def connect(self, address, allows=None):
+        for target in await resolve(address, socket.AI_NUMERICHOST):
+            if allows is None or allows(target[4][0]):
+                self.dials.append(target[4][0])
+        raise ConnectionRefusedError
+
+
+def dialled_from(mine, texts, seeds=frozenset()):
+    """Return the numeric addresses that a node with this address of its own dials, of these that others name."""
+    network = Recording()
+
+    async def main():
+        me = dataclasses.replace(ME, address=mine and Address(mine, 7))
+        connector = Connector(Access(network, None), Config(), LinkOwner(me), seeds)
+        for text in texts:
+            await connector.try_dial(Address(text, 7))
+
+    trio.run(main)
+    return network.dials
+
+
+@given(st.lists(st.builds(spelled, INSIDE.map(lambda text: int(ipaddress.ip_address(text))), FORMS), max_size=4))
+def test_a_node_on_a_public_address_dials_nothing_inside_a_network_however_it_is_spelled(texts):
+    assert dialled_from("198.51.101.7", texts) == []
+
+
+@given(st.lists(st.builds(spelled, st.just(int(ipaddress.ip_address("198.51.101.9"))), FORMS.filter(
+    lambda form: form not in ("NAT64", "6to4")
+)), min_size=40, max_size=60))  # fmt: skip
+def test_a_host_has_one_budget_however_it_is_spelled(texts):
+    assert len(dialled_from("198.51.101.7", texts)) <= dial_budget.BURST
+
+
+@pytest.mark.parametrize(
+    ("mine", "seed", "scopes"),
+    [
+        ("127.0.0.1", None, "loopback, link, private, public"),
+        ("10.0.0.5", None, "private, public"),
+        ("169.254.3.3", None, "link, private, public"),
+        ("8.8.4.4", None, "public"),
+        (None, "127.0.0.1", "loopback, link, private, public"),
+        (None, "10.0.0.5", "private, public"),
+        (None, "8.8.4.4", "private, public"),
+    ],
+)
+def test_a_node_dials_no_address_of_a_smaller_scope_than_its_own(mine, seed, scopes):
+    named = {"127.0.0.1": "loopback", "169.254.169.254": "link", "10.9.0.1": "private", "9.9.9.9": "public"}
+    seeds = frozenset([Address(seed, 9)] if seed else [])
+    assert ", ".join(named[host] for host in dialled_from(mine, named, seeds)) == scopes
+
+
+def test_each_address_of_a_name_takes_a_token(monkeypatch):
+    async def eight(_address, _flags=0):
+        await trio.lowlevel.checkpoint()
+        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (f"198.51.101.{number % 2}", 7)) for number in range(8)]
+
+    monkeypatch.setattr("tests.node.links.test_dialling.resolve", eight)
+    hosts = dialled_from("8.8.4.4", [f"n{number}.example{number}.org" for number in range(20)])
+    assert Counter(hosts) == {"198.51.101.0": 16, "198.51.101.1": 16}

@@ -1,0 +1,240 @@
+"""The end of `node.epochs`: nodes settle there by themselves, and wait for each other within limits."""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+import threading
+import time
+
+import pytest
+import torch
+from torch import nn
+
+from gossip.errors import ConfigError
+from node import Node
+from node.loop.settling import Settling
+from tests.node.loop.test_settling import bits, events, training
+from tests.node.ranks.rank_loops import no_errors, ranks
+from tests.node.ranks.rank_threads import play
+from tests.node.trainees import children, filled, linear, state_of
+
+
+def further(nodes, samples=400):
+    """Return a number of samples that none of the nodes has reached."""
+    return max(node.node.swarm_samples for node in nodes) + samples * len(nodes)
+
+
+PATIENT = 60.0, 60.0  # Timeouts for settling that a busy machine does not reach.
+
+
+def epochs(trainee, total, delay_s=0.005, settle=PATIENT):
+    """Return a loop that trains epochs up to a total, and returns its final weights."""
+
+    def loop(node):
+        for _ in node.epochs(1, total, settle=settle):
+            for _ in range(10):
+                loss = trainee.work()
+                node.step(loss, samples=4)
+                time.sleep(delay_s)
+        return bits(trainee.model)
+
+    return loop
+
+
+def started(trainee, *parts):
+    """Let the node's loop run these functions in order, and then wait until the test ends."""
+    answer = queue.SimpleQueue()
+    trainee.leave = threading.Event()
+
+    def run(node):
+        for part in parts:
+            answer.put(part(node))
+        trainee.leave.wait(60)
+
+    trainee.tasks.put((run, queue.SimpleQueue()))
+    return answer
+
+
+@pytest.fixture
+def swarm_of(train, until):
+    nodes = []
+
+    def make(count):
+        nodes.extend(training(train, until, count))
+        return nodes
+
+    yield make
+    for node in nodes:
+        if hasattr(node, "leave"):
+            node.leave.set()
+
+
+@pytest.mark.parametrize("count", [2, 3])
+def test_all_nodes_hold_the_same_weights_after_the_loop(count, swarm_of, until):
+    nodes = swarm_of(count)
+    total = further(nodes)
+    answers = [started(node, epochs(node, total, 0.002 * (1 + n))) for n, node in enumerate(nodes)]
+    assert len({answer.get(timeout=90) for answer in answers}) == 1
+    until(lambda: all(events(node, "settled") for node in nodes))
+    assert {event.distance for node in nodes for event in events(node, "settled")} == {0.0}
+
+
+def test_a_program_that_also_settles_itself_loses_no_time_though_others_do_not(swarm_of):
+    a, b = nodes = swarm_of(2)
+    total = further(nodes)
+
+    answers = [started(a, epochs(a, total), lambda node: node.settle(60.0, wait_s=600.0)), started(b, epochs(b, total))]
+    assert answers[0].get(timeout=90) == answers[1].get(timeout=90)
+    assert answers[0].get(timeout=90) == 0.0, "it waited for a node that does not settle again"
+
+
+def test_weights_that_change_after_the_loop_settle_again(swarm_of):
+    a, b = nodes = swarm_of(2)
+    total = further(nodes)
+    answers = []
+    for number, node in enumerate(nodes):
+        change = lambda _, model=node.model, number=number: filled(model, 1.0 + 2 * number)  # noqa: E731
+        settle = lambda made: made.settle(*PATIENT)  # noqa: E731
+        answers.append(started(node, epochs(node, total), change, settle))
+    assert [[answer.get(timeout=90) for _ in range(3)][-1] for answer in answers] == [0.0, 0.0]
+    assert bits(a.model) == bits(b.model) == bits(filled(linear(), 2.0))
+
+
+def test_each_of_several_loops_settles_and_the_next_trains_on(swarm_of):
+    nodes = swarm_of(3)
+    first, second = further(nodes), further(nodes, 800)
+    answers = [started(node, epochs(node, first), epochs(node, second)) for node in nodes]
+    ends = [[answer.get(timeout=90) for answer in answers] for _ in range(2)]
+    assert [len(set(weights)) for weights in ends] == [1, 1]
+    assert ends[0] != ends[1]
+
+
+@pytest.fixture
+def settled(monkeypatch):
+    """Replace ``settle`` by a recorder, and return the list of its calls."""
+    calls = []
+    monkeypatch.setattr(Node, "settle", lambda node, *times: calls.append(times))
+    return calls
+
+
+@pytest.mark.parametrize("way", ["break", "error", "off"])
+def test_a_loop_that_is_left_or_says_so_does_not_settle(way, quick, settled):
+    options = {"settle": None} if way == "off" else {}
+    with Node(nn.Linear(4, 2), config=quick) as node:
+        with contextlib.suppress(KeyError):
+            for _ in node.epochs(2, 8, **options):
+                node.step(samples=4)
+                if way == "break":
+                    break
+                if way == "error":
+                    raise KeyError(way)
+        assert settled == []
+        assert list(node.epochs(1, 4)) == []
+        assert settled == [(10.0, 60.0)], "nothing is left to train, and others may wait"
+
+
+def test_a_run_that_has_finished_is_not_settled(quick, settled):
+    with Node(nn.Linear(4, 2), config=quick) as node:
+        node.step(samples=4)
+        node.finish(0.0)
+        assert list(node.epochs(2, 8)) == []
+    assert settled == []
+
+
+def test_a_node_that_never_comes_costs_no_more_than_the_limits(swarm_of, until):
+    a, _ = nodes = swarm_of(2)
+    answer = started(a, epochs(a, further(nodes, 100), settle=(0.2, 0.5)))
+    answer.get(timeout=60)
+    until(lambda: events(a, "waited"))
+
+
+def test_a_late_node_that_trains_nothing_has_the_weights_of_those_that_settled(swarm_of, quick, until):
+    nodes = swarm_of(2)
+    total = further(nodes)
+    answers = [started(node, epochs(node, total)) for node in nodes]
+    weights = answers[0].get(timeout=90)
+    assert answers[1].get(timeout=90) == weights
+    late, steps = linear(9), 0
+    with Node(late, seeds=[nodes[0].node.address], config=quick, wait_for=3) as node:
+        for _ in node.epochs(1, total):
+            steps += 1
+        until(lambda: node.history()[-1].kind == "settled")
+        assert "all nodes have the same weights" in str(node.history()[-1])
+    assert bits(late) == weights
+    assert not steps
+
+
+def test_limits_that_cannot_be_are_refused_before_the_run(quick):
+    with Node(nn.Linear(4, 2), config=quick) as node:
+        for limits in (True, 10, (10,), (1, -1), "ab", (1, 2, 3)):
+            with pytest.raises(ConfigError, match=r"settle.* is .*seconds"):
+                node.epochs(1, 8, settle=limits)
+
+
+def test_a_loop_whose_nodes_agree_since_its_last_step_does_not_settle_again(quick, monkeypatch):
+    settled, distances = [], [0.0, 0.0, 0.0, 0.0, 0.1, 0.0]
+    monkeypatch.setattr(Settling, "settle", lambda self, *times: settled.append(times) or distances.pop(0))
+    with Node(nn.Linear(4, 2), config=quick) as node:
+        for _ in node.epochs(2, 8):
+            node.step(samples=8)
+            node.settle(20.0, wait_s=60.0)
+        assert settled == 2 * [(20.0, 60.0)]
+        for _ in node.epochs(3, 8):
+            node.settle(20.0, wait_s=60.0)
+            node.step(samples=8)
+        assert settled == [*3 * [(20.0, 60.0)], (10.0, 60.0)]
+        for _ in node.epochs(4, 8):
+            node.step(samples=8)
+            node.settle(1.0)
+    assert settled[4:] == [(1.0, 0.0), (10.0, 60.0)]
+
+
+def test_all_ranks_of_a_group_settle_at_the_end_of_their_loops(monkeypatch):
+    monkeypatch.setattr("node.node.GroupChannel", lambda group: group)
+    settled = []
+    monkeypatch.setattr(Settling, "settle", lambda self, *times: settled.append(times) or 0.0)
+
+    def loop(node, rank):
+        for _ in node.epochs(2, 64):
+            node.step(samples=4)
+        assert list(node.epochs(2, 64)) == []
+        return node.swarm_samples
+
+    no_errors(play(both := ranks(loop)[1]))
+    assert both[0].result == both[1].result >= 128
+    assert settled == [(10.0, 60.0)]
+
+
+def test_a_program_is_told_of_weights_that_change_after_the_nodes_have_agreed(swarm_of, until):
+    a, b = nodes = swarm_of(2)
+    total = further(nodes)
+
+    def change(node):
+        with torch.no_grad():
+            a.model.bias += 1.0
+
+    answers = [started(a, epochs(a, total), change), started(b, epochs(b, total))]
+    assert answers[0].get(timeout=90) == answers[1].get(timeout=90)
+    answers[0].get(timeout=30)
+    for node in nodes:
+        node.side.settling.tell_of_changes()
+    until(lambda: events(a, "apart"))
+    assert "call node.settle(10, wait_s=60) after it" in str(events(a, "apart")[0])
+    assert not events(b, "apart")
+    # `gossip local` compares these digests. The event follows the notice.
+    until(lambda: len({events(node, "settled")[-1].digest for node in nodes}) == 2)
+
+
+child = pytest.fixture(children)
+
+
+def test_a_node_does_not_wait_for_one_that_dies_at_the_end(train, until, child):
+    node = train(linear(1), None, lambda: None)
+    process, partner = child(node.node.address)
+    until(lambda: state_of(node.node, partner) == "alive")
+    answer = started(node, epochs(node, node.node.swarm_samples + 400, settle=(600.0, 600.0)))
+    until(lambda: node.side.settling.settled_at is not None)
+    process.kill()
+    assert answer.get(timeout=120)
+    node.leave.set()

@@ -1,0 +1,191 @@
+"""Ranks that cannot map rank 0's memory get the same elements as ranks that can, in bounded portions."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from dataclasses import fields, replace
+from itertools import chain
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gossip.errors import LocalError
+from node.loop.ranks.plain import pack_value, unpack_value
+from node.model.sharded import operation as operations
+from node.model.sharded.memory import MappedVectors, MemoryName, SharedVectors
+from node.model.sharded.operation import Operation
+from node.model.sharded.portions import LeaderPortions, OtherPortions
+from node.model.sharded.shards import LocalShard, ShardBox, ShardPlace, matching_positions
+from tests.node.model.test_shards import divided
+
+SMALL_BYTES = 240  # A portion of 60 elements, or of 20 positions.
+
+
+class Wires:
+    """Messages between the ranks of a group; ``most_bytes`` is the size of the largest one with elements."""
+
+    def __init__(self, size):
+        self.queues = {(one, other): queue.Queue() for one in range(size) for other in range(size)}
+        self.most_bytes = 0
+
+
+class Rank:
+    """A rank's end of the wires."""
+
+    def __init__(self, wires, rank):
+        self.wires, self.rank = wires, rank
+
+    def send(self, tensor, rank):
+        assert tensor.is_contiguous()
+        self.wires.most_bytes = max(self.wires.most_bytes, tensor.nbytes)
+        self.wires.queues[self.rank, rank].put(tensor.clone())
+
+    def receive(self, tensor, rank):
+        sent = self.wires.queues[rank, self.rank].get(timeout=20)
+        assert (sent.shape, sent.dtype) == (tensor.shape, tensor.dtype)
+        tensor.copy_(sent)
+
+    def send_value(self, value, rank):
+        self.wires.queues[self.rank, rank].put(pack_value(value))
+
+    def receive_value(self, rank, hint):
+        return unpack_value(self.wires.queues[rank, self.rank].get(timeout=20), hint)
+
+
+def performed(parts, operation, shards):
+    """Process the portions of an operation as ``ShardWork`` does."""
+    for portion in parts.of(operation, shards):
+        if operation.is_at_positions:
+            for shard, among, inside in matching_positions(shards, portion.positions):
+                flat = shard.tensor.view(-1).numpy()
+                if not operation.reads:
+                    flat[inside] += portion.values[among]
+                elif shard.box.owns:
+                    portion.values[among] = flat[inside]
+        else:
+            for shard, part, values in portion.views():
+                if not operation.reads:
+                    part.add_(values, alpha=0.3)
+                elif shard.box.owns:
+                    values.copy_(part)
+
+
+def apart(ranks, vector, operation, absent):
+    """Process an operation on all ranks, some of which are ``absent`` from rank 0's host.
+
+    Returns:
+        The vector afterwards, each rank's tensors, and the wires.
+    """
+    wires, memory = Wires(len(ranks)), SharedVectors()
+    held = memory.make(vector.size)
+    held[:] = vector
+    number, offset = memory.locate(held)
+    name, copies = memory.made[number].name, [copied(shards) for shards in ranks]
+    ends = []
+    for rank in range(1, len(ranks)):
+        mapped = MappedVectors()
+        place = replace(name, path="/nowhere") if rank in absent else name
+        assert mapped.map(place) == (rank not in absent)
+        ends.append(OtherPortions(mapped, Rank(wires, rank)))
+    memory.on_offered(number, tuple(absent))
+    operation = replace(operation, memory=number, offset=offset)
+    ends.insert(0, LeaderPortions(memory, Rank(wires, 0)))
+    threads = [
+        threading.Thread(target=performed, args=(end, operation, shards), daemon=True)
+        for end, shards in zip(ends[1:], copies[1:], strict=True)
+    ]
+    for thread in threads:
+        thread.start()
+    performed(ends[0], operation, copies[0])
+    for thread in threads:
+        thread.join(20)
+        assert not thread.is_alive()
+    assert all(one.empty() for one in wires.queues.values())
+    return held.copy(), [[shard.tensor for shard in shards] for shards in copies], wires
+
+
+def copied(shards):
+    return [replace(shard, tensor=shard.tensor.clone()) for shard in shards]
+
+
+def same(one, other):
+    assert np.array_equal(one[0], other[0])
+    assert all(map(torch.equal, chain.from_iterable(one[1]), chain.from_iterable(other[1])))
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _small_portions():
+    before, operations.PORTION_BYTES = operations.PORTION_BYTES, SMALL_BYTES
+    yield
+    operations.PORTION_BYTES = before
+
+
+@given(divided(), st.sampled_from(["read", "add"]), st.data())
+def test_a_stretch_is_the_same_for_ranks_that_map_it_and_for_those_that_do_not(case, kind, data):
+    whole, ranks, low, high = case
+    absent = sorted(data.draw(st.sets(st.integers(1, max(1, len(ranks) - 1))))) if len(ranks) > 1 else []
+    vector = np.random.default_rng(low).standard_normal(high - low).astype(np.float32)
+    operation = Operation(kind, start=low, elements=high - low)
+    *found, wires = apart(ranks, vector, operation, absent)
+    same(found, apart(ranks, vector, operation, ())[:2])
+    if kind == "read":
+        assert found[0].tolist() == whole[low:high].tolist()
+    assert wires.most_bytes <= SMALL_BYTES
+
+
+@given(divided(), st.sampled_from(["read_at", "add_at"]), st.data())
+def test_positions_are_the_same_for_ranks_that_map_them_and_for_those_that_do_not(case, kind, data):
+    whole, ranks, _, _ = case
+    chosen = data.draw(st.lists(st.integers(0, whole.numel() - 1), unique=True, max_size=20))
+    positions = np.array(sorted(chosen), np.int64)
+    absent = list(range(1, len(ranks)))
+    vector = np.empty(3 * positions.size, np.float32)
+    vector[: 2 * positions.size].view(np.int64)[:] = positions
+    vector[2 * positions.size :] = np.arange(positions.size)
+    operation = Operation(kind, elements=positions.size)
+    *found, wires = apart(ranks, vector, operation, absent)
+    same(found, apart(ranks, vector, operation, ())[:2])
+    if kind == "read_at":
+        assert found[0][2 * positions.size :].tolist() == whole[positions].tolist()
+    assert wires.most_bytes <= SMALL_BYTES
+
+
+def test_double_precision_travels_as_it_is():
+    rows = torch.arange(200, dtype=torch.float64).view(20, 10) / 3
+    ranks = [
+        [LocalShard(rows[part].clone(), 0, ShardBox((20, 10), (part, slice(0, 10)), True))]
+        for part in (slice(0, 13), slice(13, 20))
+    ]
+    vector = np.zeros(400, np.float32)
+    held, _, wires = apart(ranks, vector, Operation("read", elements=200, wide=True), [1])
+    assert torch.equal(torch.from_numpy(held.view(np.float64)), rows.view(-1))
+    assert wires.most_bytes <= SMALL_BYTES
+
+
+@pytest.mark.parametrize(
+    "place",
+    [
+        (-1, (4,), (0,), (2,)), (0, (4,), (3,), (2,)), (0, (4,), (-1,), (2,)), (0, (4,), (0,), (0,)),
+        (0, (4, 4), (0,), (2,)), (0, (1 << 40, 1 << 40), (0, 0), (1, 1)),
+    ],
+)  # fmt: skip
+def test_a_part_that_no_rank_has_is_refused(place):
+    with pytest.raises(ValueError, match=r"part outside|shorter|longer"):
+        ShardPlace(*place)
+    stated = object.__new__(ShardPlace)
+    for field, value in zip(fields(ShardPlace), place, strict=True):
+        object.__setattr__(stated, field.name, value)
+    with pytest.raises(LocalError, match="is no message of this version"):
+        unpack_value(pack_value([stated]), list[ShardPlace])
+
+
+def test_more_positions_than_there_are_is_refused():
+    mapped, wires = MappedVectors(), Wires(2)
+    mapped.map(MemoryName(1, "/nowhere", 240, "gossip-vector-"))
+    Rank(wires, 0).send_value(21, 1)
+    with pytest.raises(LocalError, match="Rank 0 of this node's group sends 21 of 20 positions: install the same"):
+        list(OtherPortions(mapped, Rank(wires, 1)).of(Operation("add_at", elements=20, memory=1), []))

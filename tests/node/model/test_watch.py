@@ -1,0 +1,310 @@
+"""Programs that defeat mixing or hold state without a mean: each works, or is told why in one sentence."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from gossip.errors import LayoutError
+from node.model.inventory.constants import constants_of
+from node.model.inventory.probe import MixProbe
+from tests.node.conftest import until
+from tests.node.loop.test_settling import settling
+from tests.node.trainees import alive, linear, towards
+
+
+def sentences(trainee):
+    return [str(event) for event in trainee.node._training.listeners.history()]
+
+
+def told(trainee, text):
+    return any(text in sentence for sentence in sentences(trainee))
+
+
+class Permuted(nn.Module):
+    def __init__(self, seed):
+        super().__init__()
+        torch.manual_seed(seed)
+        self.first, self.norm = nn.Linear(8, 4), nn.BatchNorm1d(4)
+        self.register_buffer("order", torch.randperm(8))
+        self.register_buffer("mask", torch.full((3, 3), -math.inf).triu(1))
+
+
+def test_a_newcomer_takes_whole_numbers_and_nodes_with_infinite_constants_mix(train):
+    models = [Permuted(0), Permuted(1)]
+    models[0].norm.num_batches_tracked.fill_(70_000)
+    first = train(models[0])
+    second = train(models[1], seeds=[first.node.address])
+    assert second.at_entry["order"].tolist() == first.at_entry["order"].tolist()
+    assert second.at_entry["norm.num_batches_tracked"].item() == 70_000
+    until(lambda: second.node.metrics().exchanges_done >= 3)
+    assert torch.equal(models[1].mask, torch.full((3, 3), -math.inf).triu(1))
+    assert told(first, "Of the model 6 tensors averaged")
+
+
+def test_a_tensor_that_is_not_finite_any_more_is_named_with_the_step(train):
+    model = linear()
+    first = train(model)
+    second = train(linear(1), seeds=[first.node.address])
+    until(lambda: second.node.metrics().exchanges_done)
+    first.do(lambda node: model.bias.data.fill_(math.nan))
+    until(lambda: told(first, "The weights are not finite any more (bias, step "))
+
+
+class HiddenMasters(torch.optim.Optimizer):
+    """SGD on copies of the weights that it keeps outside of ``state``."""
+
+    def __init__(self, params):
+        super().__init__(params, {"lr": 0.001})
+        self.copies = {}
+
+    @torch.no_grad()
+    def step(self):
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                master = self.copies.setdefault(parameter, parameter.detach().clone())
+                parameter.copy_(master.sub_(0.001 * parameter.grad))
+
+
+def all_tensors(model):
+    return HiddenMasters(model.parameters())
+
+
+def the_smaller_tensor(model):
+    return [torch.optim.SGD([model.weight], 0.001), HiddenMasters([model.bias])]
+
+
+@pytest.mark.parametrize("build", [all_tensors, the_smaller_tensor])
+def test_an_optimizer_that_undoes_every_mix_is_named_once(train, build):
+    def hidden(target, seeds=()):
+        model = linear(width=64)
+        optimizer = build(model)
+
+        def work():
+            model.zero_grad()
+            loss = sum(((parameter - target) ** 2).sum() for parameter in model.parameters())
+            loss.backward()
+            for each in optimizer if isinstance(optimizer, list) else [optimizer]:
+                each.step()
+            return loss
+
+        return train(model, optimizer, work, seeds=seeds)
+
+    first = hidden(1.0)
+    hidden(-1.0, [first.node.address])
+    until(lambda: told(first, "gone one step later"), 60)
+    assert sum("gone one step later" in sentence for sentence in sentences(first)) == 1
+    assert told(first, "HiddenMasters keeps a copy of the weights")
+
+
+def test_uneven_data_are_not_called_an_undone_mix(train):
+    one, other = linear(width=64), linear(width=64)
+    first = train(one, None, towards(one, 1.0, rate=0.2))
+    second = train(other, None, towards(other, -1.0, rate=0.2), seeds=[first.node.address])
+    until(lambda: first.side.live.state.probe.verdicts >= 1, 60)
+    assert not told(first, "gone one step later")
+    assert not told(second, "gone one step later")
+
+
+def test_a_teacher_is_told_once_and_a_newcomer_takes_it_as_it_is_now(train, monkeypatch):
+    monkeypatch.setattr("node.loop.training.OPTIMIZER_S", 0.2)
+
+    def with_teacher():
+        model = nn.ModuleDict({"student": nn.Linear(4, 2), "teacher": nn.Linear(4, 2)})
+        model["teacher"].requires_grad_(False)
+        return model
+
+    model = with_teacher()
+    first = train(model, None, lambda: model["teacher"].weight.data.mul_(0.999).sum())
+    until(lambda: told(first, "'teacher.weight' requires no gradient and changes"))
+    changed = model["teacher"].weight.detach().clone()
+    second = train(with_teacher(), seeds=[first.node.address])
+    taken = second.at_entry["teacher.weight"]
+    assert torch.allclose(taken / taken[0, 0], changed / changed[0, 0], rtol=1e-4)
+    assert torch.all(taken.abs() < changed.abs() * 1.001)
+
+
+def test_a_loop_that_trains_a_copy_of_the_model_is_told_so(train):
+    model, trained = linear(), linear(1)
+    trainee = train(model, None, towards(trained, 1.0))
+    until(lambda: told(trainee, "No weight of this Node has changed in 32 steps"))
+
+
+def test_a_loop_whose_rate_begins_at_zero_is_not_told_that_nothing_changes(train):
+    model, rates = linear(), iter([0.0] * 20 + [0.1] * 10**6)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+
+    def work():
+        optimizer.param_groups[0]["lr"] = next(rates)
+        loss = (model.weight - 1.0).square().sum()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    trainee = train(model, optimizer, work)
+    until(lambda: trainee.node.metrics().steps > 60)
+    assert not told(trainee, "No weight of this Node has changed")
+
+
+class Late(nn.Module):
+    """A module whose buffer and parameter are made in a later pass."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(4, 2)
+        self.register_buffer("mean", None)
+        self.register_parameter("bias", None)
+
+
+def test_a_program_that_is_too_short_for_a_second_look_is_looked_at_before_it_settles(train, monkeypatch):
+    monkeypatch.setattr("node.loop.training.OPTIMIZER_S", 3_600.0)
+    model = Late()
+    trainee = train(model)
+    until(lambda: trainee.node.metrics().steps)
+    trainee.do(lambda node: setattr(model, "mean", torch.zeros(2)))
+    assert not told(trainee, "Buffer 'mean' was added")
+    trainee.do(lambda node: node.settle(0.1))
+    assert told(trainee, "Buffer 'mean' was added")
+
+
+def test_a_buffer_that_is_made_later_is_told_and_a_parameter_is_refused(train, monkeypatch):
+    monkeypatch.setattr("node.loop.training.OPTIMIZER_S", 0.05)
+    model = Late()
+    trainee = train(model)
+    trainee.do(lambda node: setattr(model, "mean", torch.zeros(2)))
+    until(lambda: told(trainee, "Buffer 'mean' was added while this node trains"))
+    trainee.do(lambda node: setattr(model, "bias", nn.Parameter(torch.zeros(2))))
+    until(lambda: trainee.error is not None)
+    with pytest.raises(LayoutError, match="Parameter 'bias' was added to a Late"):
+        raise trainee.error
+    trainee.error = None
+
+
+class Featured(nn.Module):
+    """A model with a buffer of orthogonal directions, and with constants outside its state."""
+
+    def __init__(self, seed):
+        super().__init__()
+        drawn = torch.Generator().manual_seed(seed)
+        self.linear = nn.Linear(4, 2)
+        self.register_buffer("directions", torch.linalg.qr(torch.randn(8, 8, generator=drawn))[0])
+        self.register_buffer("cache", torch.randn(3, generator=drawn), persistent=False)
+        self.order = torch.randperm(4_000, generator=drawn)
+        self.sizes = [4, 2]
+
+
+def test_directions_that_mixes_make_shorter_are_told(train, monkeypatch):
+    monkeypatch.setattr("node.loop.training.OPTIMIZER_S", 0.05)
+
+    def drawing(seed, seeds=()):
+        model = Featured(0)
+        step = towards(model, 1.0)
+        draws = torch.Generator().manual_seed(seed)
+
+        def work():
+            model.directions = torch.linalg.qr(torch.randn(8, 8, generator=draws))[0]
+            return step()
+
+        return train(model, None, work, seeds=seeds)
+
+    first = drawing(1)
+    assert not told(first, "of one length")
+    drawing(2, [first.node.address])
+    until(lambda: told(first, "The rows or columns of buffer 'directions' were of one length and are not any more"))
+
+
+def test_models_that_were_made_with_other_constants_are_told(train):
+    first = train(Featured(0))
+    second = train(Featured(0), seeds=[first.node.address])
+    until(lambda: second.node.metrics().exchanges_done >= 3)
+    assert not told(first, "do not travel") + told(second, "do not travel")
+    train(Featured(1), seeds=[first.node.address])
+    until(lambda: told(first, "tensors that do not travel ('cache', 'order', 'sizes')"))
+
+
+def test_constants_that_machines_compute_with_other_last_bits_are_the_same():
+    one, other = Featured(0), Featured(0)
+    other.cache = one.cache * (1 + 2e-7)
+    mine = constants_of(one)
+    assert not mine.differ(constants_of(other).mark)
+    other.order[3:5] = one.order[3:5].flip(0)
+    assert not mine.differ(constants_of(other).mark)  # Only some of the values are looked at.
+    other.order = one.order.flip(0)
+    assert mine.differ(constants_of(other).mark)
+    assert constants_of(linear()) is None
+
+
+class Observed(nn.Linear):
+    """A layer with a buffer for the least value that it has seen, at first infinite."""
+
+    def __init__(self):
+        super().__init__(4, 2)
+        self.register_buffer("low", torch.tensor(math.inf))
+
+    def observe(self):
+        self.low.copy_(torch.randn(()))
+        return self.low
+
+
+def test_ranges_that_each_node_observes_for_itself_are_told_once_all_have_settled(train):
+    first = train(model := Observed(), None, model.observe)
+    second = train(model := Observed(), None, model.observe, seeds=[first.node.address])
+    until(lambda: alive(first) == 2)
+    answers = [settling(node) for node in (first, second)]
+    assert [answer.get(timeout=60) for answer in answers] == [0.0, 0.0]
+    until(lambda: all(told(node, "'low' has no mean") for node in (first, second)))
+    for node in (first, second):
+        node.leave.set()
+
+
+def test_ranges_that_the_user_has_named_are_not_told(train):
+    first = train(model := Observed(), None, model.observe, copy=["low"])
+    second = train(model := Observed(), None, model.observe, seeds=[first.node.address], copy=["low"])
+    until(lambda: alive(first) == 2)
+    answers = [settling(node) for node in (first, second)]
+    assert [answer.get(timeout=60) for answer in answers] == [0.0, 0.0]
+    assert not told(first, "has no mean")
+    for node in (first, second):
+        node.leave.set()
+
+
+def test_parameters_that_an_optimizer_gets_later_must_be_in_the_model_too(train, monkeypatch):
+    monkeypatch.setattr("node.loop.training.OPTIMIZER_S", 0.05)
+    model = linear()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    trainee = train(model, optimizer)
+    trainee.do(lambda node: optimizer.add_param_group({"params": [nn.Parameter(torch.zeros(3))]}))
+    until(lambda: trainee.error is not None)
+    assert isinstance(trainee.error, LayoutError)
+    with pytest.raises(LayoutError, match=r"SGD trains 1 tensor \(3\) that the model of this Node lacks"):
+        raise trainee.error
+    trainee.error = None
+
+
+def verdict_of(seed, step, undoes):
+    """Return True if a probe says that steps of this length undo mixes, which have the length 1."""
+    draw = torch.Generator().manual_seed(seed)
+    weight = torch.zeros(64)
+    probe = MixProbe(lambda: [weight], lambda tensors: [0])
+    for _ in range(65):
+        mix = torch.randn(64, generator=draw)
+        with probe.mixing():
+            weight += mix
+        weight += step * torch.randn(64, generator=draw) - (mix if undoes else 0.0)
+        if probe.on_step():
+            return True
+    return False
+
+
+@pytest.mark.parametrize("step", [0.1, 1.0, 2.0, 10.0])
+def test_steps_of_any_length_are_not_taken_for_undone_mixes(step):
+    assert not any(verdict_of(seed, step, undoes=False) for seed in range(40))
+
+
+@pytest.mark.parametrize("step", [0.1, 1.0])
+def test_mixes_that_steps_of_their_length_undo_are_seen(step):
+    assert all(verdict_of(seed, step, undoes=True) for seed in range(40))

@@ -1,0 +1,327 @@
+"""A node of several ranks: all hold the same weights at the same step, and report the same of the swarm."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from gossip import Config
+from gossip.arithmetic.layout import Layout, Segment
+from gossip.averaging.visit import Update
+from gossip.ids import parse_address
+from node import QuasiGlobal
+from node.loop.ranks.boundary import RanksBoundary, UpdateTold
+from node.loop.ranks.follower import Follower
+from node.model import flat as vectors
+from node.model.backup import KeptWeights
+from node.model.pool import VectorPool
+from node.model.snapshot import ModelState
+from node.model.state import State
+from tests.harness.configs import tuned
+from tests.node.loop.test_last_mixes import RARELY, STEP, STEPS, counter, learned_of
+from tests.node.ranks.rank_loops import (
+    flat,
+    looked,
+    model_of,
+    net,
+    no_errors,
+    pull,
+    ranks,
+    run,
+    same,
+    trained,
+    trained_by,
+)
+from tests.node.ranks.rank_threads import MemoryGroup, RankThread, play
+
+
+@pytest.fixture(autouse=True)
+def _channels_are_groups(monkeypatch):
+    monkeypatch.setattr("node.node.GroupChannel", lambda group: group)
+
+
+def test_ranks_begin_with_the_weights_of_rank_0_and_its_optimizer(quick):
+    _, pair = ranks(lambda node, rank: flat(trained_by(node).state._model))
+    trained(pair[0].model, pair[0].optimizer, 0)  # Rank 0's optimizer has momentum, the other's has none.
+    no_errors(play(pair))
+    assert torch.equal(pair[0].result, pair[1].result)
+    momenta = [[rank.optimizer.state[p]["momentum_buffer"] for p in rank.model.parameters()] for rank in pair]
+    assert all(map(torch.equal, *momenta))
+
+
+def test_of_a_partly_frozen_model_with_two_optimizers_all_is_the_same_on_all_ranks(quick):
+    def loop(node, rank):
+        model, optimizers = model_of(node), trained_by(node).optimizers.all
+        for step in range(5):
+            loss = model(torch.full((4, 6), float(step))).square().mean()
+            for optimizer in optimizers:
+                optimizer.zero_grad()
+            loss.backward()
+            for optimizer in optimizers:
+                optimizer.step()
+            node.step(loss, 4)
+        return [flat(model)] + [state for one in optimizers for kept in one.state.values() for state in kept.values()]
+
+    group = MemoryGroup(2)
+    pair = []
+    for channel in group.channels:
+        model = net(20 + channel.rank)
+        model[0].requires_grad_(False)
+        optimizers = [
+            torch.optim.SGD(model[1].parameters(), 0.1 + channel.rank), torch.optim.Adam(model[2].parameters()),
+        ]  # fmt: skip
+        pair.append(RankThread(channel, model, optimizers, loop, {"config": quick}))
+    no_errors(play(pair))
+    assert all(map(torch.equal, pair[0].result, pair[1].result))
+    assert len(pair[0].result) == 1 + 2 * 3
+    assert pair[1].optimizer[0].param_groups[0]["lr"] == 0.1, "rank 0's options too"
+
+
+def test_a_model_that_brings_its_own_state_is_the_same_on_all_ranks(quick):
+    class Doubles(State):
+        """A state of more precision than its vectors of float32."""
+
+        def __init__(self, value):
+            self.weights = np.full(5, value)
+            self.layout = Layout([Segment("weights", (5,), "float32", "parameter")])
+
+        def read(self, out):
+            out[:] = self.weights
+
+        def add(self, shift):
+            self.weights = self.weights + shift
+
+        def write(self, vector):
+            self.weights = vector.astype(np.float64)
+
+    def loop(node, rank):
+        for _ in range(5):
+            node.step(samples=4)
+        return trained_by(node).state.weights.tolist()
+
+    group = MemoryGroup(2)
+    pair = [RankThread(one, Doubles(0.1 + one.rank), None, loop, {"config": quick}) for one in group.channels]
+    no_errors(play(pair))
+    assert pair[0].result == pair[1].result == [float(np.float32(0.1))] * 5
+
+
+def beside(config, loop, train, other_make=lambda p: torch.optim.SGD(p, lr=0.01), **options):
+    """Run the ranks of one node next to another node of the same swarm, whose weights move them."""
+    model = net(99)
+    optimizer = other_make(model.parameters())
+    other = train(model, optimizer, lambda: trained(model, optimizer, 10**6), config=config)
+    _, pair = ranks(loop, config=config, seeds=[other.node.address], **options)
+    no_errors(play(pair))
+    return pair
+
+
+SGD = {"make": lambda p: torch.optim.SGD(p, lr=0.05, momentum=0.9)}
+WAYS = {
+    "outer step": ({"make": lambda p: torch.optim.AdamW(p, lr=1e-3)}, {}),
+    "quasi-global": ({"make": lambda p: QuasiGlobal(p, lr=0.05)}, {}),
+    "some elements": (SGD, {"part": "mask 0.3"}),
+    "push-sum": (SGD, {"mixing": "push-sum"}),
+    "lockstep": (SGD, {"max_version_gap": 0.0}),
+    "plain mean": (SGD, {"outer_momentum": 0.0}),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_all_ranks_hold_the_same_after_every_step_beside_another_node(train, way, monkeypatch):
+    monkeypatch.setattr(vectors, "MIN_KERNEL_ELEMENTS", 1)  # Copy and add as for large models.
+    changed, change = [], Follower.apply_change
+    monkeypatch.setattr(Follower, "apply_change", lambda side, told: (changed.append(told), change(side, told)))
+    options, changes = WAYS[way]
+    config = tuned(mix_every_steps=2, join_timeout_s=3.0, bench_s=0.2, **changes)
+
+    def loop(node, rank):
+        seen = run(node, 60, pause_s=0.01)
+        distance = node.settle(0.1)
+        return [*seen, looked(node)], distance, node.metrics()["exchanges_done"], node.state_dict()
+
+    one, other = beside(config, loop, train, **options)
+    assert [same(*rows) for rows in zip(one.result[0], other.result[0], strict=True)] == [True] * 61
+    assert one.result[1:3] == other.result[1:3]
+    assert min(one.result[2], len(changed)) > 3, "exchanges moved them"
+    assert any(told.has_positions for told in changed) == (way == "some elements")
+    assert {told.ratio is None for told in changed} == {way != "push-sum"}
+    assert {**one.result[3], "samplers": []} == {**other.result[3], "samplers": []}
+
+
+def test_all_ranks_mix_the_moments_of_their_optimizers(train):
+    def make(parameters):
+        return torch.optim.Adam(parameters, lr=1e-4)
+
+    def loop(node, rank):
+        run(node, 100, pause_s=0.01)
+        treatments = {item.treatment for item in node.inventory() if item.dtype == "state"}
+        return [state for state in trained_by(node).optimizers.all[0].state.values()], treatments
+
+    config = tuned(mix_every_steps=2, join_timeout_s=3.0, bench_s=0.2)
+    pair = beside(config, loop, train, make=make, other_make=make)
+    (states, treatments), (other_states, other_treatments) = (rank.result for rank in pair)
+    assert pair[0].node._training.network.peer.moments.mixed_count > 3
+    for state, other in zip(states, other_states, strict=True):
+        assert all(torch.equal(state[name], other[name]) for name in ("step", "exp_avg", "exp_avg_sq"))
+    assert treatments == other_treatments == {"give", "mix"}
+
+
+def test_a_member_keeps_half_of_what_a_node_of_several_ranks_has_learned_since_its_last_mix(train):
+    def loop(node, rank):
+        for _ in range(STEPS):
+            models[rank]["w"][1] += STEP
+            node.step(samples=4)
+
+    other = train(*counter(0), config=Config(**RARELY))
+    models = [counter(1)[0] for _ in range(2)]
+    options = {"config": Config(**RARELY), "seeds": [other.node.address]}
+    channels = MemoryGroup(2).channels
+    no_errors(play([RankThread(one, model, None, loop, options) for one, model in zip(channels, models, strict=True)]))
+    assert learned_of(other, 1) == pytest.approx(STEPS * STEP / 2, rel=0.03)
+    assert torch.equal(*(model["w"] for model in models))
+
+
+@pytest.mark.parametrize(("seconds", "sums"), [(0.0, 64), (10.0, 5)], ids=["long steps", "short steps"])
+def test_steps_at_which_nothing_changes_cost_at_most_a_sum_and_nobody_waits_for_it(monkeypatch, seconds, sums):
+    """Two sums at first, until the length of a step is known; then one in 16 steps, if these are short."""
+    monkeypatch.setattr("node.loop.ranks.leader.SUM_S", seconds)
+
+    def loop(node, rank):
+        node.settle(0.0)
+        node_ranks = node._training.ranks
+        before = node_ranks.channel.made
+        for _ in range(64):
+            node.step(samples=1)
+        kinds = [kind for kind, _ in group.calls[before : node_ranks.channel.made]]
+        return kinds, node_ranks.pending_sum is not None
+
+    group, pair = ranks(loop)
+    no_errors(play(pair))
+    assert pair[0].result == pair[1].result == (["sum"] * sums, seconds == 0.0), "the last is still under way"
+
+
+def test_samples_of_all_ranks_are_summed_and_the_last_step_is_in_a_checkpoint(tmp_path, monkeypatch):
+    monkeypatch.setattr("node.loop.ranks.leader.SUM_S", 0.0)
+
+    def loop(node, rank):
+        for _step in range(5):
+            node.step(samples=3 + rank)
+        late, state = node.swarm_samples, node.state_dict()
+        node.save(tmp_path / "run")  # Rank 0 writes, and no rank waits for it.
+        node.settle(0.0)
+        return late, state["swarm_samples"], node.swarm_samples
+
+    _, pair = ranks(loop)
+    no_errors(play(pair))
+    assert [rank.result for rank in pair] == [(4 * 7, 4 * 7 + 2 * 3, 5 * 7), (4 * 7, 4 * 7 + 2 * 4, 5 * 7)]
+    assert (tmp_path / "run.safetensors").exists()
+
+
+def test_what_is_loaded_is_on_all_ranks_in_its_own_type(tmp_path):
+    def save(node, rank):
+        trained_by(node).optimizers.all[0].param_groups[0]["lr"] = 0.25
+        run(node, 3)
+        node.save(tmp_path / "run")
+        node.export(tmp_path / "weights")  # As in a save, rank 0 writes.
+        return flat(model_of(node))
+
+    def load(node, rank):
+        figures = node.load(tmp_path / "run" if rank == 0 else "read by rank 0 alone")
+        optimizer = trained_by(node).optimizers.all[0]
+        momenta = [optimizer.state[p]["momentum_buffer"] for p in model_of(node).parameters()]
+        return flat(model_of(node)), figures, optimizer.param_groups[0]["lr"], momenta, node.swarm_samples
+
+    no_errors(play(saved := ranks(save, dtype=torch.float64)[1]))
+    exported = load_file(tmp_path / "weights.safetensors")
+    assert exported.keys() == model_of(saved[0].node).state_dict().keys()
+    no_errors(play(loaded := ranks(load, dtype=torch.float64)[1]))
+    for rank in loaded:
+        weights, figures, rate, momenta, samples = rank.result
+        assert torch.equal(weights, saved[0].result)
+        assert (figures["swarm_samples"], rate, samples) == (24, 0.25, 24)
+        assert all(map(torch.equal, momenta, loaded[0].result[3]))
+
+
+def test_weights_on_trial_come_and_go_on_all_ranks(train, until, quick):
+    """The weights of another run prove worse. Each rank returns to the old weights and its optimizer's state."""
+    bad = net(1)
+    larger = train(bad, work=pull(bad, 30.0), config=dataclasses.replace(quick, merge="never"))
+    until(lambda: larger.node.swarm_samples > 2000)
+    stop_at = [10**9]  # a step that no rank has reached yet
+
+    def loop(node, rank):
+        model, seen = model_of(node), []
+        while len(seen) < stop_at[0]:
+            loss = pull(model, 1.0)()
+            node.step(loss, 4)
+            seen.append(flat(model).sum().item())
+            time.sleep(0.002)
+        return seen
+
+    _, pair = ranks(loop)
+    for rank in pair:
+        rank.start()
+    until(lambda: pair[0].node is not None and len(pair[0].node._training.network.peer.own_run.trial.own_losses) >= 4)
+    side = pair[0].node._training
+    larger.do(lambda node: node.step(samples=10**6))
+    address = parse_address(larger.node.address)
+    side.network.call(lambda: side.network.runtime.connector.dial(address, None))
+    until(lambda: side.run.before_merge_path is not None and side.network.peer.joining.failed_trials, seconds=60.0)
+    stop_at[0] = side.run.steps + 100
+    for rank in pair:
+        rank.join(30)
+    no_errors(pair)
+    assert pair[0].result == pair[1].result
+    sums, size = pair[0].result, flat(pair[0].model).numel()
+    assert max(sums) > 10 * size, "they had the other run's weights"
+    assert sums[-1] < 2 * size, "and have their own again"
+
+
+def test_what_changes_the_model_waits_for_an_open_boundary_and_copies_wait_for_it():
+    class Silent:
+        def relays(self, size):
+            return False
+
+        def send_command(self, *what):
+            told.append(what)
+
+        def broadcast_array(self, array):
+            told.append(array.copy())
+
+    told, vector = [], np.zeros(10, np.float32)
+    state = ModelState({"x": vector})
+    pool = VectorPool(state)
+    meeting = RanksBoundary(Silent(), state, pool, KeptWeights(state))
+
+    def update(value):
+        one = pool.take()
+        one.array.fill(value)
+        meeting.begin_update()
+        meeting.deliver_update(Update(one))
+
+    update(1.0)
+    meeting.request_snapshot(7)
+    seen = meeting.visit(lambda weights: None)
+    assert not seen.updates
+    assert not seen.snapshots, "it would count twice what is owed"
+    assert not told
+    assert (vector == 0.0).all()
+    meeting.open()
+    seen = meeting.visit(lambda weights: None)
+    assert (vector == 1.0).all()
+    assert [session for session, _, _ in seen.snapshots] == [7]
+    assert told[0] == ("change", UpdateTold(10, False, None))
+    assert (told[1] == 1.0).all()
+    update(2.0)  # This update comes too late for a visit.
+    meeting.shut()
+    assert not meeting.has_requests
+    assert not meeting.visit(lambda weights: None).updates
+    meeting.open()
+    assert len(meeting.visit(lambda weights: None).updates) == 1
+    assert (vector == 3.0).all()
+    assert meeting.pending_updates == 0
