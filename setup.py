@@ -1,11 +1,9 @@
-"""What pyproject.toml cannot say: how README.md reads on a page of its own, away from the files that it points to; and
-what is compiled where that is possible.
+"""The parts of a build that pyproject.toml cannot express: the README's links, and the compiled passes.
 
-Where this project is published is said by who publishes it, GOSSIP_URL=https://HOST/OWNER/NAME: pictures and links then
-lead to the files of this version there. Without it nothing is invented: pictures are left out, since a broken one is
-worse than none, and a link to a file is its words alone. Everything else is in pyproject.toml.
+GOSSIP_URL=https://HOST/OWNER/NAME names the place where this project is published. The README's pictures and links
+then lead to the files of this version there. Without it pictures are left out, and a link to a file is its words alone.
 
-Without a compiler, or Python's headers, the extension is left out and all else installed: numpy computes the same.
+Without a compiler or Python's headers the build leaves out the extension, and numpy computes the same results.
 GOSSIP_KERNEL=numpy leaves it out as well, and makes a wheel for every machine.
 """
 

@@ -1,5 +1,8 @@
-"""The documentation site: make docs. Its source is the repository's own folder: every page reads the same there,
-and a link from one page to another is the path from one file to another."""
+"""The configuration of the documentation site, which make docs builds.
+
+Its source is the repository's own folder, so every page reads the same there, and a link from one page to another is
+the path from one file to another.
+"""
 
 from __future__ import annotations
 

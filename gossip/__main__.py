@@ -97,7 +97,7 @@ def version_command() -> None:
 
 
 @app.command(context_settings=SCRIPT_COMMAND)
-def run(
+def run(  # noqa: PLR0913  The options of a command.
     script: Script,
     args: ScriptArgs = None,
     module: IsModule = False,
@@ -187,7 +187,7 @@ def inspect(script: Script, args: ScriptArgs = None, module: IsModule = False) -
 
 
 @app.command(context_settings=SCRIPT_COMMAND)
-def local(
+def local(  # noqa: PLR0913  The options of a command.
     script: Script,
     args: ScriptArgs = None,
     module: IsModule = False,
@@ -389,7 +389,7 @@ def trace_merge(
 
 
 @app.command()
-def plan(
+def plan(  # noqa: PLR0913  The options of a command.
     links: Annotated[
         Path | None, typer.Argument(metavar="LINKS.toml", help="As a scenario's file: links, machines.")
     ] = None,

@@ -79,7 +79,7 @@ class Node(DataCalls):
         LocalError: Or one of its kinds (ConfigError, IdentityError, LayoutError). One sentence says what to do.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  The options of a node, by keyword.
         self,
         model: nn.Module | Mapping[str, Any] | State,
         optimizer: Optimizer | Sequence[Optimizer] | None = None,

@@ -128,7 +128,7 @@ class Blockwise(Codec):
             return super().subtract(data, values, out, own, seed, start, before)
         return self.run_pass(kernel.passes, values.size, values, data, None, own, out, seed, start, before)
 
-    def run_pass(
+    def run_pass(  # noqa: PLR0913  The arguments of the C function.
         self, passes: kernel.Passes, elements: int, values: Any, data: Any, encoded: Any, own: Any, out: Any,
         seed: int, start: int, before: tuple[float, float] = (0.0, 0.0),
     ) -> tuple[float, float]:  # fmt: skip

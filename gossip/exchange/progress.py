@@ -131,13 +131,12 @@ class RunProgress:
     def mix(self, ours: Claim, theirs: Claim, partner: PeerId, *, chosen: bool, joins: bool = False) -> None:
         """Move to the mean of both numbers, as the partner does: the sum stays the same to the last sample.
 
-        With ``joins`` the lower side moves to the higher number instead, so that nodes which settle end with one.
-
         Args:
             ours: Claim that this node stated when the exchange began.
             theirs: Claim that the partner stated.
             partner: Id of the partner.
             chosen: True if this node chose the partner.
+            joins: True to move the lower side to the higher number instead, so that nodes which settle end with one.
         """
         gap = theirs.samples - ours.samples
         change = min(abs(gap) if joins else abs(gap) // 2, ours.most, theirs.most)

@@ -50,7 +50,7 @@ class Passes(Protocol):
     ) -> tuple[float, float]:  # fmt: skip
         """Do the work of :class:`gossip.codecs.floats.Bf16`."""
 
-    def blockwise(
+    def blockwise(  # noqa: PLR0913  The arguments of the C function.
         self, elements: int, values: Any, data: Any, encoded: Any, own: Any, out: Any, start: int, block: int,
         bits: int, share: float, scales: Any, inverses: Any, noise: Any, offsets: Any, out_sq: float, own_sq: float, /,
     ) -> tuple[float, float]:  # fmt: skip

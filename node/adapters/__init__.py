@@ -1,0 +1,1 @@
+"""Nodes for the training loops of other frameworks."""

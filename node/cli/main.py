@@ -293,7 +293,7 @@ def print_script_error(error: BaseException) -> None:
 
 
 # -- gossip local and demo ---------------------------------------------------------------------------------------------
-def local(
+def local(  # noqa: PLR0913  The options of a command.
     script: Path, args: Sequence[str], *, module: bool, nodes: int, threads: int, wait_for: int | None,
     wait_s: float | None, config: Path | None, log_dir: Path | None, trace: Path | None,
 ) -> int:  # fmt: skip

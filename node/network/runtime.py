@@ -212,7 +212,7 @@ class Runtime:
         except Exception as error:
             self.fail(error)
 
-    def perform_one(self, effect: Effect) -> None:
+    def perform_one(self, effect: Effect) -> None:  # noqa: C901  One case for each effect.
         """Perform one effect. Those of vectors alone go to the averager."""
         streams = self.streams
         match effect:

@@ -61,7 +61,7 @@ class Host:
         "vector", "visit_at",
     )  # fmt: skip
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  The parts of a peer.
         self, index: int, name: str, peer: Peer, vector: Floats, draw_durations: DurationSource, samples_per_step: int,
         rng: random.Random, line_seed: int, row: int, events: Events,
         performer: Callable[[Host, list[Effect]], None], attacker: Attacker | None = None,

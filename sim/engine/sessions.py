@@ -1,4 +1,5 @@
 """Exchanges and joins in virtual time: the streams between averagers. One exchange or join is a *session*.
+
 The two sides of an exchange compute differences that are exact negatives of each other
 (:mod:`gossip.arithmetic.mixing`). The second side therefore negates the first one's difference, which gives the same
 bits. A stream arrives whole, with its last byte; only real nodes need chunks, to save memory.

@@ -22,7 +22,7 @@ __all__ = ["plan"]
 
 
 @ending_on_signals
-def plan(
+def plan(  # noqa: PLR0913  The options of a command.
     file: Path | None,
     *,
     table: Mapping[str, Any] | None = None,
