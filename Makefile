@@ -22,7 +22,7 @@ OWN := not netns and not frameworks and not engines and not built
 FASHION_MNIST := $(or $(GOSSIP_FASHION_MNIST),/usr/share/datasets/fashion-mnist)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow test-frameworks test-engines test-netns explore explore-mutants collect lint types bench bench-codecs bench-micro bench-wan bench-bytes bench-sim bench-methods bench-interval bench-goodput bench-storm bench-lanes bench-links bench-attackers bench-replay accelerator convergence reliability siege chaos soak reference docs notebooks test-notebooks dist data clean
+.PHONY: help demo test test-slow test-frameworks test-engines test-netns explore explore-mutants mutants coverage collect lint types bench bench-codecs bench-micro bench-wan bench-bytes bench-sim bench-methods bench-interval bench-goodput bench-storm bench-lanes bench-links bench-attackers bench-replay accelerator convergence reliability siege chaos soak reference docs notebooks test-notebooks dist data clean
 
 help: ## say what can be made
 	@sed -n 's/^\([a-z-]*\):.*## /\1:/p' Makefile | awk -F: '{ printf "make %-16s %s\n", $$1, $$2 }'
@@ -51,6 +51,14 @@ explore: $(READY) ## play random schedules on bare peers; SEEDS=100000 for how m
 
 explore-mutants: $(READY) ## plant bugs, and say after how many random schedules each is found
 	$(PY) -m tests.simulation --mutants
+
+mutants: $(TOOLS_READY) ## change NUMBER drawn places of each package, and count how many the tests notice; SEED=1, hours
+	$(TOOLS)/bin/python -m tests.mutants --number $(or $(NUMBER),30) --seed $(or $(SEED),1)
+
+coverage: $(TOOLS_READY) ## run the fast tests and list the files of which they run under 80 %, ten minutes
+	rm -f build/coverage*; mkdir -p build
+	COVERAGE_FILE=build/coverage $(TOOLS)/bin/python -m coverage run --source gossip,node,sim -m pytest -q -m "$(OWN) and not slow"
+	COVERAGE_FILE=build/coverage $(TOOLS)/bin/python -m coverage report --skip-covered --sort=cover
 
 collect: $(READY) ## check that every test can be collected, slow ones too
 	$(TESTS) -qq --collect-only
@@ -99,10 +107,10 @@ bench-storm: $(READY) ## kill, stop and cut off eight nodes as ft-diloco does, 6
 bench-links: $(READY) ## measure raw TCP streams on emulated links, minutes; needs root, gcc and /dev/net/tun
 	$(PY) benchmarks/links.py $(if $(CSV),--csv $(CSV))
 
-ATTACKS = $(patsubst %,--attack %,nobody sign-flip alie ipm dissensus half most)
+LIES = $(patsubst %,--attack %,nobody sign-flip alie ipm dissensus half most)
 bench-attackers: $(READY) ## what attackers do to honest nodes, and how often nodes diverge, simulated: an hour of one core
-	$(PY) benchmarks/attackers.py --filter clip --filter "clip, every 8 steps" $(ATTACKS)
-	$(PY) benchmarks/attackers.py --filter clip --dataset fashion-mnist $(ATTACKS)
+	$(PY) benchmarks/attackers.py --filter clip --filter "clip, every 8 steps" $(LIES)
+	$(PY) benchmarks/attackers.py --filter clip --dataset fashion-mnist $(LIES)
 	$(PY) benchmarks/attackers.py --astray --filter clip --seeds 6
 
 bench-lanes: $(READY) ## one and several connections of a link that loses packets, half an hour; needs root, gcc and /dev/net/tun
