@@ -17,24 +17,33 @@ import time
 from children import Child, say
 
 TASKS = {
-    "digits": {"samples": 60_000, "batch_size": 16, "lr": 0.1, "weight_decay": 1e-3, "step_s": 0.004},
-    "fashion-mnist": {"samples": 240_000, "batch_size": 16, "lr": 0.02, "weight_decay": 0.0, "step_s": 0.0},
+    "digits": {"samples": 60_000, "batch_size": 16, "step_s": 0.004},
+    "fashion-mnist": {"samples": 240_000, "batch_size": 16, "step_s": 0.0},
+}
+SGD, ADAMW = "SGD", "AdamW"
+OPTIMIZERS = {  # Keywords by the data set.
+    ("digits", SGD): {"lr": 0.1, "momentum": 0.9, "weight_decay": 1e-3},
+    ("digits", ADAMW): {"lr": 0.003},
+    ("fashion-mnist", SGD): {"lr": 0.02, "momentum": 0.9},
+    ("fashion-mnist", ADAMW): {"lr": 0.001},
 }
 NODES = 4
-PLAIN, MOMENTUM = {"outer_momentum": 0.0, "outer_rate": 1.0}, {"outer_momentum": 0.5, "outer_rate": 0.7}
-CASES = [  # name, nodes, alpha of the Dirichlet parts or 0 for IID shares of the whole, settings
-    ("one process", 1, 0.0, {}),
-    ("4 nodes, IID, plain mean", NODES, 0.0, PLAIN),
-    ("4 nodes, IID, outer momentum", NODES, 0.0, MOMENTUM),
-    ("4 nodes, IID, default", NODES, 0.0, {}),
-    ("4 nodes, Dirichlet 0.1, plain mean", NODES, 0.1, PLAIN),
-    ("4 nodes, Dirichlet 0.1, outer momentum", NODES, 0.1, MOMENTUM),
-    ("4 nodes, Dirichlet 0.1, default", NODES, 0.1, {}),
+PLAIN = {"outer_momentum": 0.0, "outer_rate": 1.0}
+CASES = [  # name, optimizer, nodes, alpha of the Dirichlet parts or 0 for IID shares of the whole, settings
+    ("SGD, one process", SGD, 1, 0.0, {}),
+    ("SGD, IID, plain mean", SGD, NODES, 0.0, PLAIN),
+    ("SGD, IID, default", SGD, NODES, 0.0, {}),
+    ("SGD, Dirichlet 0.1, plain mean", SGD, NODES, 0.1, PLAIN),
+    ("SGD, Dirichlet 0.1, default", SGD, NODES, 0.1, {}),
+    ("AdamW, one process", ADAMW, 1, 0.0, {}),
+    ("AdamW, IID, default", ADAMW, NODES, 0.0, {}),
+    ("AdamW, Dirichlet 0.1, default", ADAMW, NODES, 0.1, {}),
+    ("AdamW, Dirichlet 0.1, weights alone", ADAMW, NODES, 0.1, {"mix_state": "off"}),
 ]
 
 
 # -- a node ------------------------------------------------------------------------------------------------------
-def train(dataset, nodes, seed, alpha, settings, part, seeds):
+def train(dataset, kind, nodes, seed, alpha, settings, part, seeds):
     """Train until the swarm has seen its samples; print the address, and then what came of it."""
     import torch
     from torch.nn import functional as F
@@ -48,7 +57,8 @@ def train(dataset, nodes, seed, alpha, settings, part, seeds):
     torch.manual_seed(seed)
     x_train, y_train, x_test, y_test = digits() if dataset == "digits" else fashion_mnist()
     model = mlp(64, 64, 10) if dataset == "digits" else cnn((1, 28, 28), 10)
-    optimizer = torch.optim.SGD(model.parameters(), lr=task["lr"], momentum=0.9, weight_decay=task["weight_decay"])
+    keywords = OPTIMIZERS[dataset, kind]
+    optimizer = getattr(torch.optim, kind)(model.parameters(), **keywords)
     mine = dirichlet_split(y_train, nodes, alpha, seed)[part] if alpha else None
 
     def batches(node):
@@ -72,7 +82,7 @@ def train(dataset, nodes, seed, alpha, settings, part, seeds):
                 loss.backward()
                 optimizer.step()
                 node.step(loss=loss, samples=len(x))
-                optimizer.param_groups[0]["lr"] = task["lr"] * max(0.0, 1 - node.swarm_samples / task["samples"])
+                optimizer.param_groups[0]["lr"] = keywords["lr"] * max(0.0, 1 - node.swarm_samples / task["samples"])
                 # The least that a step takes, so that steps are comparable.
                 time.sleep(max(0.0, task["step_s"] - (time.perf_counter() - begin)))
                 if node.swarm_samples >= task["samples"]:
@@ -89,12 +99,12 @@ def train(dataset, nodes, seed, alpha, settings, part, seeds):
 
 
 # -- all of them -------------------------------------------------------------------------------------------------
-def run(dataset, nodes, seed, alpha, settings):
+def run(dataset, kind, nodes, seed, alpha, settings):
     """Run all processes of one run, and return their rows."""
     with contextlib.ExitStack() as stack:
         processes, seeds = [], []
         for part in range(nodes):
-            job = json.dumps([dataset, nodes, seed, alpha, settings, part, seeds])
+            job = json.dumps([dataset, kind, nodes, seed, alpha, settings, part, seeds])
             processes.append(stack.enter_context(Child(__file__, "--job", job)))
             seeds = seeds or [processes[0].line()]
         for process in processes[1:]:
@@ -132,8 +142,8 @@ def main():
         for name, *case in CASES:
             if args.case and name not in args.case:
                 continue
-            nodes, alpha, settings = case
-            row = summary([run(dataset, nodes, seed, alpha, settings) for seed in range(args.seeds)])
+            kind, nodes, alpha, settings = case
+            row = summary([run(dataset, kind, nodes, seed, alpha, settings) for seed in range(args.seeds)])
             results[f"{dataset}: {name}"] = row
             print(
                 f"{name:42}{row['mean']:8.2f}{row['stdev']:7.2f}{row['worst_node']:7.2f}"
