@@ -22,9 +22,13 @@ IMPATIENT = " ".join(
 pytestmark = pytest.mark.engines
 
 
+KEPT_SAMPLES = 20_000  # The checkpoints' count, many times what nodes train while they find each other again.
+
+
 def checkpoint(log):
-    """Return the figures of the checkpoint that a node wrote last."""
-    return json.loads((log.path.parent / "run.json").read_text())["meta"]
+    """Return the figures of the checkpoint that a node wrote last; a count of 0 before the first."""
+    file = log.path.parent / "run.json"
+    return json.loads(file.read_text())["meta"] if file.exists() else {"swarm_samples": 0}
 
 
 @pytest.fixture(autouse=True)
@@ -42,7 +46,7 @@ def test_a_task_is_killed_and_all_start_again_where_their_checkpoints_were(launc
         SPARK_LOCAL_IP="127.0.0.1", SPARK_SUBMIT_OPTS="-Dspark.ui.enabled=false", PYSPARK_PYTHON=sys.executable,
     )  # fmt: skip
     job.until(lambda: all(log.mixed() for log in logs))
-    job.until(lambda: all((log.path.parent / "run.safetensors").exists() for log in logs))
+    job.until(lambda: all(checkpoint(log)["swarm_samples"] > KEPT_SAMPLES for log in logs))
     kept = [checkpoint(log) for log in logs]
     kill(logs[0].pid)
     job.until(lambda: all(log.lives >= 2 and log.mixed() for log in logs))
@@ -50,8 +54,9 @@ def test_a_task_is_killed_and_all_start_again_where_their_checkpoints_were(launc
     assert sum(len(log.rows("joined")) for log in logs) >= 2, "one of them in each life: the other is who begins"
     job.until(lambda: all(checkpoint(log)["samples"] != old["samples"] for log, old in zip(logs, kept, strict=True)))
     assert len({figures["run_id"] for figures in [*kept, *map(checkpoint, logs)]}) == 1, "the checkpoints' run goes on"
-    last, least = [log.rows("progress")[-1] for log in logs], min(old["swarm_samples"] for old in kept)
-    assert all(row["swarm_samples"] > row["samples"] + least / 2 for row in last), "with its count, about"
+    least = min(old["swarm_samples"] for old in kept)
+    others = [log.figure("swarm_samples") - log.figure("samples") for log in logs]
+    assert min(others) > least / 4, "with its count, of which about half are the other node's"
     goes_on(logs)
     assert all(log.learned for log in logs)
 
