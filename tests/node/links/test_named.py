@@ -44,7 +44,7 @@ def named(node):
     return query(parse_address(node.address))["metrics"]["suspicious"]
 
 
-def test_whoever_says_what_no_honest_node_says_is_named_at_the_third_time_and_nobody_else(train, monkeypatch, tmp_path):
+def test_a_member_that_sends_no_frames_is_named_at_the_third_time_and_no_honest_one(train, monkeypatch, tmp_path):
     monkeypatch.setenv("GOSSIP_LOG", str(tmp_path / "log.jsonl"))
     ours = train(nn.Linear(4, 2))
     liar, honest = Identity.fresh(), Identity.fresh()
@@ -60,7 +60,7 @@ def test_whoever_says_what_no_honest_node_says_is_named_at_the_third_time_and_no
     assert honest.id.hex()[:8] + " misbehaves" not in log
 
 
-def test_whoever_floods_a_link_is_named_for_that(train, until):
+def test_a_member_that_floods_a_link_is_named(train, until):
     ours = train(nn.Linear(4, 2))
     flooder = Identity.fresh()
     flood = encode(Gossip(())) * 5_000  # Gossip has no answer.
@@ -69,7 +69,7 @@ def test_whoever_floods_a_link_is_named_for_that(train, until):
     until(lambda: named(ours.node) == ((flooder.id.hex(), "flood", 3),))  # Noted when the link has ended.
 
 
-def test_whoever_asks_for_more_than_it_reads_is_named_for_that(train, until, monkeypatch):
+def test_a_member_that_asks_for_more_than_it_reads_is_named(train, until, monkeypatch):
     """The queries arrive in one piece, and 32 answers leave at once. More queries would be a flood, too."""
     monkeypatch.setattr(links, "OUTBOX_FRAMES", 16)  # Otherwise the kernel would hold the short answers of a minute.
     ours = train(nn.Linear(4, 2))
@@ -83,12 +83,10 @@ def test_whoever_asks_for_more_than_it_reads_is_named_for_that(train, until, mon
     until(lambda: named(ours.node) == ((asker.id.hex(), "unread", 3),))  # Noted when the link has ended.
 
 
-def test_where_connections_come_from_that_never_say_who_they_are_is_named(train, until):
+def test_a_host_whose_connections_never_greet_is_named(train, until):
     ours = train(nn.Linear(4, 2))
-    where = parse_address(ours.node.address)
-    for _ in range(15):
-        socket.create_connection(where).close()
-    assert named(ours.node) == ()
-    for _ in range(5):
-        socket.create_connection(where).close()
+    for number in range(20):
+        socket.create_connection(parse_address(ours.node.address)).close()
+        if number == 14:
+            assert named(ours.node) == ()
     until(lambda: [row[:2] for row in named(ours.node)] == [("127.0.0.1", "strangers")])
