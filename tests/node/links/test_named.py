@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import socket
 
+import pytest
 import trio
 from torch import nn
 
@@ -44,43 +45,32 @@ def named(node):
     return query(parse_address(node.address))["metrics"]["suspicious"]
 
 
-def test_a_member_that_sends_no_frames_is_named_at_the_third_time_and_no_honest_one(train, monkeypatch, tmp_path):
+@pytest.mark.parametrize(
+    ("kind", "words"),
+    [
+        ("fault", b"no frame at all"),
+        ("flood", encode(Gossip(())) * 5_000),  # Gossip has no answer.
+        ("unread", encode(Ping(1, ())) * 200),  # They arrive in one piece, and 32 answers leave at once.
+    ],
+    ids=["no frames", "a flood", "more questions than it reads answers"],
+)
+def test_a_member_that_misbehaves_is_named_at_the_third_time_and_no_honest_one(
+    kind, words, train, until, monkeypatch, tmp_path
+):
     monkeypatch.setenv("GOSSIP_LOG", str(tmp_path / "log.jsonl"))
-    ours = train(nn.Linear(4, 2))
-    liar, honest = Identity.fresh(), Identity.fresh()
-    for _ in range(2):
-        trio.run(speak, ours.node, liar, b"no frame at all")
-    assert named(ours.node) == ()
-    trio.run(speak, ours.node, liar, b"no frame at all")
-    for _ in range(5):
-        trio.run(speak, ours.node, honest, encode(Ping(1, ())))  # The connection then ends without a Close.
-    assert named(ours.node) == ((liar.id.hex(), "fault", 3),)
-    log = (tmp_path / "log.jsonl").read_text()
-    assert log.count(f"Member {liar.id.hex()[:8]} misbehaves") == 1
-    assert honest.id.hex()[:8] + " misbehaves" not in log
-
-
-def test_a_member_that_floods_a_link_is_named(train, until):
-    ours = train(nn.Linear(4, 2))
-    flooder = Identity.fresh()
-    flood = encode(Gossip(())) * 5_000  # Gossip has no answer.
-    for _ in range(3):
-        trio.run(speak, ours.node, flooder, flood)
-    until(lambda: named(ours.node) == ((flooder.id.hex(), "flood", 3),))  # Noted when the link has ended.
-
-
-def test_a_member_that_asks_for_more_than_it_reads_is_named(train, until, monkeypatch):
-    """The queries arrive in one piece, and 32 answers leave at once. More queries would be a flood, too."""
     monkeypatch.setattr(links, "OUTBOX_FRAMES", 16)  # Otherwise the kernel would hold the short answers of a minute.
     ours = train(nn.Linear(4, 2))
-    asker, honest = Identity.fresh(), Identity.fresh()
-    for _ in range(3):
-        trio.run(speak, ours.node, honest, encode(Ping(1, ())) * 8)
+    culprit, honest = Identity.fresh(), Identity.fresh()
+    for _ in range(4):
+        trio.run(speak, ours.node, honest, encode(Ping(1, ())) * 8)  # The connection then ends without a Close.
     for _ in range(2):
-        trio.run(speak, ours.node, asker, encode(Ping(1, ())) * 200)
+        trio.run(speak, ours.node, culprit, words)
     assert named(ours.node) == ()
-    trio.run(speak, ours.node, asker, encode(Ping(1, ())) * 200)
-    until(lambda: named(ours.node) == ((asker.id.hex(), "unread", 3),))  # Noted when the link has ended.
+    trio.run(speak, ours.node, culprit, words)
+    until(lambda: named(ours.node) == ((culprit.id.hex(), kind, 3),))  # Noted when the link has ended.
+    log = (tmp_path / "log.jsonl").read_text()
+    assert log.count(f"Member {culprit.id.hex()[:8]} misbehaves") == 1
+    assert honest.id.hex()[:8] + " misbehaves" not in log
 
 
 def test_a_host_whose_connections_never_greet_is_named(train, until):

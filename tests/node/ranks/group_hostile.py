@@ -83,13 +83,6 @@ def record(name, *values):
     return msgpack.ExtType(plain.RECORD, msgpack.packb([name, *values]))
 
 
-def nested(levels):
-    data = b"\xc0"
-    for _ in range(levels):
-        data = msgpack.packb(msgpack.ExtType(plain.TUPLE, b"\x91" + data))
-    return data
-
-
 def layers(levels, size):
     """Return ``size`` bytes inside nested extension types, each of which is copied to be decoded."""
     data = msgpack.packb(bytes(size))
@@ -127,11 +120,7 @@ def mirrored(described):
 
 def other_length(size):
     """Return an attack that broadcasts ``size`` bytes, while the other rank awaits another length."""
-
-    def attack(ranks, folder):
-        ranks.broadcast_array(np.zeros(size, np.uint8))
-
-    return attack
+    return lambda ranks, folder: ranks.broadcast_array(np.zeros(size, np.uint8))
 
 
 def lies_about_size(ranks, folder):
@@ -185,7 +174,6 @@ BY_RANK_0 = {
     "texts that are no UTF-8": raw(b"\x92\xa4wait\xa2\xff\xfe"),
     "an integer of many digits": raw(b"\x92\xa4wait" + msgpack.packb(msgpack.ExtType(plain.INTEGER, b"9" * 100_000))),
     "lists in lists": raw(b"\x92\xa4wait" + b"\x91" * 5000 + b"\xc0"),
-    "tuples in tuples": raw(b"\x92\xa4wait" + nested(600)),
     "many layers of much": lambda ranks, folder: raw(b"\x92\xa4wait" + layers(20, 30 << 20))(ranks, folder),
     "many lists": raw(many(b"\x90")),
     "many mappings": raw(many(b"\x80")),

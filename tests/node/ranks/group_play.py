@@ -72,6 +72,13 @@ class Pair:
             rank.wait()
 
 
+def goes_on(trainee):
+    """Return True if a node of this process trains on."""
+    before = trainee.do(lambda node: node._training.run.steps)
+    time.sleep(0.2)
+    return trainee.error is None and trainee.do(lambda node: node._training.run.steps) > before
+
+
 def listening(pid):
     """Return the addresses at which a process of this machine listens."""
     inodes = set()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from functools import partial
 from pathlib import Path
 
 import msgpack
@@ -72,7 +73,7 @@ def tells(member, packed):
     member.update(extra=(packed,))
 
 
-# Each attack returns a check that it has reached rank 1.
+# Each attack returns a check that it has reached rank 1. tests/node/observe/test_reduced.py has more malformed figures.
 def figures_of_any_name(member):
     named = {"\x1b[2J\n": 1e308, "accuracy": -1e308, "loss": 1e308, "": 1.0, "a" * 100: 5e-324}
     tells(member, msgpack.packb({name: [value, MOST] for name, value in named.items()}))
@@ -86,47 +87,27 @@ def figures_that_are_none(member):
     return lambda pair: "z" in figures(pair) and figures(pair)["loss"][4] == 1
 
 
-def figures_nested_deep(member):
-    tells(member, b"\x81\xa4loss" + b"\x91" * 300 + b"\xc0")
-    return lambda pair: figures(pair)["loss"][4] == 1
-
-
-def extension_types(member):
-    """Send the extension types of the ranks' own messages in place of figures."""
-    record = msgpack.ExtType(3, msgpack.packb(["UpdateTold", 1 << 40, False, None]))
-    tells(member, msgpack.packb({"loss": [record, 1], "accuracy": [msgpack.ExtType(2, b"load"), 1], "z": [2.0, 1]}))
-    return lambda pair: "z" in figures(pair) and figures(pair)["loss"][4] == 1
-
-
 def the_largest_numbers(member):
     member.version, member.claim = float(MOST), MOST
     member.update(samples=MOST, steps=MOST, loss=1.7e308)
     return lambda pair: any(row[3:] == [MOST, MOST, 1.7e308] for row in pair.read("seen", 1)["row"][2])
 
 
-def sent(member, value):
+def vectors_of(value, member):
     """Answer each vector with one that holds ``value`` only."""
     given = []
     member.transform = lambda vector: (given.append(vector), np.full_like(vector, value))[1]
     return lambda pair: given  # After a few it receives no more vectors, since its own fail the checks.
 
 
-def vectors_that_are_no_numbers(member):
-    return sent(member, np.nan)
-
-
-def infinite_vectors(member):
-    return sent(member, np.inf)
-
-
-def the_largest_vectors(member):
-    return sent(member, 3e38)
-
-
-ATTACKS = [
-    figures_of_any_name, figures_that_are_none, figures_nested_deep, extension_types, the_largest_numbers,
-    vectors_that_are_no_numbers, infinite_vectors, the_largest_vectors,
-]  # fmt: skip
+ATTACKS = {
+    "figures of any name": figures_of_any_name,
+    "figures that are none": figures_that_are_none,
+    "the largest numbers": the_largest_numbers,
+    "vectors that are no numbers": partial(vectors_of, np.nan),
+    "infinite vectors": partial(vectors_of, np.inf),
+    "the largest vectors": partial(vectors_of, 3e38),
+}
 
 
 @pytest.fixture
@@ -137,8 +118,8 @@ def foe(monkeypatch):
     return foe
 
 
-@pytest.mark.parametrize("attack", ATTACKS, ids=lambda attack: attack.__name__.replace("_", " "))
-def test_what_a_member_says_and_sends_leaves_all_ranks_training_and_the_same(tmp_path, train, secret, foe, attack):
+@pytest.mark.parametrize("attack", ATTACKS)
+def test_all_ranks_train_on_and_hold_the_same_whatever_a_member_sends(tmp_path, train, secret, foe, attack):
     other = train(nn.Linear(6, 3), secret=secret)
     seeds = [other.node.address]
     pair = Pair(tmp_path / "pair", "group_loop.py", seeds=seeds, GOSSIP_SECRET_FILE=str(secret))
@@ -153,7 +134,7 @@ def test_what_a_member_says_and_sends_leaves_all_ranks_training_and_the_same(tmp
             [parse_address(address)], parse_secret(secret.read_text()), fingerprint, bytes.fromhex(run_id), elements,
             tmp_path / "identities", tmp_path / "seeds", version=float(pair.read("seen")["steps"]),
         )  # fmt: skip
-        besieger = Foe(foe, target, attack)
+        besieger = Foe(foe, target, ATTACKS[attack])
         besieger.start()
         assert besieger.ready.wait(20)
         assert besieger.error is None, besieger.error
