@@ -22,17 +22,15 @@ from node.transport.byte_stream import BrokenLinkError
 from node.transport.tcp import TcpNetwork
 
 
-async def speak(node, identity, words):
-    """Join as a member, send ``words``, and read until the link ends or a second has passed."""
+async def speak(node, identity, words, **stated):
+    """Join as a member that states this, send ``words``, and read until the link ends or a second has passed."""
     side = node._training
-    layout = side.live.state.layout
-    record = signed(
-        MemberRecord(identity.id, identity.public_key, 1, run_id=side.network.peer.local.run_id), identity.sign
-    )
+    layout, run_id = side.live.state.layout, side.network.peer.local.run_id
+    record = MemberRecord(identity.id, identity.public_key, 1, run_id=run_id, **stated)
     stream = await TcpNetwork(None).connect(parse_address(node.address))
     try:
         reader = FrameReader(stream)
-        await Greeter("default", layout).greet(stream, reader, record, None, None)
+        await Greeter("default", layout).greet(stream, reader, signed(record, identity.sign), None, None)
         with trio.move_on_after(1.0), contextlib.suppress(BrokenLinkError):
             await stream.send_all(words)
             while await stream.receive_into(memoryview(bytearray(4096))):

@@ -5,6 +5,7 @@ Incompatible versions are both named in the error.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import subprocess
 import threading
@@ -33,29 +34,25 @@ EXTRA = ("blue", 7, None, 2.5, b"\0\xff")  # The same as in newer.py, which must
 
 
 class Newer:
-    """A node of the next version; ``said`` is what it printed last."""
-
-    def __init__(self, process, number):
-        self.process, self.number, self.said = process, number, {}
-
-    def close(self):
-        self.process.ask(self.number)
-
-
-class NewerProcess:
-    """A process for newer nodes, one for all tests since its imports take long."""
+    """Nodes of the next version, in one process since its imports take long. ``said`` has what each printed last."""
 
     def __init__(self):
-        self.nodes = []
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
         self.process = warm.Python(NEWER, anew=True, **pipes)
+        self.said, self.ended = [], 0
         self.reader = threading.Thread(target=self.read, daemon=True)
         self.reader.start()
 
-    def start(self, *args):
-        self.nodes.append(Newer(self, len(self.nodes)))
-        self.ask(args)
-        return self.nodes[-1]
+    def start(self, listen, *seeds):
+        """Start a node; return its number."""
+        self.said.append({})
+        self.ask([listen, *seeds])
+        return len(self.said) - 1
+
+    def end_nodes(self):
+        while self.ended < len(self.said):
+            self.ask(self.ended)
+            self.ended += 1
 
     def ask(self, what):
         self.process.stdin.write(json.dumps(what) + "\n")
@@ -64,7 +61,7 @@ class NewerProcess:
     def read(self):
         for line in self.process.stdout:
             said = json.loads(line)
-            self.nodes[said["number"]].said = said
+            self.said[said["number"]] = said
 
     def close(self):
         self.process.stdin.close()
@@ -79,49 +76,40 @@ class NewerProcess:
 
 @pytest.fixture(scope="module")
 def newer_process():
-    process = NewerProcess()
-    yield process
-    process.close()
+    with contextlib.closing(Newer()) as process:
+        yield process
 
 
 @pytest.fixture
 def newer(newer_process):
-    started = []
-
-    def start(*args):
-        started.append(newer_process.start(*args))
-        return started[-1]
-
-    yield start
-    for node in started:
-        node.close()
+    yield newer_process
+    newer_process.end_nodes()
 
 
 def test_a_node_passes_on_between_nodes_of_the_next_version_what_it_does_not_understand(train, until, newer):
     ours = train(nn.Linear(4, 2))
     # No node can dial them, so each is linked with ours alone.
-    both = [newer("none", ours.node.address) for _ in range(2)]
-    until(lambda: all(node.said.get("mixes", 0) >= 3 for node in both), 120)
-    ids = [node.said["id"] for node in both]
+    both = [newer.start("none", ours.node.address) for _ in range(2)]
+    until(lambda: all(newer.said[node].get("mixes", 0) >= 3 for node in both), 120)
+    ids = [newer.said[node]["id"] for node in both]
     for node, other in zip(both, reversed(ids), strict=True):
         # The record came through ours. Its owner's signature over all of it was checked on arrival.
-        until(lambda node=node, other=other: node.said["extra"].get(other) == repr(EXTRA))
-        assert node.said["links"] == [ours.node.id]
-        assert node.said["dances"] == 0  # Its only neighbour is ours, which lacks the message.
-        assert set(node.said["colours"]) <= {"grey"}  # Our Offer lacks the field.
+        until(lambda node=node, other=other: newer.said[node]["extra"].get(other) == repr(EXTRA))
+        assert newer.said[node]["links"] == [ours.node.id]
+        assert newer.said[node]["dances"] == 0  # Its only neighbour is ours, which lacks the message.
+        assert set(newer.said[node]["colours"]) <= {"grey"}  # Our Offer lacks the field.
     assert ours.node.metrics().exchanges_done >= 3
     assert query(parse_address(ours.node.address))["metrics"]["messages_ignored"] >= 2
 
 
 def test_a_node_of_ours_joins_the_swarm_of_the_next_version_and_trains_there(train, until, newer):
-    theirs = newer("127.0.0.1:0")
-    until(lambda: "address" in theirs.said, 60)
-    ours = train(nn.Linear(4, 2), seeds=[theirs.said["address"]])
-    until(lambda: ours.node.metrics().exchanges_done >= 3 and theirs.said["mixes"] >= 3, 30)
-    records = {
-        record.id.hex(): record for record, _ in ours.do(lambda node: node._training.network.peer.membership.members())
-    }
-    assert records[theirs.said["id"]].extra == EXTRA
+    theirs = newer.start("127.0.0.1:0")
+    until(lambda: "address" in newer.said[theirs], 60)
+    ours = train(nn.Linear(4, 2), seeds=[newer.said[theirs]["address"]])
+    until(lambda: ours.node.metrics().exchanges_done >= 3 and newer.said[theirs]["mixes"] >= 3, 30)
+    members = ours.do(lambda node: node._training.network.peer.membership.members())
+    records = {record.id.hex(): record for record, _ in members}
+    assert records[newer.said[theirs]["id"]].extra == EXTRA
 
 
 # -- other versions ----------------------------------------------------------------------------------------------------

@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 import dataclasses
+import threading
 import time
+from functools import partial
 
+import msgpack
 import numpy as np
 import pytest
 import torch
+import trio
 from safetensors.torch import load_file
 
 from gossip import Config
 from gossip.arithmetic.layout import Layout, Segment
 from gossip.averaging.visit import Update
 from gossip.ids import parse_address
+from gossip.wire.frames import encode
+from gossip.wire.messages import Ping
 from node import QuasiGlobal
+from node.identity.keys import Identity
 from node.loop.ranks.boundary import RanksBoundary, UpdateTold
 from node.loop.ranks.follower import Follower
 from node.model import flat as vectors
@@ -23,6 +30,7 @@ from node.model.pool import VectorPool
 from node.model.snapshot import ModelState
 from node.model.state import State
 from tests.harness.configs import tuned
+from tests.node.links.test_named import speak
 from tests.node.loop.test_last_mixes import RARELY, STEP, STEPS, counter, learned_of
 from tests.node.ranks.rank_loops import (
     QUICK,
@@ -271,6 +279,30 @@ def test_weights_on_trial_come_and_go_on_all_ranks(train, until):
     sums, size = pair[0].result, flat(pair[0].model).numel()
     assert max(sums) > 10 * size, "they had the other run's weights"
     assert sums[-1] < 2 * size, "they have their own weights again"
+
+
+def test_all_ranks_see_the_same_of_a_member_that_states_extremes():
+    """tests/node/observe/test_reduced.py has the malformed figures, of which no rank sees any."""
+    most = 2**53 - 1
+    figures = {"\x1b[2J\n": 1e308, "accuracy": -1e308, "loss": 1e308, "": 1.0, "a" * 100: 5e-324}
+    packed = msgpack.packb({name: [value, most] for name, value in figures.items()})
+    stated = {"steps": most, "samples": most, "loss": 1.7e308, "extra": (packed,)}
+
+    def loop(node, rank):
+        if rank == 0:
+            join = partial(speak, node, Identity.fresh(), encode(Ping(1, ())), **stated)
+            threading.Thread(target=trio.run, args=(join,)).start()
+        seen = []
+        for _ in range(20):
+            node.step(loss=1.0, samples=4)
+            time.sleep(0.1)
+            seen.append((node.members, node.reduce({"loss": 1.0})))
+        return seen
+
+    one, other = results(loop)
+    assert one == other
+    assert any(member.samples == most and member.loss == 1.7e308 for members, _ in one for member in members)
+    assert any(found["loss"].max == 1e308 and "\x1b[2J\n" in found for _, found in one)
 
 
 def test_changes_of_the_model_wait_for_an_open_boundary_and_copies_wait_for_them():
