@@ -42,11 +42,8 @@ ALL_S = 600.0  # All attacks one after another take a minute on an idle machine.
 
 def played(folder, attacker, seeds=()):
     """Run every attack of a hostile rank, one after another, on the nodes of one honest process."""
-    pair = Pair(folder / "pair", "group_hostile.py", [attacker], seeds)
-    try:
+    with Pair(folder / "pair", "group_hostile.py", [attacker], seeds) as pair:
         assert pair.codes(ALL_S) == [0, 0], pair.errors()
-    finally:
-        pair.kill()
     return pair
 
 
@@ -130,11 +127,8 @@ def test_the_swarms_other_node_goes_on_and_mixed_with_each_of_these(from_below, 
 def test_where_gloo_itself_aborts_a_rank_the_swarm_goes_on(tmp_path, bystander, attacker, name):
     """A message longer than the awaited one ends the process inside gloo, where a node's code cannot prevent it."""
     seeds = [bystander.node.address] if attacker else []
-    pair = Pair(tmp_path / "pair", "group_hostile.py", [str(attacker)], seeds, ONLY=name)
-    try:
-        codes = pair.codes(60.0)
-    finally:
-        pair.kill()
+    with Pair(tmp_path / "pair", "group_hostile.py", [str(attacker)], seeds, ONLY=name) as pair:
+        codes = pair.codes()
     assert -signal.SIGABRT in codes
     assert "Received data size doesn't match expected size" in "".join(pair.errors())
     assert goes_on(bystander)

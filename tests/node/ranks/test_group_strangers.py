@@ -60,12 +60,10 @@ def throw(place, data):
 def group(tmp_path, train):
     """Run a group in a swarm with another node, which is in this process: ``(pair, other)``."""
     other = train(nn.Linear(6, 3))
-    pair = Pair(tmp_path / "pair", "group_loop.py", seeds=[other.node.address], PATIENCE_S=str(PATIENCE_S))
-    try:
+    seeds = [other.node.address]
+    with Pair(tmp_path / "pair", "group_loop.py", seeds=seeds, PATIENCE_S=str(PATIENCE_S)) as pair:
         pair.go_on()
         yield pair, other
-    finally:
-        pair.kill()
 
 
 def test_strangers_at_every_port_stop_no_rank_and_take_no_memory(group):
