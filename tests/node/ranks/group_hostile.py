@@ -91,9 +91,9 @@ def layers(levels, size):
     return data
 
 
-def many(element, size=plain.MAX_BYTES - 100):
+def many(element):
     """Return a message with an array of ``element``, repeated as often as there is room."""
-    count = size // len(element)
+    count = (plain.MAX_BYTES - 100) // len(element)
     return b"\x92\xa4wait\xdd" + count.to_bytes(4, "big") + element * count
 
 
@@ -143,7 +143,7 @@ def trained(samples=0, **told):
     return attack
 
 
-def stands_still(ranks, folder):
+def stands_still(_, folder):
     time.sleep(PATIENCE_S + 2.0)
 
 
@@ -265,10 +265,6 @@ def other_call(node, folder):
     node.reduce({})
 
 
-def still(node, folder):
-    time.sleep(PATIENCE_S + 2.0)
-
-
 def raises(node, folder):
     raise LocalError(ESCAPES + "y" * 10**5)
 
@@ -284,7 +280,7 @@ BY_RANK_1 = {
     "a reason of many lines": writes(ESCAPES),
     "a reason that is no text": writes(b"\xff\xfe\x80" * 1000),
     "a reason of megabytes": writes("z" * (4 << 20)),
-    "silence": still,
+    "silence": stands_still,
 }
 
 ABORTED_BY_0 = {"a longer frame": other_length(100_000)}
@@ -295,36 +291,31 @@ ABORTED_BY_1 = {
 that is the one that sent it."""
 
 
-def opened(rank):
+def opened():
     """Start a node's ranks as far as the START call."""
     ranks = Ranks(GroupChannel(dist.group.WORLD))
     ranks.open()
-    if rank == 0:
-        ranks.begin_summary(Call.START)
-        ranks.finish_summary()
+    ranks.begin_summary(Call.START)
+    ranks.finish_summary()
     return ranks
 
 
-def trainee():
+def node_of(seeds):
     torch.manual_seed(3)
     model = nn.Linear(6, 3)
-    return model, torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-
-
-def node_of(seeds):
-    model, optimizer = trainee()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     config = Config(mix_every_steps=2, join_timeout_s=3.0)
     return Node(model, optimizer, seeds=seeds, config=config, group=dist.group.WORLD)
 
 
-def honest(seeds, steps=FULL_STEPS):
+def honest(seeds):
     """Run a loop as documented, and return how it ended."""
     before, began = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.monotonic()
     kind, text, taken = "", "", 0
     try:
         with node_of(seeds) as node:
             began = time.monotonic()
-            for taken in range(1, steps + 1):  # noqa: B007 - how many were taken is told
+            for taken in range(1, FULL_STEPS + 1):  # noqa: B007 - how many were taken is told
                 node.step(loss=1.0, samples=4)
                 time.sleep(0.005)
             node.settle(0.0)
@@ -339,7 +330,7 @@ def honest(seeds, steps=FULL_STEPS):
 def hostile(rank, attack, folder, seeds):
     """Attack. On rank 0, return the reason that the honest rank gave, if it gave one."""
     if rank == 0:
-        ranks = opened(rank)
+        ranks = opened()
         with contextlib.suppress(LocalError, RuntimeError):
             attack(ranks, folder)
             while True:  # Take part in sums until the other rank has left.
