@@ -286,7 +286,7 @@ def test_all_ranks_see_the_same_of_a_member_that_states_extremes():
     most = 2**53 - 1
     figures = {"\x1b[2J\n": 1e308, "accuracy": -1e308, "loss": 1e308, "": 1.0, "a" * 100: 5e-324}
     packed = msgpack.packb({name: [value, most] for name, value in figures.items()})
-    stated = {"steps": most, "samples": most, "loss": 1.7e308, "extra": (packed,)}
+    stated = {"ready": True, "steps": most, "samples": most, "loss": 1.7e308, "extra": (packed,)}
 
     def loop(node, rank):
         if rank == 0:
