@@ -47,29 +47,35 @@ def black_hole(host):
 
 
 @contextlib.contextmanager
-def refusing():
+def refusing(host):
     with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))  # Without listen(), dials are refused.
+        sock.bind((host, 0))  # Without listen(), dials are refused.
         yield target_of(sock)
 
 
 @contextlib.contextmanager
-def answering(host="127.0.0.1"):
+def answering(host):
     with socket.socket() as sock:
         sock.bind((host, 0))
         sock.listen(8)
         yield target_of(sock)
 
 
-def connect(monkeypatch, targets, timeout_s=5.0):
-    """Dial a name that stands for ``targets``; return the host that answered and the seconds that it took."""
+def stand_for(monkeypatch, targets):
+    """Let every name stand for ``targets``."""
 
     async def resolve(_address, _flags=0):
         await trio.lowlevel.checkpoint()
         return targets
 
+    monkeypatch.setattr(tcp, "resolve", resolve)
+
+
+def connect(monkeypatch, targets, timeout_s=5.0):
+    """Dial a name that stands for ``targets``; return the host that answered and the seconds that it took."""
+    stand_for(monkeypatch, targets)
+
     async def main():
-        monkeypatch.setattr(tcp, "resolve", resolve)
         began = trio.current_time()
         stream = await TcpNetwork(None, timeout_s).connect(NAMED)
         stream.close_now()
@@ -78,25 +84,20 @@ def connect(monkeypatch, targets, timeout_s=5.0):
     return trio.run(main)
 
 
-def test_a_black_holed_address_does_not_hide_the_next_one(monkeypatch):
-    with black_hole("127.0.0.2") as dead, answering("127.0.0.3") as live:
-        host, took_s = connect(monkeypatch, [dead, live])
+@pytest.mark.parametrize("dead", [black_hole, refusing])
+def test_an_address_that_does_not_answer_hides_no_other(monkeypatch, dead):
+    with dead("127.0.0.2") as first, answering("127.0.0.3") as second:
+        host, took_s = connect(monkeypatch, [first, second])
     assert host == "127.0.0.3"
     assert took_s < 3.0
 
 
-def test_a_refused_address_is_passed_over_at_once(monkeypatch):
-    with refusing() as dead, answering("127.0.0.3") as live:
-        host, _ = connect(monkeypatch, [dead, live])
-    assert host == "127.0.0.3"
-
-
-def test_what_the_system_says_of_a_failed_dial_is_raised(monkeypatch):
-    with refusing() as dead, pytest.raises(ConnectionRefusedError):
+def test_the_systems_error_of_a_failed_dial_is_raised(monkeypatch):
+    with refusing("127.0.0.2") as dead, pytest.raises(ConnectionRefusedError):
         connect(monkeypatch, [dead, dead])
 
 
-def test_an_attempt_ends_in_its_own_time_where_nothing_answers(monkeypatch):
+def test_an_attempt_at_an_address_that_never_answers_ends_after_its_timeout(monkeypatch):
     with black_hole("127.0.0.2") as dead, pytest.raises(BrokenLinkError, match="did not answer in"):
         connect(monkeypatch, [dead, dead], timeout_s=0.5)
 
@@ -109,18 +110,14 @@ def test_a_cancelled_dial_leaves_no_socket_open(monkeypatch):
         opened.append(socket_of(*given))
         return opened[-1]
 
-    async def main(targets):
-        async def resolve(_address, _flags=0):
-            await trio.lowlevel.checkpoint()
-            return targets
-
-        monkeypatch.setattr(tcp, "resolve", resolve)
+    async def main():
         monkeypatch.setattr(trio.socket, "socket", remembered)
         with trio.move_on_after(0.6):
             await TcpNetwork(None).connect(NAMED)
 
     with black_hole("127.0.0.2") as first, black_hole("127.0.0.3") as second:
-        trio.run(main, [first, second])
+        stand_for(monkeypatch, [first, second])
+        trio.run(main)
     assert len(opened) == 2
     assert all(sock.fileno() < 0 for sock in opened)
 
@@ -151,13 +148,13 @@ def test_a_living_host_of_many_members_is_never_held_up():
     assert budget.charge(Address("192.0.2.1", 7), 0.0), "a member proved to be at this address"
 
 
-def test_what_one_person_can_name_without_end_has_one_budget():
+def test_all_names_of_a_domain_and_all_addresses_of_a_network_have_one_budget():
     assert site_of("2001:db8:1:2::5") == site_of("2001:db8:1:2:ffff::9") != site_of("2001:db8:1:3::5")
     assert site_of("a1.victim.example") == site_of("b2.c3.VICTIM.example.") == "victim.example"
     assert site_of("192.0.2.1") == site_of("::ffff:192.0.2.1")
 
 
-def test_the_budget_of_dials_is_bounded_whatever_is_named():
+def test_a_dial_budget_remembers_a_bounded_number_of_hosts():
     budget = DialBudget()
     for number in range(3 * dial_budget.MAX_SITES):
         address = Address(f"host.{number}", 1)
@@ -167,68 +164,48 @@ def test_the_budget_of_dials_is_bounded_whatever_is_named():
     assert len(budget.proven) == dial_budget.MAX_PROVEN
 
 
-class Refusing:
-    """A network that refuses and counts all dials."""
+class Recording(TcpNetwork):
+    """TCP whose name lookups are the system's, and that only notes the addresses that it would dial."""
 
     def __init__(self):
+        super().__init__(None, 0.1)
         self.dials = []
 
     async def connect(self, address, allows=None):
-        await trio.lowlevel.checkpoint()
-        if allows is None or allows(address.host):
-            self.dials.append(address)
+        for target in await resolve(address, socket.AI_NUMERICHOST):
+            if allows is None or allows(target[4][0]):
+                self.dials.append(target[4][0])
         raise ConnectionRefusedError
-
-
-def dialled(familiar, addresses, seeds=frozenset()):
-    """Dial each of ``addresses`` for a member of its own; return the dials made and the members reported as missed."""
-    network, missed = Refusing(), []
-
-    async def main():
-        owner = LinkOwner(ME, missed=missed.append, told=lambda *_: None, is_known=lambda _: familiar)
-        connector = Connector(Access(network, None), Config(), owner, seeds)
-        for number, address in enumerate(addresses):
-            async with trio.open_nursery() as nursery:
-                connector.nursery = nursery
-                connector.dial(address, PeerId(number.to_bytes(16, "big")))
-                await trio.testing.wait_all_tasks_blocked()
-                nursery.cancel_scope.cancel()  # a seed's task waits with its notice
-
-    trio.run(main)
-    return network.dials, missed
 
 
 PORTS = [Address("192.0.2.1", port) for port in range(1, 101)]
 
 
-def test_a_hundred_ports_of_a_third_party_are_dialled_sixteen_times():
-    dials, missed = dialled(False, PORTS)
-    assert len(dials) == 16
-    assert len(missed) == 16, "a dial that was not made says nothing of a member"
-
-
-def test_members_that_restate_their_address_count_as_well():
-    dials, missed = dialled(True, PORTS)
-    assert len(dials) == 16
-    assert len(missed) == 100
-
-
-def test_seeds_are_dialled_without_a_budget():
-    dials, _ = dialled(False, PORTS, frozenset(PORTS))
-    assert len(dials) == 100
-
-
-def test_whoever_asks_to_be_tried_is_tried_within_the_budget_of_the_host():
-    """Otherwise a member could have others scan the ports of a host, even of one that it shares."""
-    network = Refusing()
+@pytest.mark.parametrize(
+    ("familiar", "seeds", "dial_count", "missed_count"),
+    [
+        (False, [], 16, 16),  # A dial that was not made says nothing about a stranger.
+        (True, [], 16, 100),  # Members may restate their address.
+        (False, PORTS, 100, 100),
+    ],
+    ids=["strangers", "members", "seeds"],
+)
+def test_a_hundred_ports_of_a_third_party_are_dialled_sixteen_times(familiar, seeds, dial_count, missed_count):
+    network, missed = Recording(), []
 
     async def main():
-        connector = Connector(Access(network, None), Config(), LinkOwner(ME))
-        for address in PORTS:
-            await connector.try_dial(address)
-        assert len(network.dials) == 16
+        owner = LinkOwner(ME, missed=missed.append, told=lambda *_: None, is_known=lambda _: familiar)
+        connector = Connector(Access(network, None), Config(), owner, frozenset(seeds))
+        for number, address in enumerate(PORTS):
+            async with trio.open_nursery() as nursery:
+                connector.nursery = nursery
+                connector.dial(address, PeerId(number.to_bytes(16, "big")))
+                await trio.testing.wait_all_tasks_blocked()
+                nursery.cancel_scope.cancel()  # A seed's task waits with its notice.
 
     trio.run(main)
+    assert len(network.dials) == dial_count
+    assert len(missed) == missed_count
 
 
 # -- what a host text leads to -----------------------------------------------------------------------------------------
@@ -257,44 +234,31 @@ INSIDE = st.sampled_from([
 ])  # fmt: skip
 
 
-class Recording(TcpNetwork):
-    """TCP whose name lookups are the system's, and that only notes the addresses that it would dial."""
-
-    def __init__(self):
-        super().__init__(None, 0.1)
-        self.dials = []
-
-    async def connect(self, address, allows=None):
-        for target in await resolve(address, socket.AI_NUMERICHOST):
-            if allows is None or allows(target[4][0]):
-                self.dials.append(target[4][0])
-        raise ConnectionRefusedError
-
-
 def dialled_from(mine, texts, seeds=frozenset()):
-    """Return the numeric addresses that a node with this address of its own dials, of these that others name."""
+    """Return the numeric addresses that a node with this address of its own dials if others ask it to try ``texts``."""
     network = Recording()
 
     async def main():
         me = dataclasses.replace(ME, address=mine and Address(mine, 7))
         connector = Connector(Access(network, None), Config(), LinkOwner(me), seeds)
-        for text in texts:
-            await connector.try_dial(Address(text, 7))
+        for port, text in enumerate(texts, 1):
+            await connector.try_dial(Address(text, port))
 
     trio.run(main)
     return network.dials
 
 
 @given(st.lists(st.builds(spelled, INSIDE.map(lambda text: int(ipaddress.ip_address(text))), FORMS), max_size=4))
-def test_a_node_on_a_public_address_dials_nothing_inside_a_network_however_it_is_spelled(texts):
+def test_a_node_on_a_public_address_dials_nothing_inside_a_network_in_any_spelling(texts):
     assert dialled_from("198.51.101.7", texts) == []
 
 
 @given(st.lists(st.builds(spelled, st.just(int(ipaddress.ip_address("198.51.101.9"))), FORMS.filter(
     lambda form: form not in ("NAT64", "6to4")
 )), min_size=40, max_size=60))  # fmt: skip
-def test_a_host_has_one_budget_however_it_is_spelled(texts):
-    assert len(dialled_from("198.51.101.7", texts)) <= dial_budget.BURST
+def test_a_host_has_one_budget_for_all_spellings_and_ports(texts):
+    """Otherwise a member could have others scan the ports of a host, even of one that it shares."""
+    assert len(dialled_from("198.51.101.7", texts)) == dial_budget.BURST
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,8 @@
-"""The order of frames on a link, and the limits of a link that its peer does not read."""
+"""The order of frames on a link, the limits of a link that its peer does not read, and sending without a task."""
 
 from __future__ import annotations
+
+from contextlib import asynccontextmanager
 
 import numpy as np
 import pytest
@@ -11,24 +13,44 @@ from gossip.averaging.streams import Sender
 from gossip.codecs import get_codec
 from gossip.ids import PeerId
 from gossip.wire.frames import encode
-from gossip.wire.messages import MAX_RECORDS, Accept, Chunk, Hint, Nack, Records
-from node.links import link as links
+from gossip.wire.messages import MAX_RECORDS, Accept, Chunk, Commit, Hint, Nack, Records, StatusReply
 from node.links import pool as pools
 from node.links.frame_reader import FrameReader
-from node.links.link import CONTROL_BURST, Link
+from node.links.link import CONTROL_BURST, FLUSHED_CHUNKS, OUTBOX_BYTES, OUTBOX_FRAMES, Link
+from node.links.pool import Links
 from node.model.pool import VectorPool
 from node.model.snapshot import ModelState
-from tests.memory_stream import memory_stream_pair
-from tests.node.transport.test_tls import loopback_pair
+from node.transport.byte_stream import MAX_READS_IN_A_ROW, BrokenLinkError
+from tests.node.network.carriers import SOCKET_BYTES, loopback_pair
+from tests.node.network.carriers import in_trio as on_sockets
+from tests.node.offline import in_trio
+from tests.node.offline import link as linked
 
 SIZE = 2_048
+SMALL, LARGE = 1_024, 1 << 18  # Elements: what both sockets hold at once, and twice what they hold.
 FP32 = get_codec("fp32")
 
 
-def linked(capacity_bytes=4_096):
-    """Return a link and a reader of its far end. Sends wait once ``capacity_bytes`` are unread."""
-    near, far = memory_stream_pair(capacity_bytes)
-    return Link(near, FrameReader(near), PeerId(bytes(16))), FrameReader(far)
+def ignore(session):
+    """Stand for the callbacks that a test does not need."""
+
+
+@asynccontextmanager
+async def writing(link, on_finished=ignore):
+    """Run the writing task of a link until it waits; cancel it in the end."""
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(link.write_loop, ignore, on_finished)
+        await trio.testing.wait_all_tasks_blocked()
+        yield
+        nursery.cancel_scope.cancel()
+
+
+async def socket_link():
+    """Return a node's links, of which one goes over a socket, that link, and the stream at its far end."""
+    near, far = await loopback_pair()
+    links, link = Links(), Link(near, FrameReader(near), PeerId(bytes(16)))
+    links.add(link)
+    return links, link, far
 
 
 async def kinds(reader, count):
@@ -42,222 +64,268 @@ async def kinds(reader, count):
     return found
 
 
-def test_no_chunk_goes_ahead_of_what_was_sent_before_it():
+def pooled(elements=SIZE):
+    """Return a pool, a vector of it, and a Sender of that vector."""
+    pool = VectorPool(ModelState({"x": np.zeros(elements, np.float32)}))
+    vector = pool.take()
+    vector.array[:] = np.arange(elements)
+    return pool, vector, Sender(7, vector.array, FP32, elements, lease=pool.lease(vector))
+
+
+def send_at_once(links, link, message, sender=None):
+    """Send a message, and begin a stream, in one batch of effects."""
+    links.batch_depth += 1
+    link.send(message)
+    if sender is not None:
+        link.start_bulk(7, sender)
+    links.batch_depth -= 1
+    links.flush()
+
+
+ACCEPT = Accept(7, 0.0, 0.5, "fp32")
+
+
+# -- the order of frames -----------------------------------------------------------------------------------------------
+@in_trio
+async def test_no_chunk_goes_ahead_of_what_was_sent_before_it():
     """An Accept is sent, and its stream begins, while the link is busy sending.
 
     A chunk ahead of the Accept would belong to no session, and end the link.
     """
     before = 2 * CONTROL_BURST
-
-    async def main():
-        link, reader = linked(capacity_bytes=16)
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(link.write_loop, lambda session: None, lambda session: None)
-            for number in range(before):
-                link.send(Nack(number))
-                await trio.testing.wait_all_tasks_blocked()  # The first of them is being sent.
-            link.send(Accept(7, 0.0, 0.5, "fp32"))
-            link.start_bulk(7, Sender(7, np.zeros(SIZE, np.float32), FP32, 1_024))
-            with trio.fail_after(10):
-                assert await kinds(reader, before + 3) == [*[Nack] * before, Accept, Chunk, Chunk]
-            nursery.cancel_scope.cancel()
-
-    trio.run(main)
+    link, reader = linked(capacity_bytes=16)
+    async with writing(link):
+        for number in range(before):
+            link.send(Nack(number))
+            await trio.testing.wait_all_tasks_blocked()  # The first of them is being sent.
+        link.send(ACCEPT)
+        link.start_bulk(7, Sender(7, np.zeros(SIZE, np.float32), FP32, 1_024))
+        assert await kinds(reader, before + 3) == [*[Nack] * before, Accept, Chunk, Chunk]
 
 
-def test_a_stream_goes_on_between_control_frames_that_never_end():
-    async def main():
-        link, reader = linked()
-        sender = Sender(7, np.zeros(SIZE, np.float32), FP32, 1_024)
-        async with trio.open_nursery() as nursery:
-            link.start_bulk(7, sender)
-            for number in range(4 * CONTROL_BURST):
-                link.send(Nack(number))
-            nursery.start_soon(link.write_loop, lambda session: None, lambda session: None)
-            with trio.fail_after(10):
-                found = await kinds(reader, 2 * CONTROL_BURST + 2)
-            assert found.count(Chunk) == 2
-            nursery.cancel_scope.cancel()
-
-    trio.run(main)
+@in_trio
+async def test_a_stream_goes_on_between_control_frames_that_never_end():
+    link, reader = linked()
+    link.start_bulk(7, Sender(7, np.zeros(SIZE, np.float32), FP32, 1_024))
+    for number in range(4 * CONTROL_BURST):
+        link.send(Nack(number))
+    async with writing(link):
+        found = await kinds(reader, 2 * CONTROL_BURST + 2)
+        assert found.count(Chunk) == 2
 
 
-def pooled():
-    """Return a pool, a vector of it, and a Sender of that vector."""
-    pool = VectorPool(ModelState({"x": np.zeros(SIZE, np.float32)}))
-    vector = pool.take()
-    return pool, vector, Sender(7, vector.array, FP32, SIZE, lease=pool.lease(vector))
+@on_sockets
+async def test_a_flush_from_within_a_flush_sends_nothing_ahead_of_what_was_popped():
+    """The link notices the end of a vector while it takes frames, and its callback's message is flushed at once."""
+    _, link, far = await socket_link()
+    reader = FrameReader(far)
+
+    def finished(session):
+        link.send(Nack(3))
+        link.flush()
+
+    async with writing(link, finished):
+        sender = Sender(7, np.zeros(SMALL, np.float32), FP32, SMALL)
+        sender.next_frame()  # All of it is sent; the link learns this when it asks for more.
+        link.start_bulk(7, sender)
+        for number in (1, 2):
+            link.send(Nack(number))
+        link.flush()
+        assert [(await reader.read_message())[0] for _ in range(3)] == [Nack(1), Nack(2), Nack(3)]
 
 
-def test_a_vector_that_is_being_sent_goes_back_to_the_pool_when_its_chunk_is_out():
+# -- vectors go back to the pool ---------------------------------------------------------------------------------------
+@in_trio
+async def test_a_vector_that_is_being_sent_goes_back_to_the_pool_when_its_chunk_is_out():
     """The session ends in the middle of a chunk.
 
     If another exchange took the vector then, it would overwrite the chunk, and the partner would report a wrong
     checksum.
     """
-
-    async def main():
-        link, reader = linked()
-        pool, vector, sender = pooled()
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(link.write_loop, lambda session: None, lambda session: None)
-            link.start_bulk(7, sender)
-            await trio.testing.wait_all_tasks_blocked()
-            link.stop_bulk(7, sender)
-            pool.give(vector)  # The session gives it back at this point, too.
-            other = pool.take()
-            assert other.array is not vector.array
-            with trio.fail_after(10):
-                assert await kinds(reader, 1) == [Chunk]
-            await trio.testing.wait_all_tasks_blocked()
-            assert pool.take().array is vector.array
-            nursery.cancel_scope.cancel()
-
-    trio.run(main)
-
-
-@pytest.mark.parametrize("begun", [False, True])
-def test_a_vector_goes_back_to_the_pool_once_when_its_stream_ends(begun):
-    async def main():
-        link, reader = linked(1 << 20)
-        pool, vector, sender = pooled()
-        async with trio.open_nursery() as nursery:
-            link.start_bulk(7, sender)
-            if begun:
-                nursery.start_soon(link.write_loop, lambda session: None, lambda session: None)
-                assert await kinds(reader, 1) == [Chunk]
-                await trio.testing.wait_all_tasks_blocked()
-            link.stop_bulk(7, sender)
-            assert not pool.free_arrays
-            pool.give(vector)
-            assert [len(kept) for kept in pool.free_arrays.values()] == [1]
-            nursery.cancel_scope.cancel()
-
-    trio.run(main)
-
-
-def test_one_that_breaks_in_the_middle_of_a_chunk_lets_its_vector_go():
-    async def main():
-        link, _ = linked()
-        pool, vector, sender = pooled()
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(link.write_loop, lambda session: None, lambda session: None)
-            link.start_bulk(7, sender)
-            await trio.testing.wait_all_tasks_blocked()
-            nursery.cancel_scope.cancel()
+    link, reader = linked()
+    pool, vector, sender = pooled()
+    async with writing(link):
+        link.start_bulk(7, sender)
+        await trio.testing.wait_all_tasks_blocked()
         link.stop_bulk(7, sender)
-        pool.give(vector)
-        assert [len(kept) for kept in pool.free_arrays.values()] == [1]
+        pool.give(vector)  # The session gives it back at this point, too.
+        assert pool.take().array is not vector.array
+        assert await kinds(reader, 1) == [Chunk]
+        await trio.testing.wait_all_tasks_blocked()
+        assert pool.take().array is vector.array
 
-    trio.run(main)
+
+@in_trio
+async def test_a_vector_whose_stream_is_stopped_before_it_begins_goes_back_to_the_pool_once():
+    link, _ = linked()
+    pool, vector, sender = pooled()
+    link.start_bulk(7, sender)
+    link.stop_bulk(7, sender)
+    assert not pool.free_arrays
+    pool.give(vector)
+    assert [len(kept) for kept in pool.free_arrays.values()] == [1]
 
 
+@on_sockets
+async def test_a_link_that_is_cut_in_the_middle_of_a_chunk_releases_its_vector():
+    links, link, _ = await socket_link()
+    pool, vector, sender = pooled(LARGE)
+    async with writing(link):
+        send_at_once(links, link, ACCEPT, sender)
+        assert link.batch is not None, "two sockets of 64 KiB hold no megabyte"
+    link.stop_bulk(7, sender)
+    pool.give(vector)
+    assert [len(kept) for kept in pool.free_arrays.values()] == [1]
+
+
+# -- limits ------------------------------------------------------------------------------------------------------------
 RECORDS = Records(tuple(Hint(PeerId(bytes(16)), 1, False, PeerId(bytes(16))) for _ in range(MAX_RECORDS)), b"")
+STATUS = StatusReply(("x" * 300,) * 200, (), False)  # 60 kB, almost as much as a header may have.
 
 
-def test_a_link_that_nobody_reads_is_closed_at_so_many_bytes():
-    async def main():
-        link, _ = linked()
-        while not link.is_closed:
-            link.send(RECORDS)
-            assert link.outbox_bytes <= links.OUTBOX_BYTES
-            assert len(link.outbox) <= links.OUTBOX_FRAMES
+@pytest.mark.parametrize(
+    ("message", "most"),
+    [(STATUS, OUTBOX_BYTES // len(encode(STATUS))), (Nack(1), OUTBOX_FRAMES)],
+    ids=["bytes", "frames"],
+)
+@in_trio
+async def test_a_link_that_nobody_reads_is_closed_at_so_many_bytes_or_frames(message, most):
+    link, _ = linked()
+    for _ in range(most):
+        link.send(message)
+    assert not link.is_closed
+    link.send(message)
+    assert link.is_closed
+    assert link.is_unread
 
-    trio.run(main)
 
-
-def test_links_that_nobody_reads_hold_no_more_together_than_is_allowed(monkeypatch):
+@in_trio
+async def test_links_that_nobody_reads_hold_no_more_together_than_is_allowed(monkeypatch):
     """Only the link with the largest backlog is closed."""
     monkeypatch.setattr(pools, "OUTBOXES_BYTES", 20 * len(encode(RECORDS)))
-
-    async def main():
-        pool = pools.Links()
-        made = [linked()[0] for _ in range(8)]
-        for number, link in enumerate(made):
-            link.peer = PeerId(bytes([number]) * 16)
-            pool.add(link)
-        for _ in range(12):
-            made[3].send(RECORDS)
-        for link in made:
-            link.send(RECORDS)
-        assert [link.is_closed for link in made] == [False] * 8
-        for _ in range(3):
-            made[5].send(RECORDS)
-        assert [number for number, link in enumerate(made) if link.is_closed] == [3]
-        pool.remove(made[3])
-        assert pool.waiting_bytes == 10 * len(encode(RECORDS))
-
-    trio.run(main)
-
-
-def test_what_was_sent_waits_no_longer():
-    async def main():
-        pool = pools.Links()
-        link, reader = linked(1 << 20)
+    pool = Links()
+    made = [linked(bytes([number]) * 16)[0] for number in range(8)]
+    for link in made:
         pool.add(link)
-        async with trio.open_nursery() as nursery:
-            for number in range(100):
-                link.send(Nack(number))
-            assert pool.waiting_bytes == link.outbox_bytes > 0
-            nursery.start_soon(link.write_loop, lambda session: None, lambda session: None)
-            await kinds(reader, 100)
-            await trio.testing.wait_all_tasks_blocked()
-            assert pool.waiting_bytes == link.outbox_bytes == 0
-            nursery.cancel_scope.cancel()
-
-    trio.run(main)
+    for _ in range(12):
+        made[3].send(RECORDS)
+    for link in made:
+        link.send(RECORDS)
+    assert [link.is_closed for link in made] == [False] * 8
+    for _ in range(3):
+        made[5].send(RECORDS)
+    assert [number for number, link in enumerate(made) if link.is_closed] == [3]
+    pool.remove(made[3])
+    assert pool.waiting_bytes == 10 * len(encode(RECORDS))
 
 
 @pytest.mark.parametrize("end", ["retire", "finish", "close_now", "theirs"])
-def test_nothing_begins_on_a_link_that_is_closing(end):
-    async def main():
-        pool = pools.Links()
-        older, newer = linked()[0], linked()[0]
-        pool.add(older)
-        pool.add(newer)
-        assert pool.newest(newer.peer) is newer
-        if end == "theirs":
-            newer.is_orderly = True  # The other side said that it does not need the link.
-        else:
-            getattr(newer, end)()
-        assert pool.newest(newer.peer) is older
-        pool.remove(older)
-        assert pool.newest(newer.peer) is None
-
-    trio.run(main)
+@in_trio
+async def test_nothing_begins_on_a_link_that_is_closing(end):
+    pool, older, newer = Links(), linked()[0], linked()[0]
+    pool.add(older)
+    pool.add(newer)
+    assert pool.newest(newer.peer) is newer
+    if end == "theirs":
+        newer.is_orderly = True  # The other side said that it does not need the link.
+    else:
+        getattr(newer, end)()
+    assert pool.newest(newer.peer) is older
+    pool.remove(older)
+    assert pool.newest(newer.peer) is None
 
 
-class Finished:
-    """A sender whose chunks have all been sent."""
+@in_trio
+async def test_a_message_that_cannot_be_written_closes_its_link_and_nothing_else():
+    link, reader = linked()
+    link.send(StatusReply(2 * STATUS.metrics, (), False))  # This is larger than a header.
+    assert "StatusReply" in link.fault
+    assert not link.outbox
+    with pytest.raises(BrokenLinkError):
+        await reader.read_message()
 
-    def next_frame(self, apart=False):
-        return None
 
-    def let_go(self):
-        """Release nothing."""
+# -- small messages and vectors leave within the call that sends them; the writing task sends the rest -----------------
+@on_sockets
+async def test_an_accept_and_its_vector_are_out_before_any_task_has_its_turn():
+    links, link, far = await socket_link()
+    async with writing(link):
+        pool, vector, sender = pooled(SMALL)
+        send_at_once(links, link, ACCEPT, sender)
+        pool.give(vector)  # The session gives it back at this point, too.
+        assert pool.take().array is vector.array, "the kernel has a copy"
+        assert not link.bulk
+        assert not link.outbox
+        assert links.waiting_bytes == link.outbox_bytes == 0
+        count = 0
+        with far.lend() as sock:  # Calls on this socket block and let no other task run.
+            while count < link.bytes_sent:
+                count += len(sock.recv(SOCKET_BYTES))
+        assert count == link.bytes_sent > 4 * SMALL
 
 
-def test_a_flush_from_within_a_flush_sends_nothing_ahead_of_what_was_popped():
-    """The link notices the end of a vector while it takes frames, and its callback's message is flushed at once."""
+@on_sockets
+async def test_the_writing_task_first_sends_what_the_kernel_did_not_take():
+    links, link, far = await socket_link()
+    async with writing(link):
+        pool, vector, sender = pooled(LARGE)
+        send_at_once(links, link, ACCEPT, sender)
+        pool.give(vector)
+        assert pool.take().array is not vector.array, "it is still being sent"
+        send_at_once(links, link, Commit(7))
+        reader, found = FrameReader(far), []
+        for kind in (Accept, Chunk, Commit):
+            message, body_bytes = await reader.read_message()
+            assert type(message) is kind
+            body = bytearray(body_bytes)
+            await reader.read_exactly(memoryview(body))
+            found.append(body)
+        assert np.array_equal(np.frombuffer(found[1], np.float32), np.arange(LARGE, dtype=np.float32))
+        await trio.testing.wait_all_tasks_blocked()
+        assert pool.take().array is vector.array
+        assert links.waiting_bytes == link.outbox_bytes == 0
 
-    async def main():
-        near, far = await loopback_pair()
-        link, reader = Link(near, FrameReader(near), PeerId(bytes(16))), FrameReader(far)
 
-        def finished(session):
-            link.send(Nack(3))
-            link.flush()
+@on_sockets
+async def test_an_error_of_a_link_is_raised_in_its_own_task_and_not_where_a_message_is_sent():
+    links, link, _ = await socket_link()
 
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(link.write_loop, lambda session: None, finished)
-            await trio.testing.wait_all_tasks_blocked()
-            link.start_bulk(7, Finished())
-            for number in (1, 2):
-                link.send(Nack(number))
-            link.flush()
-            with trio.fail_after(10):
-                assert [(await reader.read_message())[0] for _ in range(3)] == [Nack(1), Nack(2), Nack(3)]
-            nursery.cancel_scope.cancel()
-        near.close_now(), far.close_now()
+    async def write():
+        with pytest.raises(BrokenLinkError):
+            await link.write_loop(ignore, ignore)
 
-    trio.run(main)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(write)
+        await trio.testing.wait_all_tasks_blocked()
+        link.stream.close_now()
+        send_at_once(links, link, Nack(1))
+
+
+@on_sockets
+async def test_a_vector_of_many_chunks_lets_other_tasks_run_meanwhile():
+    links, link, _ = await socket_link()
+    async with writing(link):
+        # The sockets would hold all of these chunks.
+        sender = Sender(7, np.zeros(4 * FLUSHED_CHUNKS * 256, np.float32), FP32, 256)
+        send_at_once(links, link, ACCEPT, sender)
+        assert sender.position == FLUSHED_CHUNKS * 256
+
+
+@on_sockets
+async def test_a_stream_that_always_has_something_to_read_lets_other_tasks_run():
+    near, far = await loopback_pair()
+    await far.send_all(bytes(4 * MAX_READS_IN_A_ROW))
+    turns = 0
+
+    async def other():
+        nonlocal turns
+        while True:
+            turns += 1
+            await trio.lowlevel.checkpoint()
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(other)
+        for _ in range(4 * MAX_READS_IN_A_ROW):
+            assert await near.receive_into(memoryview(bytearray(1))) == 1
+        assert turns >= 2
+        nursery.cancel_scope.cancel()

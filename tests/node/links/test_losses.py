@@ -28,21 +28,20 @@ def info(rtt_ms=51.0, again=100, least_ms=50.4, sent=10_000, busy_s=0.0, no_room
     return bytes(told)
 
 
-def looked(*looks, control=CUBIC):
-    watched = PathRecord()
-    for told in looks:
-        watched.update(control, told)
-    return watched
+def record_of(updates, control=CUBIC):
+    record = PathRecord()
+    for told in updates:
+        record.update(control, told)
+    return record
 
 
-def steadily(looks=10, **last):
-    """Return records of ``looks`` looks, between which equal numbers of packets are sent and lost."""
-    again, sent = last.pop("again", 100), last.pop("sent", 10_000)
-    return [info(again=again * n // looks, sent=sent * n // looks, **last) for n in range(1, looks + 1)]
+def steadily(again=100, sent=10_000, **last):
+    """Return what ten updates read, between which equal numbers of packets are sent and lost."""
+    return [info(again=again * n // 10, sent=sent * n // 10, **last) for n in range(1, 11)]
 
 
 def test_a_path_that_loses_one_packet_in_a_hundred_holds_cubic_to_what_mathis_says():
-    found = looked(*steadily()).loss
+    found = record_of(steadily()).loss
     assert found.share == 0.01
     assert found.ceiling_mb_s == pytest.approx(0.352, abs=0.001)
 
@@ -56,8 +55,8 @@ def test_a_path_that_loses_one_packet_in_a_hundred_holds_cubic_to_what_mathis_sa
     (CUBIC, [told[:150] for told in steadily()]), (b"", [b""]),  # An old kernel, or one without TCP_INFO.
     (CUBIC, [info(again=60, sent=600), *(info(again=60, sent=600 + 500 * n) for n in range(1, 10))]),  # Slow start.
 ])  # fmt: skip
-def test_nothing_is_said_of_what_bbr_would_not_change_or_what_nobody_can_know(control, told):
-    assert looked(*told, control=control).loss is None
+def test_a_path_that_bbr_would_not_help_or_of_which_too_little_is_known_is_not_lossy(control, told):
+    assert record_of(told, control).loss is None
 
 
 @pytest.mark.parametrize(("narrow", "told"), [
@@ -65,8 +64,9 @@ def test_nothing_is_said_of_what_bbr_would_not_change_or_what_nobody_can_know(co
     (False, info(busy_s=0.8, no_room_s=0.8)), (False, info(busy_s=4.0, no_room_s=4.0, least_ms=0.3)),
     (False, info(busy_s=4.0, no_room_s=4.0)[:176]),
 ])  # fmt: skip
-def test_a_receiver_without_room_on_a_long_path_is_what_more_connections_help(narrow, told):
-    assert looked(told, control=b"bbr").is_window_limited is looked(told, control=b"bbr").is_narrow is narrow
+def test_more_connections_help_on_a_long_path_to_a_receiver_without_room(narrow, told):
+    record = record_of([told], b"bbr")
+    assert record.is_window_limited is record.is_narrow is narrow
 
 
 class Stand:
@@ -76,7 +76,7 @@ class Stand:
         self.peer, self.stream, self.looks, self.sent_bytes = MEMBER, PlainStream.__new__(PlainStream), looks, 0
 
 
-def test_it_is_said_once_counted_as_long_as_it_is_so_and_widened(monkeypatch):
+def test_a_lossy_link_is_reported_once_counted_as_long_as_it_is_lossy_and_widened(monkeypatch):
     links, said, widened = Links(), [], []
     stands = [Stand(steadily()), Stand([info(again=0)] * 10)]
     links.by_peer = {MEMBER: stands}
@@ -104,7 +104,7 @@ def test_it_is_said_once_counted_as_long_as_it_is_so_and_widened(monkeypatch):
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="struct tcp_info is Linux's")
-def test_the_kernel_has_these_figures_where_they_are_read():
+def test_the_kernels_tcp_info_has_its_figures_at_these_offsets():
     with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname()) as near:
         far, _ = server.accept()
         with far:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import socket
 
+import pytest
 import trio
 from torch import nn
 
@@ -21,17 +22,15 @@ from node.transport.byte_stream import BrokenLinkError
 from node.transport.tcp import TcpNetwork
 
 
-async def speak(node, identity, words):
-    """Join as a member, send ``words``, and read until the link ends or a second has passed."""
+async def speak(node, identity, words, **stated):
+    """Join as a member that states this, send ``words``, and read until the link ends or a second has passed."""
     side = node._training
-    layout = side.live.state.layout
-    record = signed(
-        MemberRecord(identity.id, identity.public_key, 1, run_id=side.network.peer.local.run_id), identity.sign
-    )
+    layout, run_id = side.live.state.layout, side.network.peer.local.run_id
+    record = MemberRecord(identity.id, identity.public_key, 1, run_id=run_id, **stated)
     stream = await TcpNetwork(None).connect(parse_address(node.address))
     try:
         reader = FrameReader(stream)
-        await Greeter("default", layout).greet(stream, reader, record, None, None)
+        await Greeter("default", layout).greet(stream, reader, signed(record, identity.sign), None, None)
         with trio.move_on_after(1.0), contextlib.suppress(BrokenLinkError):
             await stream.send_all(words)
             while await stream.receive_into(memoryview(bytearray(4096))):
@@ -44,51 +43,38 @@ def named(node):
     return query(parse_address(node.address))["metrics"]["suspicious"]
 
 
-def test_whoever_says_what_no_honest_node_says_is_named_at_the_third_time_and_nobody_else(train, monkeypatch, tmp_path):
+@pytest.mark.parametrize(
+    ("kind", "words"),
+    [
+        ("fault", b"no frame at all"),
+        ("flood", encode(Gossip(())) * 5_000),  # Gossip has no answer.
+        ("unread", encode(Ping(1, ())) * 200),  # They arrive in one piece, and 32 answers leave at once.
+    ],
+    ids=["no frames", "a flood", "more questions than it reads answers"],
+)
+def test_a_member_that_misbehaves_is_named_at_the_third_time_and_no_honest_one(
+    kind, words, train, until, monkeypatch, tmp_path
+):
     monkeypatch.setenv("GOSSIP_LOG", str(tmp_path / "log.jsonl"))
+    monkeypatch.setattr(links, "OUTBOX_FRAMES", 16)  # Otherwise the kernel would hold the short answers of a minute.
     ours = train(nn.Linear(4, 2))
-    liar, honest = Identity.fresh(), Identity.fresh()
+    culprit, honest = Identity.fresh(), Identity.fresh()
+    for _ in range(4):
+        trio.run(speak, ours.node, honest, encode(Ping(1, ())) * 8)  # The connection then ends without a Close.
     for _ in range(2):
-        trio.run(speak, ours.node, liar, b"no frame at all")
+        trio.run(speak, ours.node, culprit, words)
     assert named(ours.node) == ()
-    trio.run(speak, ours.node, liar, b"no frame at all")
-    for _ in range(5):
-        trio.run(speak, ours.node, honest, encode(Ping(1, ())))  # The connection then ends without a Close.
-    assert named(ours.node) == ((liar.id.hex(), "fault", 3),)
+    trio.run(speak, ours.node, culprit, words)
+    until(lambda: named(ours.node) == ((culprit.id.hex(), kind, 3),))  # Noted when the link has ended.
     log = (tmp_path / "log.jsonl").read_text()
-    assert log.count(f"Member {liar.id.hex()[:8]} misbehaves") == 1
+    assert log.count(f"Member {culprit.id.hex()[:8]} misbehaves") == 1
     assert honest.id.hex()[:8] + " misbehaves" not in log
 
 
-def test_whoever_floods_a_link_is_named_for_that(train, until):
+def test_a_host_whose_connections_never_greet_is_named(train, until):
     ours = train(nn.Linear(4, 2))
-    flooder = Identity.fresh()
-    flood = encode(Gossip(())) * 5_000  # Gossip has no answer.
-    for _ in range(3):
-        trio.run(speak, ours.node, flooder, flood)
-    until(lambda: named(ours.node) == ((flooder.id.hex(), "flood", 3),))  # Noted when the link has ended.
-
-
-def test_whoever_asks_for_more_than_it_reads_is_named_for_that(train, until, monkeypatch):
-    """The queries arrive in one piece, and 32 answers leave at once. More queries would be a flood, too."""
-    monkeypatch.setattr(links, "OUTBOX_FRAMES", 16)  # Otherwise the kernel would hold the short answers of a minute.
-    ours = train(nn.Linear(4, 2))
-    asker, honest = Identity.fresh(), Identity.fresh()
-    for _ in range(3):
-        trio.run(speak, ours.node, honest, encode(Ping(1, ())) * 8)
-    for _ in range(2):
-        trio.run(speak, ours.node, asker, encode(Ping(1, ())) * 200)
-    assert named(ours.node) == ()
-    trio.run(speak, ours.node, asker, encode(Ping(1, ())) * 200)
-    until(lambda: named(ours.node) == ((asker.id.hex(), "unread", 3),))  # Noted when the link has ended.
-
-
-def test_where_connections_come_from_that_never_say_who_they_are_is_named(train, until):
-    ours = train(nn.Linear(4, 2))
-    where = parse_address(ours.node.address)
-    for _ in range(15):
-        socket.create_connection(where).close()
-    assert named(ours.node) == ()
-    for _ in range(5):
-        socket.create_connection(where).close()
+    for number in range(20):
+        socket.create_connection(parse_address(ours.node.address)).close()
+        if number == 14:
+            assert named(ours.node) == ()
     until(lambda: [row[:2] for row in named(ours.node)] == [("127.0.0.1", "strangers")])

@@ -14,24 +14,20 @@ from torch import nn
 
 from gossip.config import Config
 from gossip.ids import parse_address
-from node.identity.keys import new_secret
 from node.links import bulk
 from node.network.transfers import streams
 from tests.harness.configs import tuned
 
 BYTES_S = 1.25e6
 ELEMENTS = 1 << 18  # 1 MiB, so that a vector takes 0.84 s: almost three times as long as a stream may stand still
-SLOW = tuned(
-    mix_every_steps=20, join_timeout_s=10.0, stall_s=0.3, slowest_rate_mb_s=0.5,
-    chunk_elements=ELEMENTS // 2,
-)  # fmt: skip
+SLOW = tuned(mix_every_steps=20, join_timeout_s=10.0, stall_s=0.3, slowest_rate_mb_s=0.5, chunk_elements=ELEMENTS // 2)
 BUFFER_BYTES = 8_192
 
 
 class Throttle:
     """A forwarder to ``target`` that passes ``bytes_s`` in each direction and buffers little."""
 
-    def __init__(self, target, bytes_s=BYTES_S):
+    def __init__(self, target, bytes_s):
         self.target, self.bytes_s, self.passed = target, bytes_s, 0
         self.listener = socket.create_server(("127.0.0.1", 0))
         self.listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, BUFFER_BYTES)
@@ -76,56 +72,52 @@ class Throttle:
             sock.close()
 
 
-@pytest.fixture
-def throttle():
-    made = []
-
-    def make(node, bytes_s=BYTES_S):
-        made.append(Throttle(parse_address(node.address), bytes_s))
-        return made[-1]
-
-    yield make
-    for one in made:
-        one.close()
-
-
-def wide(value, elements=ELEMENTS):
+def wide(value, elements):
     model = nn.Linear(elements, 1, bias=False)
     with torch.no_grad():
         model.weight.fill_(value)
     return model
 
 
+@pytest.fixture
+def passed_over(train, until, caplog):
+    """Let a newcomer join over a slow link and mix; return the bytes that passed, after nobody was blamed."""
+    made = []
+
+    def passed(bytes_s, elements, exchanges, seconds, **options):
+        caplog.set_level("INFO", "gossip")
+        first = train(wide(1.0, elements), **options)
+        slow = Throttle(parse_address(first.node.address), bytes_s)
+        made.append(slow)
+        second = train(wide(2.0, elements), seeds=[slow.address], listen="none", **options)
+        peers = [one.side.network.peer for one in (first, second)]
+        assert peers[1].view.run_id == peers[0].view.run_id, "it began no run of its own"
+        until(lambda: min(peer.exchanges.done_count for peer in peers) >= exchanges, seconds)
+        for peer in peers:
+            assert list(peer.misbehaviour.rows()) == []
+            assert [kind for who, kind in peer.misbehaviour.levels if isinstance(who, bytes)] == [], "of members"
+            assert peer.exchanges.failures_by_reason == {}
+            assert peer.exchanges.failures == 0
+        for sign in ("does not answer", "stopped"):  # Neither a member with queued answers nor a stream is reported.
+            assert not any(sign in said for said in caplog.messages)
+        return slow.passed
+
+    yield passed
+    for one in made:
+        one.close()
+
+
 @pytest.mark.parametrize("threads", [False, True], ids=["loop", "threads"])
 @pytest.mark.parametrize("encrypted", [False, True], ids=["plain", "encrypted"])
 def test_a_newcomer_joins_and_mixes_over_a_link_on_which_a_chunk_takes_longer_than_a_stall(
-    threads, encrypted, train, until, throttle, monkeypatch, tmp_path, caplog
+    threads, encrypted, passed_over, monkeypatch, secret
 ):
     monkeypatch.setattr(bulk, "FIRST_ELEMENTS", 1 << 20)  # Otherwise chunks are short from the beginning.
     if threads:
         monkeypatch.setattr(streams, "LARGE_BYTES", 1)
-    (tmp_path / "secret").write_text(new_secret())
-    (tmp_path / "secret").chmod(0o600)
-    caplog.set_level("INFO", "gossip")
-    with_secret = {"secret": tmp_path / "secret", "config": SLOW} if encrypted else {"config": SLOW}
-    first = train(wide(1.0), **with_secret)
-    slow = throttle(first.node)
-    second = train(wide(2.0), seeds=[slow.address], listen="none", **with_secret)
-    assert second.side.network.peer.view.run_id == first.side.network.peer.view.run_id, "it began no run of its own"
-    until(lambda: min(one.side.network.peer.exchanges.done_count for one in (first, second)) >= 2, 40.0)
-    assert slow.passed > 5 * 4 * ELEMENTS, "all of it over the slow link"
-    nobody_is_blamed(caplog, first, second)
-
-
-def nobody_is_blamed(caplog, *nodes):
-    for one in nodes:
-        peer = one.side.network.peer
-        assert list(peer.misbehaviour.rows()) == []
-        assert [kind for who, kind in peer.misbehaviour.levels if isinstance(who, bytes)] == [], "of members"
-        assert peer.exchanges.failures_by_reason == {}
-        assert peer.exchanges.failures == 0
-    for sign in ("does not answer", "stopped"):  # Neither a member with queued answers nor a stream is reported.
-        assert not any(sign in said for said in caplog.messages)
+    options = {"config": SLOW} | ({"secret": secret} if encrypted else {})
+    passed = passed_over(BYTES_S, ELEMENTS, exchanges=2, seconds=40.0, **options)
+    assert passed > 5 * 4 * ELEMENTS, "all of it over the slow link"
 
 
 HOME_BYTES_S = 125_000.0  # 1 Mbit/s
@@ -136,21 +128,14 @@ HOME_ELEMENTS = 140_000  # 560 kB, which take 4.5 s: half as long again as a str
 @pytest.mark.parametrize("mixing", ["pair", "group"])
 @pytest.mark.parametrize("chunks", ["that shorten", "of any length"])
 def test_over_a_home_link_with_the_defaults_a_newcomer_joins_and_exchanges_finish(
-    mixing, chunks, train, until, throttle, monkeypatch, caplog
+    mixing, chunks, passed_over, monkeypatch
 ):
     """The throttle passes what a link of 1 Mbit/s does. A chunk of the default size takes 4.2 s of it."""
     if chunks == "of any length":
         monkeypatch.setattr(bulk, "FIRST_ELEMENTS", 1 << 20)
-    caplog.set_level("INFO", "gossip")
-    config = Config(mixing=mixing)
-    first = train(wide(1.0, HOME_ELEMENTS), config=config)
-    slow = throttle(first.node, HOME_BYTES_S)
-    second = train(wide(2.0, HOME_ELEMENTS), config=config, seeds=[slow.address], listen="none")
-    assert second.side.network.peer.view.run_id == first.side.network.peer.view.run_id, "it began no run of its own"
-    until(lambda: min(one.side.network.peer.exchanges.done_count for one in (first, second)) >= 1, 20.0)
+    passed = passed_over(HOME_BYTES_S, HOME_ELEMENTS, exchanges=1, seconds=20.0, config=Config(mixing=mixing))
     exchange = 2 if mixing == "pair" else 8  # Bytes of an element both ways: pairs begin in int8.
-    assert slow.passed > (4 + exchange) * HOME_ELEMENTS, "a join and an exchange, all of it over the slow link"
-    nobody_is_blamed(caplog, first, second)
+    assert passed > (4 + exchange) * HOME_ELEMENTS, "a join and an exchange, all of it over the slow link"
 
 
 def test_chunks_become_shorter_where_they_take_long_and_longer_where_they_do_not():

@@ -19,7 +19,7 @@ prometheus_parser = pytest.importorskip("prometheus_client.parser", reason="the 
 
 from gossip.errors import LocalError  # noqa: E402
 from node import Node  # noqa: E402
-from node.identity.keys import new_secret, read_secret  # noqa: E402
+from node.identity.keys import read_secret  # noqa: E402
 from node.observe.figures import FIGURES  # noqa: E402
 from node.observe.page import page, web  # noqa: E402
 from node.observe.page.guard import token_of  # noqa: E402
@@ -31,8 +31,8 @@ def port_of(trainee):
     return trainee.side.service.page.server.sock.getsockname()[1]
 
 
-def get(port, target="/", headers=None, method="GET", host="127.0.0.1"):
-    connection = http.client.HTTPConnection(host, port, timeout=10)
+def get(port, target="/", headers=None, method="GET"):
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
     try:
         connection.request(method, target, headers=headers or {})
         answer = connection.getresponse()
@@ -57,6 +57,14 @@ class Stream:
             if name == wanted:
                 return data
 
+    def rows(self, wanted):
+        """Return the rows by member once ``wanted(rows)`` is true."""
+        for _ in range(20):
+            rows = {row["id"]: row for row in self.next("state")["members"]}
+            if wanted(rows):
+                return rows
+        raise AssertionError(f"in vain: {rows}")
+
     def close(self):
         self.answer.close()
         self.connection.close()
@@ -64,15 +72,9 @@ class Stream:
 
 @pytest.fixture
 def stream():
-    opened = []
-
-    def start(port):
-        opened.append(Stream(port))
-        return opened[-1]
-
-    yield start
-    for one in opened:
-        one.close()
+    """``stream(port)`` opens an event stream."""
+    with contextlib.ExitStack() as stack:
+        yield lambda port: stack.enter_context(contextlib.closing(Stream(port)))
 
 
 def model():
@@ -80,44 +82,29 @@ def model():
     return nn.Linear(4, 2)
 
 
-def test_one_nodes_page_shows_the_whole_swarm_and_who_mixed_with_whom(train, until, stream):
-    first = train(model(), work=lambda: 0.5, **PAGE)
-    second = train(model(), work=lambda: 0.25, seeds=[first.node.address])
+@pytest.mark.parametrize("is_secret", [False, True], ids=["open", "secret"])
+def test_one_nodes_page_shows_the_whole_swarm_who_mixed_with_whom_and_who_left(train, until, stream, secret, is_secret):
+    options = {"secret": secret} if is_secret else {}
+    first = train(model(), work=lambda: 0.5, **PAGE, **options)
+    second = train(model(), work=lambda: 0.25, seeds=[first.node.address], **options)
     events = stream(port_of(first))
     begin = events.next("begin")
     assert begin["swarm"] == "default"
     assert begin["settings"]["mix_every_steps"] == "2"
     assert events.next("sentences")[0]["text"].startswith("The page of this node: http://127.0.0.1:")
     until(lambda: first.node.metrics().exchanges_done > 3)
-
-    def both(rows):
-        return rows.keys() == {first.node.id, second.node.id} and rows[second.node.id].get("mixed")
-
-    for _ in range(20):
-        rows = {row["id"]: row for row in events.next("state")["members"]}
-        if both(rows):
-            break
-    mine, others = rows[first.node.id], rows[second.node.id]
+    ids = first.node.id, second.node.id
+    rows = events.rows(lambda rows: rows.keys() == set(ids) and rows[ids[1]].get("mixed"))
+    mine, others = (rows[each] for each in ids)
     assert (mine["self"], others["self"]) == (True, False)
     assert (mine["loss"], others["loss"]) == (0.5, 0.25)
     assert others["mixed"][-1][0] == first.node.id
     assert others["exchanges_done"] > 0
     assert mine["mb_s_sent"] is not None
     assert others["version"] == mine["version"] != ""
-
-
-def test_a_node_that_is_gone_keeps_its_row_and_the_page_goes_on(train, until, stream):
-    first = train(model(), work=lambda: 0.5, **PAGE)
-    second = train(model(), work=lambda: 0.25, seeds=[first.node.address])
-    gone = second.node.id
-    until(lambda: [member.loss for member in first.node.members if member.id == gone] == [0.25])
     second.stop()
-    events = stream(port_of(first))
-    for _ in range(20):
-        rows = {row["id"]: row for row in events.next("state")["members"]}
-        if rows.get(gone, {}).get("state") == "left":
-            break
-    assert (rows[gone]["state"], rows[gone]["loss"]) == ("left", 0.25)
+    rows = events.rows(lambda rows: rows.get(ids[1], {}).get("state") == "left")
+    assert rows[ids[1]]["loss"] == 0.25, "a member that has left keeps its row"
 
 
 def test_every_metric_is_there_by_the_conventions(train, until):
@@ -127,12 +114,9 @@ def test_every_metric_is_there_by_the_conventions(train, until):
     families = {family.name: family for family in prometheus_parser.text_string_to_metric_families(body.decode())}
     assert status == 200
     assert headers["Content-Type"].startswith("text/plain; version=")
-    known = {figure.metric.removesuffix("_total") for figure in FIGURES if figure.metric} - {
-        "gossip_consensus_distance"
-    }
-    assert known | {"gossip_exchange_seconds", "gossip_exchanges_failed", "gossip_members", "gossip_build"} <= {
-        name.removesuffix("_info") for name in families
-    }
+    known = {figure.metric.removesuffix("_total") for figure in FIGURES if figure.metric}
+    known |= {"gossip_exchange_seconds", "gossip_exchanges_failed", "gossip_members", "gossip_build"}
+    assert known - {"gossip_consensus_distance"} <= {name.removesuffix("_info") for name in families}
     assert all(family.documentation and re.fullmatch(r"gossip_[a-z_]+", name) for name, family in families.items())
     for name in ("gossip_steps", "gossip_sent_bytes"):
         assert families[name].type == "counter"
@@ -140,7 +124,7 @@ def test_every_metric_is_there_by_the_conventions(train, until):
     assert {sample.labels["state"]: sample.value for sample in families["gossip_members"].samples}["alive"] == 1
 
 
-def test_health_is_whether_steps_advance(train, until, monkeypatch):
+def test_a_node_is_healthy_while_its_steps_advance(train, until, monkeypatch):
     node = train(model(), work=lambda: 0.5, **PAGE)
     port = port_of(node)
     assert get(port, "/healthz")[::2] == (200, b"Steps advance.\n")
@@ -169,7 +153,7 @@ def test_files_come_with_a_policy_that_lets_no_other_script_run(train):
     assert get(port, "/", {"Host": "evil.example"})[0] == 403
 
 
-def test_the_page_needs_no_other_server_and_makes_no_markup_of_what_it_is_told():
+def test_the_page_needs_no_other_server_and_makes_no_markup_of_its_data():
     folder = Path(page.__file__).with_name("static")
     for name in ("index.html", "page.js", "page.css"):
         source = folder.joinpath(name).read_text(encoding="utf-8").replace("http://www.w3.org/2000/svg", "")
@@ -179,47 +163,25 @@ def test_the_page_needs_no_other_server_and_makes_no_markup_of_what_it_is_told()
     assert "<script>" not in folder.joinpath("index.html").read_text(encoding="utf-8")
 
 
-def test_off_loopback_the_link_opens_it_and_leaves_the_address_bar(train, tmp_path, until):
-    secret = tmp_path / "swarm.secret"
-    secret.write_text(new_secret())
-    secret.chmod(0o600)
+# Access and limits ---------------------------------------------------------------------------------------------------
+@pytest.fixture
+def guarded(train, secret):
+    """Return a node whose page wants a token, the port of that page, and the header with the token."""
     node = train(model(), secret=secret, page="0.0.0.0:0", listen="127.0.0.1:0")
-    port, token = port_of(node), token_of(read_secret(secret))
+    return node, port_of(node), {"Authorization": f"Bearer {token_of(read_secret(secret))}"}
+
+
+def test_off_loopback_the_link_opens_the_page_and_leaves_the_address_bar(guarded, secret):
+    node, port, header = guarded
+    token = token_of(read_secret(secret))
     assert get(port)[0] == get(port, "/metrics")[0] == get(port, "/?token=0")[0] == 401
     assert get(port, "/healthz")[0] == 200
     status, headers, _ = get(port, f"/?token={token}")
     assert (status, headers["Location"]) == (303, "/")
     assert get(port, "/", {"Cookie": headers["Set-Cookie"].partition(";")[0]})[0] == 200
-    assert get(port, "/metrics", {"Authorization": f"Bearer {token}"})[0] == 200
+    assert get(port, "/metrics", header)[0] == 200
     (said,) = [str(event) for event in node.node.history() if event.kind == "page"]
     assert re.fullmatch(rf"The page of this node: http://[\d.]+:{port}/\?token={token}", said)
-
-
-def test_one_nodes_page_asks_others_by_the_secret(train, tmp_path, stream):
-    secret = tmp_path / "swarm.secret"
-    secret.write_text(new_secret())
-    secret.chmod(0o600)
-    first = train(model(), secret=secret, work=lambda: 0.5, **PAGE)
-    second = train(model(), secret=secret, work=lambda: 0.5, seeds=[first.node.address])
-    events = stream(port_of(first))
-    for _ in range(20):
-        rows = {row["id"]: row for row in events.next("state")["members"]}
-        if rows.get(second.node.id, {}).get("answered_s") is not None:
-            break
-    assert rows[second.node.id]["exchanges_done"] is not None
-
-
-# Access and limits ---------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def guarded(train, tmp_path):
-    """Return a node whose page wants a token, the port of that page, and the header with the token."""
-    secret = tmp_path / "swarm.secret"
-    secret.write_text(new_secret())
-    secret.chmod(0o600)
-    node = train(model(), secret=secret, page="0.0.0.0:0", listen="127.0.0.1:0")
-    return node, port_of(node), {"Authorization": f"Bearer {token_of(read_secret(secret))}"}
 
 
 def test_idle_sockets_keep_no_monitor_out(guarded, until, monkeypatch):
@@ -264,23 +226,21 @@ def test_admitted_visitors_are_bounded_and_strangers_still_learn_the_health(guar
     assert get(port, "/metrics", token)[0] == 200
 
 
-def test_one_that_asks_nothing_or_reads_nothing_is_let_go(train, until, monkeypatch):
+def test_a_visitor_that_asks_nothing_or_reads_nothing_is_dropped(train, until, monkeypatch):
     monkeypatch.setattr(web, "REQUEST_S", 0.2)
     monkeypatch.setattr(web, "SEND_S", 0.2)
     monkeypatch.setattr(page, "UPDATE_PERIOD_S", 0.001)
     monkeypatch.setattr(page, "PAUSE_TIMES", 1.0)
     node = train(model(), **PAGE)
-    port, service = port_of(node), node.side.service
-    server = service.page.server
-    silent = socket.create_connection(("127.0.0.1", port))
-    deaf = socket.socket()
-    deaf.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-    deaf.connect(("127.0.0.1", port))
-    deaf.sendall(b"GET /events HTTP/1.1\r\nHost: localhost\r\n\r\n")
-    until(lambda: service.page.open_streams == 1)
-    until(lambda: not (server.waiting or server.admitted), 60.0)
-    assert service.page.open_streams == 0
-    silent.close(), deaf.close()
+    where, page_of_node = ("127.0.0.1", port_of(node)), node.side.service.page
+    server = page_of_node.server
+    with socket.create_connection(where), socket.socket() as deaf:
+        deaf.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        deaf.connect(where)
+        deaf.sendall(b"GET /events HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        until(lambda: page_of_node.open_streams == 1)
+        until(lambda: not (server.waiting or server.admitted), 60.0)
+        assert page_of_node.open_streams == 0
 
 
 @pytest.mark.parametrize(
@@ -308,7 +268,7 @@ def test_whatever_is_sent_is_answered_with_a_sentence_or_closed_and_is_no_fault_
     assert [str(event) for event in node.node.history() if event.kind == "fault"] == []
 
 
-def test_so_many_streams_and_no_more(train, until, stream, monkeypatch):
+def test_no_more_than_so_many_streams_are_open(train, until, stream, monkeypatch):
     monkeypatch.setattr(page, "MAX_STREAMS", 2)
     node = train(model(), **PAGE)
     opened = [stream(port_of(node)) for _ in range(2)]
@@ -330,7 +290,7 @@ def test_a_node_leaves_as_quickly_with_a_page_open(train, stream):
     assert not node.side.network.thread.is_alive()
 
 
-def test_a_port_that_is_taken_is_said_in_a_sentence():
+def test_a_page_whose_port_is_taken_says_so_in_a_sentence():
     with socket.create_server(("127.0.0.1", 0)) as taken:
         where = f"127.0.0.1:{taken.getsockname()[1]}"
         with pytest.raises(LocalError, match=rf"The page cannot listen on {where}: address already in use"):

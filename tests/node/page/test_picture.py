@@ -61,7 +61,7 @@ def test_the_line_of_one_that_began_anew_begins_anew():
     assert picture.losses[other.id].points == [(2, 0.4)]
 
 
-def test_nobody_is_old_for_not_having_been_asked():
+def test_a_member_that_was_not_asked_is_not_old():
     picture, other = SwarmPicture(ME), member(1)
     looked(picture, [other])
     picture.take_next_queries(8, 100.0)
@@ -69,7 +69,7 @@ def test_nobody_is_old_for_not_having_been_asked():
     assert looked(picture, [other], 1000.0)[other.id.hex()]["old"] is False, "nobody watched meanwhile"
 
 
-def test_the_dead_are_old_and_still_there():
+def test_a_dead_member_is_old_and_still_there():
     picture, other = SwarmPicture(ME), member(1, loss=0.25)
     looked(picture, [other])
     row = looked(picture, [(other, MemberState.DEAD)], 101.0)[other.id.hex()]
@@ -77,7 +77,7 @@ def test_the_dead_are_old_and_still_there():
     assert picture.take_next_queries(8, 101.0) == []
 
 
-def test_those_are_asked_first_who_were_asked_the_longest_ago():
+def test_the_members_asked_longest_ago_are_asked_first():
     picture = SwarmPicture(ME)
     looked(picture, [member(number) for number in range(1, 6)])
     first = {peer for peer, _ in picture.take_next_queries(3, 1.0)}
@@ -86,19 +86,14 @@ def test_those_are_asked_first_who_were_asked_the_longest_ago():
     assert first | second == {member(number).id for number in range(1, 6)}
 
 
-def test_mb_a_second_follow_from_two_answers_and_are_unknown_where_a_count_began_anew():
-    picture = SwarmPicture(ME)
+def test_rates_follow_from_two_answers_and_are_unknown_where_a_count_began_anew():
+    picture, other = SwarmPicture(ME), member(1)
     looked(picture, now=10.0)
     assert looked(picture, now=12.0, bytes_sent=4_000_000)[ME.hex()]["mb_s_sent"] == 2.0
     assert looked(picture, now=14.0, bytes_sent=3)[ME.hex()]["mb_s_sent"] is None
-
-
-HOSTILE = {
-    "steps": "<img src=x onerror=alert(1)>", "loss": math.nan, "samples": 10**400, "exchanges_done": True,
-    "bytes_sent": math.inf, "version": "</script>" * 1000, "consensus_distance": [1],
-    "mixed": [("x" * 9999, {}, None)] * 9999,
-    "failures": "no rows", "swarm_samples": {"a": 1},
-}  # fmt: skip
+    picture.on_answer(other.id, {"samples": 100}, 14.0)
+    picture.on_answer(other.id, {"samples": 140}, 16.0)
+    assert looked(picture, [other], 16.0)[other.id.hex()]["samples_s"] == 20
 
 
 def test_samples_a_second_are_those_of_the_last_ten_seconds():
@@ -143,11 +138,12 @@ def test_the_samples_of_a_run_that_is_taken_over_were_not_trained_in_that_second
     assert max(known) == pytest.approx(10)
 
 
-def test_samples_a_second_of_a_member_follow_from_two_answers():
-    picture, other = SwarmPicture(ME), member(1)
-    picture.on_answer(other.id, {"samples": 100}, 100.0)
-    picture.on_answer(other.id, {"samples": 140}, 102.0)
-    assert looked(picture, [other], 102.0)[other.id.hex()]["samples_s"] == 20
+HOSTILE = {
+    "steps": "<img src=x onerror=alert(1)>", "loss": math.nan, "samples": 10**400, "exchanges_done": True,
+    "bytes_sent": math.inf, "version": "</script>" * 1000, "consensus_distance": [1],
+    "mixed": [("x" * 9999, {}, None)] * 9999,
+    "failures": "no rows", "swarm_samples": {"a": 1},
+}  # fmt: skip
 
 
 def test_whatever_a_member_says_a_row_has_short_texts_and_numbers_that_json_has():
@@ -155,13 +151,8 @@ def test_whatever_a_member_says_a_row_has_short_texts_and_numbers_that_json_has(
     for now in (1.0, 2.0):
         picture.on_answer(other.id, HOSTILE, now)
         row = looked(picture, [other], now)[other.id.hex()]
-    assert [row[name] for name in ("steps", "loss", "samples", "exchanges_done", "bytes_sent")] == [
-        0,
-        None,
-        0,
-        None,
-        None,
-    ]
+    assert (row["steps"], row["samples"]) == (0, 0)
+    assert row["loss"] is row["exchanges_done"] is row["bytes_sent"] is None
     assert len(row["version"]) == 40
     assert len(json.dumps(picture.state(), allow_nan=False)) < 3_000
     json.dumps(picture.history(), allow_nan=False)

@@ -24,7 +24,6 @@ from node.model.sharded import operation, state
 from node.model.sharded.memory import MappedVectors
 
 rank, size, folder, seeds = int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]), sys.argv[4:]
-fails = os.environ.get("FAILS", "")
 nodes = int(os.environ.get("NODES", "1"))
 sharded, wrong = "SHARDED" in os.environ, os.environ.get("WRONG", "") if rank == size - 1 else ""
 torch.set_num_threads(1)
@@ -102,8 +101,6 @@ with node:
             optimizer.step()
             node.step(loss=loss, samples=len(inputs))
             steps += 1
-            if fails == str(rank) and steps == 50:
-                raise KeyError("a fault of this loop")
             if node.metrics()["exchanges_done"] > 3:
                 (folder / f"mixed-{rank}").touch()
             if limit is None:

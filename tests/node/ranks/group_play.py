@@ -18,7 +18,7 @@ FOLDER = Path(__file__).parent
 
 
 class Pair:
-    """The two ranks of a group, each ``python SCRIPT [ARGUMENT...] RANK PORT FOLDER [SEED...]``."""
+    """Two ranks of a group, each ``python SCRIPT [ARGUMENT...] RANK PORT FOLDER [SEED...]``. Its block ends both."""
 
     def __init__(self, folder, script, arguments=(), seeds=(), **environment):
         folder.mkdir(exist_ok=True)
@@ -37,16 +37,12 @@ class Pair:
     def steps(self, rank):
         return self.read("seen", rank)["steps"] if (self.folder / f"seen-{rank}").exists() else 0
 
-    def go_on(self, steps=100, seconds=60.0):
+    def go_on(self, steps=100):
         """Wait until both ranks have trained ``steps`` more steps."""
-        before = [self.steps(rank) for rank in range(2)]
-        self.until(lambda: all(self.steps(rank) > before[rank] + steps for rank in range(2)), seconds)
-
-    def until(self, what, seconds=60.0):
-        end = time.monotonic() + seconds
-        while not what():
+        wanted, end = [self.steps(rank) + steps for rank in range(2)], time.monotonic() + 60.0
+        while not all(self.steps(rank) > wanted[rank] for rank in range(2)):
             assert [rank.poll() for rank in self.ranks] == [None, None], self.errors()
-            assert time.monotonic() < end, f"waited {seconds:g} s in vain: {self.errors()}"
+            assert time.monotonic() < end, self.errors()
             time.sleep(0.05)
 
     def errors(self):
@@ -57,19 +53,29 @@ class Pair:
         lines = (self.folder / f"errors-{rank}").read_text(errors="replace").strip().splitlines() or [""]
         return re.sub(r"^\[rank\d+\]: ", "", lines[-1])
 
-    def end(self, seconds=60.0):
+    def end(self):
         """Tell both ranks to stop, and return their exit codes."""
         (self.folder / "stop").touch()
-        return self.codes(seconds)
+        return self.codes()
 
     def codes(self, seconds=60.0):
         end = time.monotonic() + seconds
         return [rank.wait(max(0.1, end - time.monotonic())) for rank in self.ranks]
 
-    def kill(self):
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *error):
         for rank in self.ranks:
             rank.kill()
             rank.wait()
+
+
+def goes_on(trainee):
+    """Return True if a node of this process trains on."""
+    before = trainee.do(lambda node: node._training.run.steps)
+    time.sleep(0.2)
+    return trainee.error is None and trainee.do(lambda node: node._training.run.steps) > before
 
 
 def listening(pid):

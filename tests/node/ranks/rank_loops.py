@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from gossip.config import Config
-from tests.node.ranks.rank_threads import MemoryGroup, RankThread
+from tests.node.ranks.rank_threads import MemoryGroup, RankThread, play
 
 QUICK = Config(mix_every_steps=2, join_timeout_s=3.0)
 
@@ -68,10 +68,26 @@ def no_errors(played):
     for rank in played:
         if rank.error is not None:
             raise rank.error
+    return played
+
+
+def results(loop, **options):
+    """Run a loop on every rank of a node; return what it returned on each."""
+    return [rank.result for rank in no_errors(play(ranks(loop, **options)[1]))]
+
+
+def errors(loop, **options):
+    """Run a loop on every rank of a node; return the errors with which the ranks ended."""
+    return [rank.error for rank in play(ranks(loop, **options)[1])]
 
 
 def model_of(node):
     return trained_by(node).state._model
+
+
+def momenta_of(node):
+    [optimizer] = trained_by(node).optimizers.all
+    return [optimizer.state[parameter]["momentum_buffer"] for parameter in model_of(node).parameters()]
 
 
 def looked(node):

@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 import dataclasses
+import threading
 import time
+from functools import partial
 
+import msgpack
 import numpy as np
 import pytest
 import torch
+import trio
 from safetensors.torch import load_file
 
 from gossip import Config
 from gossip.arithmetic.layout import Layout, Segment
 from gossip.averaging.visit import Update
 from gossip.ids import parse_address
+from gossip.wire.frames import encode
+from gossip.wire.messages import Ping
 from node import QuasiGlobal
+from node.identity.keys import Identity
 from node.loop.ranks.boundary import RanksBoundary, UpdateTold
 from node.loop.ranks.follower import Follower
 from node.model import flat as vectors
@@ -23,15 +30,19 @@ from node.model.pool import VectorPool
 from node.model.snapshot import ModelState
 from node.model.state import State
 from tests.harness.configs import tuned
+from tests.node.links.test_named import speak
 from tests.node.loop.test_last_mixes import RARELY, STEP, STEPS, counter, learned_of
 from tests.node.ranks.rank_loops import (
+    QUICK,
     flat,
     looked,
     model_of,
+    momenta_of,
     net,
     no_errors,
     pull,
     ranks,
+    results,
     run,
     same,
     trained,
@@ -39,22 +50,28 @@ from tests.node.ranks.rank_loops import (
 )
 from tests.node.ranks.rank_threads import MemoryGroup, RankThread, play
 
-
-@pytest.fixture(autouse=True)
-def _channels_are_groups(monkeypatch):
-    monkeypatch.setattr("node.node.GroupChannel", lambda group: group)
+pytestmark = pytest.mark.usefixtures("memory_groups")
 
 
-def test_ranks_begin_with_the_weights_of_rank_0_and_its_optimizer(quick):
-    _, pair = ranks(lambda node, rank: flat(trained_by(node).state._model))
+def group_of(make, loop, **options):
+    """Run a loop on two ranks, whose models and optimizers ``make(rank)`` returns."""
+    channels = MemoryGroup(2).channels
+    return no_errors(play([RankThread(one, *make(one.rank), loop, {"config": QUICK} | options) for one in channels]))
+
+
+def test_ranks_begin_with_the_weights_and_the_optimizer_of_rank_0():
+    _, pair = ranks(lambda node, rank: (flat(model_of(node)), *momenta_of(node)))
     trained(pair[0].model, pair[0].optimizer, 0)  # Rank 0's optimizer has momentum, the other's has none.
     no_errors(play(pair))
-    assert torch.equal(pair[0].result, pair[1].result)
-    momenta = [[rank.optimizer.state[p]["momentum_buffer"] for p in rank.model.parameters()] for rank in pair]
-    assert all(map(torch.equal, *momenta))
+    assert all(map(torch.equal, pair[0].result, pair[1].result))
 
 
-def test_of_a_partly_frozen_model_with_two_optimizers_all_is_the_same_on_all_ranks(quick):
+def test_a_partly_frozen_model_with_two_optimizers_is_the_same_on_all_ranks():
+    def make(rank):
+        model = net(20 + rank)
+        model[0].requires_grad_(False)
+        return model, [torch.optim.SGD(model[1].parameters(), 0.1 + rank), torch.optim.Adam(model[2].parameters())]
+
     def loop(node, rank):
         model, optimizers = model_of(node), trained_by(node).optimizers.all
         for step in range(5):
@@ -67,22 +84,13 @@ def test_of_a_partly_frozen_model_with_two_optimizers_all_is_the_same_on_all_ran
             node.step(loss, 4)
         return [flat(model)] + [state for one in optimizers for kept in one.state.values() for state in kept.values()]
 
-    group = MemoryGroup(2)
-    pair = []
-    for channel in group.channels:
-        model = net(20 + channel.rank)
-        model[0].requires_grad_(False)
-        optimizers = [
-            torch.optim.SGD(model[1].parameters(), 0.1 + channel.rank), torch.optim.Adam(model[2].parameters()),
-        ]  # fmt: skip
-        pair.append(RankThread(channel, model, optimizers, loop, {"config": quick}))
-    no_errors(play(pair))
+    pair = group_of(make, loop)
     assert all(map(torch.equal, pair[0].result, pair[1].result))
     assert len(pair[0].result) == 1 + 2 * 3
     assert pair[1].optimizer[0].param_groups[0]["lr"] == 0.1, "rank 0's options too"
 
 
-def test_a_model_that_brings_its_own_state_is_the_same_on_all_ranks(quick):
+def test_a_model_that_brings_its_own_state_is_the_same_on_all_ranks():
     class Doubles(State):
         """A state of more precision than its vectors of float32."""
 
@@ -104,9 +112,7 @@ def test_a_model_that_brings_its_own_state_is_the_same_on_all_ranks(quick):
             node.step(samples=4)
         return trained_by(node).state.weights.tolist()
 
-    group = MemoryGroup(2)
-    pair = [RankThread(one, Doubles(0.1 + one.rank), None, loop, {"config": quick}) for one in group.channels]
-    no_errors(play(pair))
+    pair = group_of(lambda rank: (Doubles(0.1 + rank), None), loop)
     assert pair[0].result == pair[1].result == [float(np.float32(0.1))] * 5
 
 
@@ -179,15 +185,13 @@ def test_a_member_keeps_half_of_what_a_node_of_several_ranks_has_learned_since_i
 
     other = train(*counter(0), config=Config(**RARELY))
     models = [counter(1)[0] for _ in range(2)]
-    options = {"config": Config(**RARELY), "seeds": [other.node.address]}
-    channels = MemoryGroup(2).channels
-    no_errors(play([RankThread(one, model, None, loop, options) for one, model in zip(channels, models, strict=True)]))
+    group_of(lambda rank: (models[rank], None), loop, config=Config(**RARELY), seeds=[other.node.address])
     assert learned_of(other, 1) == pytest.approx(STEPS * STEP / 2, rel=0.03)
     assert torch.equal(*(model["w"] for model in models))
 
 
 @pytest.mark.parametrize(("seconds", "sums"), [(0.0, 64), (10.0, 5)], ids=["long steps", "short steps"])
-def test_steps_at_which_nothing_changes_cost_at_most_a_sum_and_nobody_waits_for_it(monkeypatch, seconds, sums):
+def test_steps_at_which_nothing_changes_cost_at_most_a_sum_for_which_no_rank_waits(monkeypatch, seconds, sums):
     """Two sums at first, until the length of a step is known; then one in 16 steps, if these are short."""
     monkeypatch.setattr("node.loop.ranks.leader.SUM_S", seconds)
 
@@ -216,41 +220,36 @@ def test_samples_of_all_ranks_are_summed_and_the_last_step_is_in_a_checkpoint(tm
         node.settle(0.0)
         return late, state["swarm_samples"], node.swarm_samples
 
-    _, pair = ranks(loop)
-    no_errors(play(pair))
-    assert [rank.result for rank in pair] == [(4 * 7, 4 * 7 + 2 * 3, 5 * 7), (4 * 7, 4 * 7 + 2 * 4, 5 * 7)]
+    assert results(loop) == [(4 * 7, 4 * 7 + 2 * 3, 5 * 7), (4 * 7, 4 * 7 + 2 * 4, 5 * 7)]
     assert (tmp_path / "run.safetensors").exists()
 
 
-def test_what_is_loaded_is_on_all_ranks_in_its_own_type(tmp_path):
+def test_all_ranks_hold_in_its_own_type_what_one_of_them_loads(tmp_path):
     def save(node, rank):
         trained_by(node).optimizers.all[0].param_groups[0]["lr"] = 0.25
         run(node, 3)
         node.save(tmp_path / "run")
         node.export(tmp_path / "weights")  # As in a save, rank 0 writes.
-        return flat(model_of(node))
+        return flat(model_of(node)), model_of(node).state_dict().keys()
 
     def load(node, rank):
         figures = node.load(tmp_path / "run" if rank == 0 else "read by rank 0 alone")
-        optimizer = trained_by(node).optimizers.all[0]
-        momenta = [optimizer.state[p]["momentum_buffer"] for p in model_of(node).parameters()]
-        return flat(model_of(node)), figures, optimizer.param_groups[0]["lr"], momenta, node.swarm_samples
+        rate = trained_by(node).optimizers.all[0].param_groups[0]["lr"]
+        return flat(model_of(node)), (figures["swarm_samples"], rate, node.swarm_samples), momenta_of(node)
 
-    no_errors(play(saved := ranks(save, dtype=torch.float64)[1]))
-    exported = load_file(tmp_path / "weights.safetensors")
-    assert exported.keys() == model_of(saved[0].node).state_dict().keys()
-    no_errors(play(loaded := ranks(load, dtype=torch.float64)[1]))
-    for rank in loaded:
-        weights, figures, rate, momenta, samples = rank.result
-        assert torch.equal(weights, saved[0].result)
-        assert (figures["swarm_samples"], rate, samples) == (24, 0.25, 24)
-        assert all(map(torch.equal, momenta, loaded[0].result[3]))
+    saved, names = results(save, dtype=torch.float64)[0]
+    assert load_file(tmp_path / "weights.safetensors").keys() == names
+    loaded = results(load, dtype=torch.float64)
+    for weights, figures, momenta in loaded:
+        assert torch.equal(weights, saved)
+        assert figures == (24, 0.25, 24)
+        assert all(map(torch.equal, momenta, loaded[0][2]))
 
 
-def test_weights_on_trial_come_and_go_on_all_ranks(train, until, quick):
+def test_weights_on_trial_come_and_go_on_all_ranks(train, until):
     """The weights of another run prove worse. Each rank returns to the old weights and its optimizer's state."""
     bad = net(1)
-    larger = train(bad, work=pull(bad, 30.0), config=dataclasses.replace(quick, merge="never"))
+    larger = train(bad, work=pull(bad, 30.0), config=dataclasses.replace(QUICK, merge="never"))
     until(lambda: larger.node.swarm_samples > 2000)
     stop_at = [10**9]  # a step that no rank has reached yet
 
@@ -279,10 +278,34 @@ def test_weights_on_trial_come_and_go_on_all_ranks(train, until, quick):
     assert pair[0].result == pair[1].result
     sums, size = pair[0].result, flat(pair[0].model).numel()
     assert max(sums) > 10 * size, "they had the other run's weights"
-    assert sums[-1] < 2 * size, "and have their own again"
+    assert sums[-1] < 2 * size, "they have their own weights again"
 
 
-def test_what_changes_the_model_waits_for_an_open_boundary_and_copies_wait_for_it():
+def test_all_ranks_see_the_same_of_a_member_that_states_extremes():
+    """tests/node/observe/test_reduced.py has the malformed figures, of which no rank sees any."""
+    most = 2**53 - 1
+    figures = {"\x1b[2J\n": 1e308, "accuracy": -1e308, "loss": 1e308, "": 1.0, "a" * 100: 5e-324}
+    packed = msgpack.packb({name: [value, most] for name, value in figures.items()})
+    stated = {"ready": True, "steps": most, "samples": most, "loss": 1.7e308, "extra": (packed,)}
+
+    def loop(node, rank):
+        if rank == 0:
+            join = partial(speak, node, Identity.fresh(), encode(Ping(1, ())), **stated)
+            threading.Thread(target=trio.run, args=(join,)).start()
+        seen = []
+        for _ in range(20):
+            node.step(loss=1.0, samples=4)
+            time.sleep(0.1)
+            seen.append((node.members, node.reduce({"loss": 1.0})))
+        return seen
+
+    one, other = results(loop)
+    assert one == other
+    assert any(member.samples == most and member.loss == 1.7e308 for members, _ in one for member in members)
+    assert any(found["loss"].max == 1e308 and "\x1b[2J\n" in found for _, found in one)
+
+
+def test_changes_of_the_model_wait_for_an_open_boundary_and_copies_wait_for_them():
     class Silent:
         def relays(self, size):
             return False

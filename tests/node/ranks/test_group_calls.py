@@ -11,52 +11,46 @@ from torch import nn
 
 from gossip.errors import CheckpointError, LocalError
 from node import running
-from tests.node.ranks.rank_loops import flat, model_of, no_errors, ranks, run
+from tests.node.ranks.rank_loops import errors, flat, model_of, ranks, results, run
 from tests.node.ranks.rank_threads import play
 
-
-@pytest.fixture(autouse=True)
-def _channels_are_groups(monkeypatch):
-    monkeypatch.setattr("node.node.GroupChannel", lambda group: group)
+pytestmark = pytest.mark.usefixtures("memory_groups")
 
 
-def test_all_ranks_go_on_with_the_run_of_a_state(quick):
+def test_all_ranks_go_on_with_the_run_of_a_state():
     def save(node, rank):
         run(node, 5)
         return node.state_dict()
 
-    no_errors(play(before := ranks(save)[1]))
-    states = [json.loads(json.dumps(rank.result)) for rank in before]
+    states = [json.loads(json.dumps(state)) for state in results(save)]
 
     def go_on(node, rank):
         with pytest.raises(CheckpointError, match="is a mapping"):
             node.load_state_dict([])
         node.load_state_dict(states[rank])
-        return node.swarm_samples, node.state_dict()
+        return node.swarm_samples, node.state_dict()["run_id"]
 
-    no_errors(play(after := ranks(go_on)[1]))
-    assert after[0].result[0] == after[1].result[0] == 40
-    assert after[0].result[1]["run_id"] == after[1].result[1]["run_id"] == states[1]["run_id"]
+    assert results(go_on) == [(40, states[1]["run_id"])] * 2
 
 
 def test_all_ranks_return_to_the_weights_of_a_finished_run(tmp_path):
+    def held(node):
+        return flat(model_of(node)).tolist(), node.state_dict()["run_id"], node.swarm_samples
+
     def finish(node, rank):
         run(node, 3)
         node.finish(0.1)
-        return flat(model_of(node)), node.state_dict()["run_id"], node.swarm_samples
+        return held(node)
 
     def again(node, rank):
         assert node.finished
-        return flat(model_of(node)), node.state_dict()["run_id"], node.swarm_samples
+        return held(node)
 
-    no_errors(play(before := ranks(finish, state_dir=tmp_path)[1]))
-    no_errors(play(after := ranks(again, state_dir=tmp_path)[1]))
-    for rank in after:
-        assert torch.equal(rank.result[0], before[0].result[0])
-        assert rank.result[1:] == before[0].result[1:]
+    before = results(finish, state_dir=tmp_path)
+    assert results(again, state_dir=tmp_path) == [before[0]] * 2
 
 
-def test_an_error_in_a_call_that_all_make_is_everybodys_and_they_go_on():
+def test_an_error_in_a_call_of_all_ranks_is_raised_on_all_and_they_go_on():
     def loop(node, rank):
         with pytest.raises(CheckpointError, match="There is no checkpoint") as caught:
             node.load("nowhere")
@@ -65,25 +59,24 @@ def test_an_error_in_a_call_that_all_make_is_everybodys_and_they_go_on():
         run(node, 5)
         return str(caught.value)
 
-    _, pair = ranks(loop)
-    no_errors(play(pair))
-    assert pair[0].result == pair[1].result
+    one, other = results(loop)
+    assert one == other
 
 
-def test_a_node_that_cannot_join_says_so_on_all_ranks():
-    _, pair = ranks(lambda node, rank: None, seeds=["127.0.0.1:9"], join_or_fail_s=0.5)
-    play(pair)
-    assert {str(rank.error) for rank in pair} == {str(pair[0].error)}
-    assert "Could not join within 0.5 s" in str(pair[0].error)
-
-
-def test_a_node_that_cannot_listen_says_so_on_all_ranks():
-    """Rank 0 then has nothing to tell the other ranks about a swarm."""
+@pytest.mark.parametrize("cannot", ["join", "listen"])
+def test_a_node_that_cannot_start_says_so_on_all_ranks(cannot):
+    """If it cannot listen, rank 0 has nothing to tell the other ranks about a swarm."""
     with socket.create_server(("127.0.0.1", 0)) as taken:
-        _, pair = ranks(lambda node, rank: None, listen=f"127.0.0.1:{taken.getsockname()[1]}")
-        play(pair)
-    assert {str(rank.error) for rank in pair} == {str(pair[0].error)}
-    assert all(isinstance(rank.error, LocalError) for rank in pair)
+        port = taken.getsockname()[1]
+        options, sentence = {
+            "join": ({"seeds": ["127.0.0.1:9"], "join_or_fail_s": 0.5}, "Could not join within 0.5 s"),
+            "listen": ({"listen": f"127.0.0.1:{port}"}, f"Cannot listen on 127.0.0.1:{port}"),
+        }[cannot]
+        one, other = errors(lambda node, rank: None, **options)
+    assert isinstance(one, LocalError)
+    assert isinstance(other, LocalError)
+    assert str(one) == str(other)
+    assert sentence in str(one)
 
 
 @pytest.mark.parametrize("failing", [0, 1])
@@ -94,12 +87,10 @@ def test_a_rank_that_raises_ends_the_others_with_a_sentence_that_names_it(failin
             raise KeyError("a fault of the loop")
         run(node, 10**6)
 
-    _, pair = ranks(loop, size=3)
-    play(pair)
-    assert isinstance(pair[failing].error, KeyError)
-    others = [rank.error for rank in pair if rank is not pair[failing]]
+    ended = errors(loop, size=3)
+    assert isinstance(ended.pop(failing), KeyError)
     sentence = f"Rank {failing} of this node's group has failed (KeyError: 'a fault of the loop'), and the others end"
-    assert all(isinstance(error, LocalError) and sentence in str(error) for error in others)
+    assert all(isinstance(error, LocalError) and sentence in str(error) for error in ended)
 
 
 def test_ranks_in_different_calls_are_told_which():
@@ -110,13 +101,12 @@ def test_ranks_in_different_calls_are_told_which():
         else:
             run(node, 10**6)
 
-    _, pair = ranks(loop)
-    play(pair)
-    assert "this one in settle: every rank must call" in str(pair[0].error)
-    assert "this one in step: every rank must call" in str(pair[1].error)
+    one, other = errors(loop)
+    assert "this one in settle: every rank must call" in str(one)
+    assert "this one in step: every rank must call" in str(other)
 
 
-def test_what_ends_in_another_ranks_death_is_told_in_a_sentence_from_what_torch_raised():
+def test_an_error_of_torch_at_the_death_of_another_rank_becomes_a_sentence():
     def loop(node, rank):
         run(node, 3)
         if rank == 1:
@@ -125,10 +115,9 @@ def test_what_ends_in_another_ranks_death_is_told_in_a_sentence_from_what_torch_
             raise SystemExit
         raise RuntimeError("[gloo/transport/tcp/pair.cc:537] Read error [127.0.0.1]:10979: Connection reset by peer.")
 
-    _, pair = ranks(loop)
-    play(pair)
-    assert "Rank 1 of this node's group has ended, was killed, or left" in str(pair[0].error)
-    assert isinstance(pair[0].error.__cause__, RuntimeError)
+    error, _ = errors(loop)
+    assert "Rank 1 of this node's group has ended, was killed, or left" in str(error)
+    assert isinstance(error.__cause__, RuntimeError)
 
 
 def test_ranks_with_other_models_or_optimizers_are_refused():
@@ -150,9 +139,8 @@ def test_an_optimizer_that_is_sharded_over_the_ranks_is_refused():
         def consolidate_state_dict(self, to=0):
             """Stand for the method of torch.distributed.optim.ZeroRedundancyOptimizer."""
 
-    _, pair = ranks(lambda node, rank: None, make=lambda p: Sharded(p, lr=0.1))
-    play(pair)
-    assert all("Sharded keeps another part of its state on each rank" in str(rank.error) for rank in pair)
+    ended = errors(lambda node, rank: None, make=lambda p: Sharded(p, lr=0.1))
+    assert all("Sharded keeps another part of its state on each rank" in str(error) for error in ended)
 
 
 def test_a_closed_node_says_so_on_every_rank():
@@ -165,7 +153,7 @@ def test_a_closed_node_says_so_on_every_rank():
         with pytest.raises(LocalError, match="used already"):
             node.start()
 
-    no_errors(play(ranks(loop)[1]))
+    results(loop)
 
 
 @pytest.mark.parametrize("size", [2, 3])
@@ -173,27 +161,25 @@ def test_ranks_divide_a_nodes_share_in_as_many_batches_of_as_many(size):
     def loop(node, rank):
         shards = [batch.tolist() for batch in node.shard(torch.arange(50), 4, shuffle=False)]
         sampler = node.sampler(50, 4)
-        return shards, len(sampler), [batch for batch in sampler], [one for one in node.sampler(50)]
+        batches = [*sampler]
+        assert len(sampler) == len(batches)
+        return shards, batches, [*node.sampler(50)]
 
-    _, found = ranks(loop, size=size)
-    no_errors(play(found))
-    for way in (0, 2):
-        batches = list(zip(*[rank.result[way] for rank in found], strict=True))
-        assert all(len({len(one) for one in row}) == 1 for row in batches), "a step has as many on every rank"
-        given = [index for row in batches for batch in row for index in batch]
+    *both_ways, single = zip(*results(loop, size=size), strict=True)
+    for of_ranks in both_ways:
+        steps = list(zip(*of_ranks, strict=True))
+        assert all(len({len(batch) for batch in step}) == 1 for step in steps), "a step has as many on every rank"
+        given = [index for step in steps for batch in step for index in batch]
         assert sorted(set(given)) == list(range(50))
         assert len(given) - 50 < size, "what comes twice fills the last step up"
-    assert all(rank.result[1] == len(rank.result[2]) for rank in found)
-    indices = [index for rank in found for index in rank.result[3]]
+    indices = [index for of_rank in single for index in of_rank]
     assert len(indices) == -(-50 // size) * size
     assert sorted(set(indices)) == list(range(50))
 
 
-def test_drop_last_leaves_out_what_is_no_whole_batch_on_every_rank():
+def test_drop_last_leaves_out_on_every_rank_what_is_no_whole_batch():
     def loop(node, rank):
         sampler = node.sampler(15, 4, drop_last=True)
         return len(sampler), len(list(sampler))
 
-    _, pair = ranks(loop)
-    no_errors(play(pair))
-    assert [rank.result for rank in pair] == [(1, 1), (1, 1)]
+    assert results(loop) == [(1, 1), (1, 1)]

@@ -19,7 +19,7 @@ from tests.harness.configs import tuned
 from tests.node.ranks.rank_loops import no_errors, pull
 from tests.node.ranks.rank_threads import MemoryChannel, MemoryGroup, RankThread, play
 
-pytestmark = pytest.mark.cuda
+pytestmark = [pytest.mark.cuda, pytest.mark.usefixtures("memory_groups")]
 
 
 class DeviceChannel(MemoryChannel):
@@ -51,22 +51,17 @@ class DeviceRank(RankThread):
             super().run()
 
 
-@pytest.fixture(autouse=True)
-def _channels_are_groups(monkeypatch):
-    monkeypatch.setattr("node.node.GroupChannel", lambda group: group)
-
-
 def layers(seed, device):
     torch.manual_seed(seed)
     return nn.Sequential(nn.Linear(6, 8), nn.Linear(8, 3)).to(device)
 
 
-@pytest.mark.parametrize(("way", "changes"), [("outer step", {}), ("push-sum", {"mixing": "push-sum"})])
-def test_all_ranks_hold_the_same_and_no_change_goes_over_the_hosts(train, monkeypatch, way, changes):
+@pytest.mark.parametrize("mixing", ["pair", "push-sum"])
+def test_all_ranks_hold_the_same_and_no_change_goes_over_the_hosts(train, monkeypatch, mixing):
     monkeypatch.setattr(Uploads, "PORTION_ELEMENTS", 32)
     told, change = [], Follower.apply_change
     monkeypatch.setattr(Follower, "apply_change", lambda side, what: (told.append(what), change(side, what)))
-    config = tuned(mix_every_steps=2, join_timeout_s=3.0, bench_s=0.2, **changes)
+    config = tuned(mix_every_steps=2, join_timeout_s=3.0, bench_s=0.2, mixing=mixing)
     model = layers(99, "cpu")
     other = train(model, work=pull(model, 1.0), config=config)
     group = MemoryGroup(2)
@@ -89,18 +84,16 @@ def test_all_ranks_hold_the_same_and_no_change_goes_over_the_hosts(train, monkey
     assert all(map(torch.equal, *(rank.result for rank in pair)))
     assert len(told) > 3, "exchanges moved them"
     assert all(len(one.portions) > 1 and sum(one.portions) == one.elements for one in told)
-    assert {one.ratio is None for one in told} == {way != "push-sum"}
+    assert {one.ratio is None for one in told} == {mixing != "push-sum"}
 
 
 def test_a_rank_that_cannot_take_part_says_why(accelerator):
-    def told(device, portions):
+    def apply(device, portions):
         ranks = Ranks(MemoryGroup(2).channels[1])
         follower = Follower(Trained(layers(0, device), Optimizers(None)), ranks)
         follower.apply_change(UpdateTold(follower.state.layout.exchanged, False, None, portions))
 
-    with pytest.raises(
-        LayoutError, match="Rank 1 of this node's group lays out its tensors in another way than rank 0"
-    ):
-        told("cuda", (40, 43))
-    with pytest.raises(LocalError, match="Rank 1 of this node's group has no memory on its device for a portion"):
-        told("cpu", (83,))
+    with pytest.raises(LayoutError, match=r"Rank 1 .* lays out its tensors in another way than rank 0"):
+        apply("cuda", (40, 43))
+    with pytest.raises(LocalError, match=r"Rank 1 .* has no memory on its device for a portion"):
+        apply("cpu", (83,))

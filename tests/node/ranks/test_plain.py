@@ -8,7 +8,9 @@ import math
 import pickle
 import random
 from collections import OrderedDict
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import msgpack
 import numpy as np
@@ -41,7 +43,7 @@ NEWS = SwarmReport(
         {"loss": Reduced(0.5, 0.5, 1.0, 0.0, 1.0, 2, 7)}, NEWS, (None, None, NEWS),
     ],
 )  # fmt: skip
-def test_what_is_said_comes_back_as_it_was(value):
+def test_a_value_comes_back_as_it_was(value):
     again = unpack_value(pack_value(value))
     assert again == value
     assert type(again) is type(value)
@@ -64,7 +66,7 @@ def test_an_error_of_rank_0_is_raised_as_what_it_was():
 
 
 @pytest.mark.parametrize("value", [print, object(), {1, 2}, Path("x"), [lambda: 1], torch.zeros(1)])
-def test_what_is_not_plain_is_refused_in_a_sentence(value):
+def test_a_value_that_is_not_plain_is_refused_in_a_sentence(value):
     with pytest.raises(ConfigError, match=r"Rank 0 of this node's group holds a \w+ where only numbers"):
         pack_value(value)
 
@@ -81,13 +83,10 @@ def test_a_pickle_runs_nothing(tmp_path):
 
 
 def nested(levels):
-    value = ()
-    for _ in range(levels):
-        value = (value,)
-    return value
+    return (nested(levels - 1),) if levels else ()
 
 
-def test_tuples_nest_as_deep_as_may_be_read_and_no_deeper():
+def test_tuples_are_sent_as_deep_as_they_can_be_read_and_no_deeper():
     """Each level takes 40 KB of the C stack. Once, a few hundred levels ended the process."""
     assert unpack_value(pack_value(nested(MAX_DEPTH - 1))) == nested(MAX_DEPTH - 1)
     with pytest.raises(ConfigError, match="nested deeper than 24 levels"):
@@ -99,7 +98,7 @@ def test_tuples_nest_as_deep_as_may_be_read_and_no_deeper():
         unpack_value(data)
 
 
-def test_what_is_told_has_a_largest_size():
+def test_a_message_has_a_largest_size():
     with pytest.raises(ConfigError, match="has 32 MB to send the others besides tensors, and may send 32 MB"):
         pack_value([bytes(MAX_BYTES)])
     with pytest.raises(LocalError, match=f"{MAX_BYTES + 1} bytes at once"):
@@ -117,12 +116,33 @@ def test_more_lists_than_any_rank_tells_are_refused_before_they_take_memory(monk
     "fields",
     [
         ["7", True, None], [7, 1, None], [7, True, "half"], [7, True], [7, True, None, None], [None, True, None],
+        [7, None, True],
     ],
 )  # fmt: skip
 def test_a_record_whose_fields_are_of_other_types_is_refused(fields):
     data = msgpack.packb(msgpack.ExtType(RECORD, msgpack.packb(["UpdateTold", *fields])))
     with pytest.raises(LocalError, match="is no message of this version"):
         unpack_value(data)
+
+
+@pytest.mark.parametrize(
+    ("hint", "good", "bad"),
+    [
+        (int, [7], [0.5]), (float, [7, 0.5], ["7"]), (str, ["x"], [7]), (str | None, [None, "x"], [7]),
+        (PeerId, [b"id"], ["id"]), (tuple[PeerId, ...], [(), (b"a", b"b")], [(b"a", "b"), [b"a"]]),
+        (tuple[int, str], [(1, "x")], [(1,), (1, "x", 2), ()]), (list[int], [[1, 2]], [[1, "2"]]),
+        (Mapping[str, Any], [{"a": [()]}], [{1: 2}, [("a", 1)]]),
+        (dict[str, list[int]], [{"a": [1]}], [{"a": ["x"]}]), (torch.dtype, [torch.float32], ["float32"]),
+        (Any, [[()]], []), (list[Any], [[b"x", ()]], [(1,)]), (Place | None, [None], ["x"]),
+        (tuple[Any, LocalError | None, SwarmView | None], [(1, None, SwarmView())], [(1, "x", None)]),
+    ],
+)  # fmt: skip
+def test_a_value_must_be_of_the_annotated_type(hint, good, bad):
+    for value in good:
+        assert unpack_value(pack_value(value), hint) == value
+    for value in bad:
+        with pytest.raises(LocalError, match="is no message of this version"):
+            unpack_value(pack_value(value), hint)
 
 
 def test_the_text_of_an_error_is_one_line():
