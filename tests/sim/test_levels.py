@@ -23,7 +23,6 @@ from sim.scenario.scenario import Scenario
 from sim.simulation import ExchangeSimulation, Simulation, simulate
 from sim.sweep import Sweep
 from tests.harness.marks import slow
-from tests.sim.commands import gossip
 from tests.sim.learning.test_tasks import NORMED
 
 SMALL = {"peers": 6, "duration_s": 4.0, "task": {"model": "linear"}, "gossip": {"mix_every_steps": 4}}
@@ -196,21 +195,17 @@ def test_the_points_of_a_sweep_are_played_at_one_level(tmp_path):
     assert [level.level for level in asked.levels] == ["whole", "exchange"]
 
 
-def test_the_terminal_says_which_level_was_played(monkeypatch, capsys, tmp_path):
+def test_the_terminal_says_which_level_was_played(gossip, tmp_path):
     fast, whole = tmp_path / "fast.toml", tmp_path / "whole.toml"
     fast.write_text(made(name="fast").to_toml())
     whole.write_text(made(name="slow", network=CUT).to_toml())
-    assert gossip(monkeypatch, "sim", fast, "--quiet") == 0
-    said = " ".join(capsys.readouterr().out.split())
-    assert "It was played exchange by exchange (the fast level)" in said
-    assert gossip(monkeypatch, "sim", fast, whole, "--quiet", "--jobs", "1") == 0
-    said = " ".join(capsys.readouterr().out.split())
-    assert "fast: It was played exchange by exchange" in said
-    assert "slow: It was played message by message (the whole level), because the fast level cannot" in said
-    assert gossip(monkeypatch, "sim", whole, "--quiet", "--json") == 0
-    assert (
-        json.loads(capsys.readouterr().out)["fidelity_reason"] == "the fast level cannot represent network.partitions"
-    )
+    alone = " ".join(gossip("sim", fast, "--quiet").out.split())
+    assert "It was played exchange by exchange (the fast level)" in alone
+    both = " ".join(gossip("sim", fast, whole, "--quiet", "--jobs", "1").out.split())
+    assert "fast: It was played exchange by exchange" in both
+    assert "slow: It was played message by message (the whole level), because the fast level cannot" in both
+    told = json.loads(gossip("sim", whole, "--quiet", "--json").out)
+    assert told["fidelity_reason"] == "the fast level cannot represent network.partitions"
 
 
 # -- two scenarios that ended with a traceback once ------------------------------------------------------------------
@@ -224,6 +219,15 @@ def ends(scenario: Scenario, level: str) -> None:
 @pytest.mark.parametrize("peers", [50, slow(200)])
 def test_peers_with_churn_play_to_their_end(peers):
     ends(Scenario.from_mapping(DIED["churn"] | {"peers": peers}), "exchange")
+
+
+@pytest.mark.parametrize(("peers", "duration_s"), [(50, 5.0), slow(200, 5.0)])
+def test_peers_of_short_lives_mix_with_the_whole_protocol(peers, duration_s):
+    churn = {"up": {"kind": "exponential", "mean": 20}, "down": {"kind": "exponential", "mean": 5}, "farewell": 0.2}
+    cut = {"partitions": [{"at_s": duration_s / 3, "until_s": duration_s / 2}]}
+    table = {"peers": peers, "duration_s": duration_s, "churn": churn, "network": cut, "gossip": {}}
+    scenario = made(**table, fidelity="whole", task={"dataset": "averaging", "elements": 8})
+    assert simulate(scenario, progress=False).summary["exchanges_done"] > peers
 
 
 @pytest.mark.slow

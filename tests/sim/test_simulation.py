@@ -12,11 +12,11 @@ import pytest
 
 from gossip.config import Config
 from gossip.effects import Merge, Mix
-from gossip.errors import ConfigError, LocalError
+from gossip.errors import LocalError
 from sim import simulation
 from sim.learning.learners import Learners
 from sim.report import pages
-from sim.report.result import Progress
+from sim.report.result import COLUMNS, Progress
 from sim.scenario.scenario import (
     ChurnSpec,
     Distribution,
@@ -30,6 +30,7 @@ from sim.scenario.scenario import (
 from sim.simulation import Simulation, simulate
 from tests.harness.configs import tuned
 from tests.harness.hashing import otherwise_hashed
+from tests.sim.commands import KEYS
 from tests.sim.scenarios import AVERAGING, MOMENTUM, digest, hostile, log_of, played, small
 
 
@@ -37,9 +38,11 @@ from tests.sim.scenarios import AVERAGING, MOMENTUM, digest, hostile, log_of, pl
 def digests():
     group = tuned(mix_every_steps=4, mixing="group", group_size=8, reply_timeout_s=0.3)
     vectors = Task(dataset="tests.sim.jobs:vectors")
+    cut = (NetworkCut(at_s=3.0, until_s=6.0),)
     return [
-        digest(hostile(peers=peers, task=vectors, gossip=config))
-        for peers, config in ((6, Config(mix_every_steps=2)), (16, group))
+        digest(hostile(task=vectors, gossip=Config(mix_every_steps=2))),
+        digest(hostile(peers=16, task=vectors, gossip=group)),
+        digest(hostile(task=AVERAGING, network=NetworkSpec(loss=0.02, congestion=None, partitions=cut))),
     ]
 
 
@@ -120,31 +123,7 @@ def test_where_nobody_is_left_rounds_end_with_one_sentence(mode):
         simulate(scenario, progress=False)
 
 
-def test_one_peer_alone_has_none_to_mix_with():
-    with pytest.raises(ConfigError, match="peers = 1 cannot work"):
-        simulate(small(peers=1, duration_s=None, rounds=1, task=AVERAGING), progress=False)
-
-
-def test_a_perfect_sampler_knows_of_no_cut_network():
-    cut = NetworkSpec(partitions=(NetworkCut(at_s=1.0, until_s=2.0),))
-    with pytest.raises(ConfigError, match=r"network\.partitions needs membership\.mode = 'protocol'"):
-        simulate(small(network=cut, membership=MembershipSpec(mode="ideal")), progress=False)
-
-
 # -- what is told ----------------------------------------------------------------------------------------------------
-COLUMNS = [
-    "virtual_s", "alive", "ready", "steps", "mixes", "loss_mean", "loss_min", "loss_max", "accuracy_mean",
-    "accuracy_min", "accuracy_max", "loss_average_model", "accuracy_average_model", "metric_mean", "metric_min",
-    "metric_max", "metric_average_model", "consensus_distance", "exchanges_done", "exchanges_failed", "bytes_sent",
-    "exchange_s_median", "exchange_s_p95", "events",
-]  # fmt: skip
-SUMMARY = {
-    "name", "seed", "peers", "virtual_s", "wall_s", "cpu_s", "events", "node_updates", "updates_per_cpu_s",
-    "peak_rss_mb", "loss", "accuracy", "metric", "consensus_distance", "exchanges_done", "exchanges_failed",
-    "bytes_sent", "digest",
-}  # fmt: skip
-
-
 def strictly(text: str):
     def refuse(constant: str):
         raise AssertionError(f"{constant} is not JSON")
@@ -154,7 +133,7 @@ def strictly(text: str):
 
 def test_history_and_summary_have_what_was_promised():
     result = simulate(small(name="told", report=ReportSpec(every_s=1.0)), progress=False)
-    assert {tuple(row) for row in result.history} == {tuple(COLUMNS)}
+    assert {tuple(row) for row in result.history} == {COLUMNS}
     assert all(isinstance(value, float) for row in result.history for value in row.values())
     assert [row["virtual_s"] for row in result.history] == pytest.approx(range(9), abs=8.0 / 400)
     for column in ("steps", "mixes", "exchanges_done", "bytes_sent", "events"):
@@ -166,7 +145,7 @@ def test_history_and_summary_have_what_was_promised():
         assert (mean <= high + 1e-12).all()
 
     summary, last = strictly(result.to_json()), result.history[-1]
-    assert summary.keys() >= SUMMARY
+    assert summary.keys() >= KEYS
     assert (summary["name"], summary["seed"], summary["peers"]) == ("told", 1, 6)
     assert summary["accuracy"].keys() == summary["metric"].keys() == {"mean", "min", "max", "average_model"}
     for key in ("virtual_s", "events", "consensus_distance", "exchanges_done", "exchanges_failed", "bytes_sent"):
@@ -217,24 +196,12 @@ def test_what_nobody_is_there_to_say_is_null_in_strict_json():
     assert "nan" not in result.csv_text()
 
 
-def test_the_digest_is_of_the_log_and_of_all_models(monkeypatch):
-    runs = []
-
-    class Kept(Simulation):
-        def __init__(self, *arguments):
-            super().__init__(*arguments)
-            runs.append(self)
-
-    monkeypatch.setattr(simulation, "Simulation", Kept)
-    result = simulate(hostile(), progress=False)
-    swarm = runs[0].swarm
-    assert result.summary["digest"] == swarm.digest()
-    whole: hashlib._Hash = swarm.events.digest()
+def test_the_digest_is_of_the_log_and_of_all_models():
+    swarm = played(hostile()).swarm
+    whole = swarm.events.digest()
     for host in swarm.hosts:
         whole.update(host.vector.tobytes())
-    assert result.summary["digest"] == whole.hexdigest()
-    swarm.hosts[0].vector[0] += 1
-    assert result.summary["digest"] != swarm.digest()
+    assert digest(hostile()) == swarm.digest() == whole.hexdigest()
 
 
 def test_averaging_counts_consensus_and_trains_nothing():
@@ -302,9 +269,3 @@ def test_data_and_models_of_ones_own_are_trained(own):
     result = simulate(scenario, progress=False)
     assert result.summary["accuracy"]["mean"] > result.history[0]["accuracy_mean"] + 0.2
     assert Scenario.from_mapping(scenario.to_mapping()) == scenario
-
-
-def test_what_the_simulator_does_not_do_is_refused_by_name() -> None:
-    slow = {"peers": 2, "duration_s": 1.0, "network": {"latency": {"kind": "constant", "value_s": 2.0}}}
-    with pytest.raises(ConfigError, match=r"stall_s above 8"):
-        simulate(Scenario.from_mapping(slow), progress=False)

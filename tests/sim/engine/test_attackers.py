@@ -12,7 +12,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gossip.config import Config
-from gossip.errors import ConfigError
 from gossip.filters.clip import Clip
 from sim.engine.sessions import Sessions
 from sim.engine.swarm import Swarm
@@ -55,7 +54,13 @@ def honest_of(run):
 # -- what is sent ------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize(
     ("kind", "scale", "factor"),
-    [("sign-flip", None, -1.0), ("sign-flip", 2.5, -2.5), ("scaled", None, 10.0), ("scaled", 0.5, 0.5)],
+    [
+        ("sign-flip", None, -1.0),
+        ("sign-flip", 2.5, -2.5),
+        ("scaled", None, 10.0),
+        ("scaled", 0.5, 0.5),
+        ("nan", None, np.nan),
+    ],
 )
 def test_a_multiple_of_the_model_is_sent_and_the_model_left_as_it_is(kind, scale, factor):
     before = HELD.copy()
@@ -76,10 +81,6 @@ def test_noise_has_its_scale_and_is_another_for_each_session_peer_and_seed():
         Attacker(spec, 2, "0", 40).false_values(HELD, 7),
     ):
         assert not np.array_equal(sent, other)
-
-
-def test_of_nan_nothing_is_a_number():
-    assert np.isnan(Attacker(AttackersSpec(share=0.1, kind="nan"), 1, "0", 40).false_values(HELD, 7)).all()
 
 
 # -- what colluding attackers send -------------------------------------------------------------------------------------
@@ -104,15 +105,16 @@ def test_alie_is_a_few_deviations_below_the_honest_mean():
     np.testing.assert_allclose(deviations, little_deviations(15, 3), rtol=1e-3)
 
 
-@pytest.mark.parametrize(("peers", "attackers", "expected"), [(50, 24, 1.4261), (40, 4, 0.0697), (40, 8, 0.2372)])
+@pytest.mark.parametrize(
+    ("peers", "attackers", "expected"),
+    [(50, 24, 1.4261), (40, 4, 0.0697), (40, 8, 0.2372), (40, 1, 0.0), (2, 1, 0.0)],
+)
 def test_alie_takes_as_many_deviations_as_the_paper_gives(peers, attackers, expected):
-    """The 24 attackers of 50 peers need 2 others for a majority, and 24 of the 26 honest ones lie below."""
+    """The 24 attackers of 50 peers need 2 others for a majority, and 24 of the 26 honest ones lie below.
+
+    A single attacker could gain nothing, and stays at the mean.
+    """
     assert little_deviations(peers, attackers) == pytest.approx(expected, abs=1e-3)
-
-
-def test_few_attackers_stay_at_the_mean_where_they_could_gain_nothing():
-    assert little_deviations(40, 1) == 0.0
-    assert little_deviations(2, 1) == 0.0
 
 
 def test_ipm_points_against_the_honest_mean():
@@ -208,8 +210,8 @@ def test_the_honest_side_mixes_with_the_lie_and_the_attacker_with_the_truth():
 
 WAYS = [
     {}, {"codec": "bf16"}, {"codec": "int8"}, {"codec": "moniqua4"}, {"part": "mask 0.1"}, {"part": "fragments 4"},
-    {"part": "fragments 4"}, {"outer_momentum": 0.5, "outer_rate": 0.7}, {"mixing": "push-sum"},
-    {"mixing": "row-stochastic"}, {"filter": "clip"}, {"filter": "clip", "mixing": "row-stochastic"},
+    {"outer_momentum": 0.5, "outer_rate": 0.7}, {"mixing": "push-sum"}, {"mixing": "row-stochastic"},
+    {"filter": "clip"}, {"filter": "clip", "mixing": "row-stochastic"},
 ]  # fmt: skip
 
 
@@ -271,43 +273,6 @@ def test_figures_are_of_the_honest_alone():
     assert row["accuracy_min"] == pytest.approx(float(accuracies.min()))
     apart = math.sqrt(float(((vectors - vectors.mean(axis=0)) ** 2).sum()) / 4)
     assert row["consensus_distance"] == pytest.approx(apart, rel=1e-4)
-
-
-@pytest.mark.parametrize(
-    ("table", "words"),
-    [
-        ({"share": 1.0}, ["attackers.share = 1.0", "below 1", "at least one peer is honest"]),
-        ({"share": -0.1}, ["attackers.share = -0.1", "from 0"]),
-        ({"share": 0.01}, ["attackers.share = 0.01", "1 at least of 10 peers"]),
-        ({"share": 0.96}, ["attackers.share = 0.96", "leaves 1"]),
-        ({"kind": "nan"}, ["attackers.share", "missing"]),
-        (
-            {"share": 0.1, "kind": "flip"},
-            ["attackers.kind = 'flip'", "sign-flip, scaled, random, nan, alie, ipm, dissensus"],
-        ),
-        ({"share": 0.5, "kind": "alie"}, ["attackers.scale", "half of the peers"]),
-        ({"share": 0.1, "kind": "nan", "scale": 2}, ["attackers.scale = 2.0", "nan has none"]),
-        ({"share": 0.1, "scale": 0}, ["attackers.scale = 0.0", "positive"]),
-        ({"share": 0.1, "scale": math.inf}, ["attackers.scale = inf", "positive"]),
-    ],
-)
-def test_attackers_that_cannot_be_are_refused_with_their_key_and_what_would_do(table, words):
-    with pytest.raises(ConfigError) as caught:
-        Scenario.from_mapping({"rounds": 1, "peers": 10, "attackers": table})
-    for word in words:
-        assert word in str(caught.value)
-
-
-def test_attackers_that_lie_to_one_partner_are_refused_beside_groups():
-    table = {"rounds": 1, "peers": 10, "gossip": {"mixing": "group"}, "attackers": {"share": 0.1, "kind": "dissensus"}}
-    with pytest.raises(ConfigError, match="beside groups"):
-        Scenario.from_mapping(table)
-
-
-def test_attackers_survive_their_own_text():
-    for spec in (AttackersSpec(share=0.1), AttackersSpec(share=0.2, kind="scaled", scale=3.0)):
-        scenario = small(attackers=spec, peers=10)
-        assert Scenario.from_mapping(scenario.to_mapping()) == scenario
 
 
 @pytest.mark.parametrize(

@@ -47,31 +47,6 @@ def test_the_first_exchange_of_a_run_takes_its_share_of_the_disagreement() -> No
     assert holds(first_exchanges(SEED))
 
 
-def ladder(seed: int) -> Measured:
-    """Measure 4,000 single exchanges, each of the vectors 0, 1 ... n-1.
-
-    The samples are ``1 - (i-j)^2 / 2V``, with V = n(n^2-1)/12. The standard error is that of pairs drawn uniformly; a
-    partner preferred for its place would show.
-    """
-    n, count = 8, 4_000
-    matrix = np.zeros((n, 1), np.float32)
-    swarm, rng = told_to_mix(matrix, seed), np.random.default_rng(seed)
-    start, seen = np.arange(n), np.empty(count)
-    for number in range(count):
-        matrix[:, 0] = start
-        exchange(swarm, int(rng.integers(n)))
-        seen[number] = disagreement(matrix)[0]
-    assert swarm.sessions.mixes == 2 * count
-    v = n * (n * n - 1) / 12
-    apart = np.square(np.subtract.outer(start, start))[~np.eye(n, dtype=bool)]
-    return float(seen.mean() / v), 1 - 1 / (n - 1), float(apart.std() / (2 * v) / math.sqrt(count))
-
-
-@pytest.mark.slow
-def test_partners_are_uniform_whatever_they_hold() -> None:
-    assert holds(ladder(SEED))
-
-
 def consecutive(seed: int) -> Measured:
     """Measure 40 runs of 20 consecutive exchanges each, 16 peers, 192 elements: 800 ratios V'/V.
 

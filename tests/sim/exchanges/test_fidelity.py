@@ -16,14 +16,13 @@ from gossip.filters.clip import Clip
 from sim.exchanges import level
 from sim.exchanges.models import Models
 from sim.exchanges.pair_exchange import BOTH
-from sim.report.describe import in_words
+from sim.scenario.adversaries import AttackersSpec
 from sim.scenario.scenario import (
     ChurnSpec,
     Compute,
     Distribution,
     Latency,
     MembershipSpec,
-    NetworkCut,
     NetworkSpec,
     Optimizer,
     Rate,
@@ -35,6 +34,7 @@ from sim.seeds import Draws
 from sim.simulation import ExchangeSimulation, simulate
 from sim.world.churn import Uptime
 from tests.harness.marks import rest_is_slow
+from tests.sim.scenarios import digest
 
 NO_TIME = NetworkSpec(latency=Distribution.constant(0.0), rate_mbit_s=Rate(math.inf, math.inf))
 SEEDS = range(1, 9)
@@ -116,26 +116,26 @@ def test_what_differs_is_seen():
 
 
 def test_a_seed_gives_one_digest_however_often_somebody_looks():
-    digests = [
-        simulate(scenario(report=ReportSpec(every_s=every_s)), progress=False).summary["digest"]
-        for every_s in (3.2, 3.2, 0.4)
-    ]
+    digests = [digest(scenario(report=ReportSpec(every_s=every_s))) for every_s in (3.2, 3.2, 0.4)]
     assert len(set(digests)) == 1
-    assert simulate(scenario(seed=2), progress=False).summary["digest"] != digests[0]
+    assert digest(scenario(seed=2)) != digests[0]
 
 
 @pytest.mark.parametrize("case", rest_is_slow(["churn", "plain means that overlap", "no latency", "internet"], 2))
 def test_how_often_the_models_follow_changes_no_digest(case, monkeypatch):
-    digests = [simulate(scenario(**CASES[case]), progress=False).summary["digest"]]
+    rarely = digest(scenario(**CASES[case]))
+    follow_often(monkeypatch)
+    assert digest(scenario(**CASES[case])) == rarely
+
+
+def follow_often(monkeypatch):
+    """Let the models follow the decisions after a few entries of the tape."""
     monkeypatch.setattr(level, "ENTRIES_PER_PEER", 4)
     monkeypatch.setattr(level, "MIN_ENTRIES", 4)
-    digests.append(simulate(scenario(**CASES[case]), progress=False).summary["digest"])
-    assert digests[0] == digests[1]
 
 
 def test_what_is_under_way_is_not_held_while_nobody_looks(monkeypatch):
-    monkeypatch.setattr(level, "ENTRIES_PER_PEER", 4)
-    monkeypatch.setattr(level, "MIN_ENTRIES", 4)
+    follow_often(monkeypatch)
     replay, held = Models.replay, []
 
     def replayed(models, done, splits=True):
@@ -184,6 +184,7 @@ def test_draws_are_uniform():
         ("churn.farewell", {"churn": ChurnSpec(up=Distribution.exponential(6), farewell=0.5)}),
         ("network.congestion", {"network": NetworkSpec(loss=0.1, congestion=None)}),
         ("task.optimizer.quasi_global", {"task": Task(optimizer=Optimizer(quasi_global=0.9))}),
+        ("attackers", {"attackers": AttackersSpec(share=0.1)}),
         ("gossip.mixing", {"gossip": Config(mixing="group")}),
         ("gossip.mixing", {"gossip": Config(mixing="push-sum")}),
         ("gossip.partners", {"gossip": Config(selection="ring", partners=0)}),
@@ -201,22 +202,6 @@ def test_what_it_cannot_represent_is_refused_by_its_key(key, changes):
         scenario(**changes)
     assert str(error.value).startswith(f"{key} is beyond fidelity = 'exchange'")
     scenario(fidelity="whole", **changes)
-
-
-def test_cuts_and_attackers_are_refused():
-    with pytest.raises(ConfigError, match=r"network\.partitions"):
-        scenario(network=NetworkSpec(partitions=(NetworkCut(at_s=1.0, until_s=2.0),)))
-    table = scenario().to_mapping() | {"attackers": {"share": 0.1}}
-    with pytest.raises(ConfigError, match="attackers"):
-        Scenario.from_mapping(table)
-
-
-def test_a_scenario_says_its_level_and_comes_back_from_its_text(tmp_path):
-    path = tmp_path / "scenario.toml"
-    path.write_text(scenario().to_toml())
-    assert Scenario.from_toml(path) == scenario()
-    assert "exchange by exchange" in in_words(scenario())
-    assert "exchange by exchange" not in in_words(scenario(fidelity="whole"))
 
 
 def test_steps_that_are_drawn_train_as_often():

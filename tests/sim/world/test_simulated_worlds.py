@@ -24,6 +24,7 @@ from sim.scenario.scenario import (
 )
 from sim.simulation import START_S, Simulation, simulate
 from sim.world.churn import Churn, churn_of
+from tests.sim.scenarios import played
 
 MODES = pytest.mark.parametrize("mode", ["protocol", "ideal"])
 ELEMENTS = 8
@@ -46,13 +47,6 @@ def traced(tmp_path, lines: str, **changes) -> Scenario:
     trace = tmp_path / "trace.csv"
     trace.write_text("peer,from_s,until_s\n" + lines)
     return averaging(churn=ChurnSpec(trace=str(trace), farewell=changes.pop("farewell", 0.0)), **changes)
-
-
-def played(scenario: Scenario) -> Simulation:
-    run = Simulation(scenario)
-    for _ in run.slices():
-        pass
-    return run
 
 
 def vectors(run: Simulation, names: range) -> np.ndarray:
@@ -121,29 +115,23 @@ def test_a_trace_is_followed_to_the_line(mode, tmp_path):
     assert at_times == expected
 
 
-@pytest.mark.parametrize(("farewell", "state"), [(1.0, MemberState.LEFT), (0.0, MemberState.DEAD)])
-def test_who_says_goodbye_has_left_and_who_does_not_is_dead(farewell, state, tmp_path):
-    lines = "".join(f"{peer},0,{5 if peer == 3 else ''}\n" for peer in range(6))
-    run = Simulation(traced(tmp_path, lines, peers=6, farewell=farewell))
-    run.swarm.run_until(25.0)
-    states = [host.peer.membership.state(run.swarm.hosts[3].id) for host in run.swarm.alive()]
-    assert states == [state] * 5
-
-
-def test_a_goodbye_is_known_sooner_than_a_death(tmp_path):
+@pytest.mark.parametrize(
+    ("farewell", "state", "least_s", "most_s"),
+    [(1.0, MemberState.LEFT, 0.0, 0.1), (0.0, MemberState.DEAD, 0.1, 10.0)],
+    ids=["goodbye", "death"],
+)
+def test_who_says_goodbye_has_left_at_once_and_who_does_not_is_dead(farewell, state, least_s, most_s, tmp_path):
     """A goodbye spreads as LEFT with the gossip at once; a broken link needs probes first."""
     lines = "".join(f"{peer},0,{5 if peer == 3 else ''}\n" for peer in range(6))
-    known_s = {}
-    for farewell in (0.0, 1.0):
-        config = Config(mix_every_steps=4, internal=Internal(grace_s=0.0))
-        run = Simulation(traced(tmp_path, lines, peers=6, farewell=farewell, gossip=config))
-        run.swarm.run_until(4.99)
-        gone = run.swarm.hosts[3].id
-        while any(gone in host.peer.membership.alive() for host in run.swarm.alive()) or not run.swarm.hosts[3].gone:
-            run.swarm.run_until(run.swarm.now + 0.01)
-        known_s[farewell] = run.swarm.now - 5.0
-    assert known_s[1.0] < 0.1
-    assert known_s[1.0] < known_s[0.0] < 10.0
+    config = Config(mix_every_steps=4, internal=Internal(grace_s=0.0))
+    swarm = Simulation(traced(tmp_path, lines, peers=6, farewell=farewell, gossip=config)).swarm
+    swarm.run_until(4.99)
+    gone = swarm.hosts[3]
+    while any(gone.id in host.peer.membership.alive() for host in swarm.alive()) or not gone.gone:
+        swarm.run_until(swarm.now + 0.01)
+    assert least_s < swarm.now - 5.0 < most_s
+    swarm.run_until(25.0)
+    assert [host.peer.membership.state(gone.id) for host in swarm.alive()] == [state] * 5
 
 
 # -- the beginning ---------------------------------------------------------------------------------------------------
@@ -179,39 +167,23 @@ def test_those_who_begin_together_know_each_other_and_keep_their_own_vectors(mod
 
 
 # -- cuts ------------------------------------------------------------------------------------------------------------
-def test_a_cut_network_has_as_many_means_as_groups_and_one_when_healed():
-    """The cut begins at the first instant, so each group's mean is that of its initial vectors."""
-    network = NetworkSpec(partitions=(NetworkCut(at_s=0.0, until_s=40.0),))
-    run = Simulation(averaging(network=network, duration_s=80.0))
-    means = [run.learners.matrix[:4].mean(0), run.learners.matrix[4:].mean(0)]
-    whole = run.learners.matrix.mean(0)
-    assert np.abs(means[0] - means[1]).max() > 0.5
-    run.swarm.run_until(39.9)
-    for group, mean in zip((range(4), range(4, 8)), means, strict=True):
-        assert vectors(run, group) == pytest.approx(np.tile(mean, (4, 1)), abs=1e-5)
-        for host in run.swarm.hosts:
-            if int(host.name) in group:
-                assert {run.swarm.links.by_id[peer].name for peer in host.peer.membership.alive()} == {
-                    str(other) for other in group if other != int(host.name)
-                }
-    run.swarm.run_until(80.0)
-    assert vectors(run, range(8)) == pytest.approx(np.tile(whole, (8, 1)), abs=1e-4)
-    assert all(len(host.peer.membership.alive()) == 7 for host in run.swarm.hosts)
-
-
-def test_three_groups_and_two_cuts_one_after_the_other():
+def test_a_network_cut_twice_has_as_many_means_as_groups_and_one_when_healed():
+    """The first cut begins at the first instant, so each group's mean is that of its initial vectors."""
     cuts = (NetworkCut(at_s=0.0, until_s=40.0, groups=3), NetworkCut(at_s=40.0, until_s=60.0, groups=2))
-    run = Simulation(averaging(peers=6, network=NetworkSpec(partitions=cuts), duration_s=80.0))
-    start = run.learners.matrix.copy()
+    run = Simulation(averaging(peers=6, network=NetworkSpec(partitions=cuts), duration_s=110.0))
+    hosts, start = run.swarm.hosts, run.learners.matrix.copy()
     run.swarm.run_until(39.9)  # most offers go to the others until these are held DEAD, after some 13 s
     for first in (0, 2, 4):
         pair = range(first, first + 2)
-        assert vectors(run, pair) == pytest.approx(np.tile(start[first : first + 2].mean(0), (2, 1)), abs=1e-5)
+        assert vectors(run, pair) == pytest.approx(np.tile(start[pair].mean(0), (2, 1)), abs=1e-5)
+        for one, other in ((hosts[first], hosts[first + 1]), (hosts[first + 1], hosts[first])):
+            assert list(one.peer.membership.alive()) == [other.id]
     run.swarm.run_until(40.5)
-    assert run.swarm.links.carrier.is_cut(run.swarm.hosts[0], run.swarm.hosts[3])
-    assert not run.swarm.links.carrier.is_cut(run.swarm.hosts[0], run.swarm.hosts[2])
-    run.swarm.run_until(60.5)
-    assert not run.swarm.links.carrier.is_cut(run.swarm.hosts[0], run.swarm.hosts[3])
+    assert run.swarm.links.carrier.is_cut(hosts[0], hosts[3])
+    assert not run.swarm.links.carrier.is_cut(hosts[0], hosts[2])
+    run.swarm.run_until(110.0)
+    assert vectors(run, range(6)) == pytest.approx(np.tile(start.mean(0), (6, 1)), abs=1e-4)
+    assert all(len(host.peer.membership.alive()) == 5 for host in hosts)
 
 
 # -- stragglers ------------------------------------------------------------------------------------------------------
@@ -229,9 +201,7 @@ def test_stragglers_slow_nobody(mode):
         scenario = averaging(
             peers=16, duration_s=seconds, compute=compute, gossip=Config(), membership=MembershipSpec(mode=mode)
         )
-        run = played(scenario)
-        run.swarm.run_until(seconds)
-        runs.append(run)
+        runs.append(played(scenario))
     alike, uneven = runs
     slow = {name for name in uneven.names if uneven.times.slowdown(name) > 1}
     assert 2 <= len(slow) <= 6
