@@ -208,38 +208,32 @@ def test_the_terminal_says_which_level_was_played(gossip, tmp_path):
     assert told["fidelity_reason"] == "the fast level cannot represent network.partitions"
 
 
-# -- two scenarios that ended with a traceback once ------------------------------------------------------------------
-def ends(scenario: Scenario, level: str) -> None:
-    result = simulate(scenario, progress=False)
-    assert result.summary["fidelity"] == level
-    assert result.summary["virtual_s"] == scenario.duration_s
-    assert result.summary["node_updates"] > 1000
+# -- scenarios that ended with a traceback once ----------------------------------------------------------------------
+WHOLE = {"fidelity": "whole"}
+SHORT_LIVES = {
+    "peers": 50, "duration_s": 5.0, "network.partitions": [{"at_s": 1.7, "until_s": 2.5}],
+    "churn": {"up": {"kind": "exponential", "mean": 20}, "down": {"kind": "exponential", "mean": 5}, "farewell": 0.2},
+}  # fmt: skip
 
 
-@pytest.mark.parametrize("peers", [50, slow(200)])
-def test_peers_with_churn_play_to_their_end(peers):
-    ends(Scenario.from_mapping(DIED["churn"] | {"peers": peers}), "exchange")
-
-
-@pytest.mark.parametrize(("peers", "duration_s"), [(50, 5.0), slow(200, 5.0)])
-def test_peers_of_short_lives_mix_with_the_whole_protocol(peers, duration_s):
-    churn = {"up": {"kind": "exponential", "mean": 20}, "down": {"kind": "exponential", "mean": 5}, "farewell": 0.2}
-    cut = {"partitions": [{"at_s": duration_s / 3, "until_s": duration_s / 2}]}
-    table = {"peers": peers, "duration_s": duration_s, "churn": churn, "network": cut, "gossip": {}}
-    scenario = made(**table, fidelity="whole", task={"dataset": "averaging", "elements": 8})
-    assert simulate(scenario, progress=False).summary["exchanges_done"] > peers
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("case", DIED)
-def test_hundreds_of_peers_with_churn_play_to_their_end_message_by_message(case):
-    ends(Scenario.from_mapping(DIED[case] | {"fidelity": "whole"}), "whole")
-
-
-@pytest.mark.slow
-def test_the_cut_scenario_plays_to_its_end_at_the_fast_level_without_its_cut():
-    """The fast level has no cuts, so only the scenario's churn remains."""
-    ends(Scenario.from_mapping(DIED["churn and a cut"]).replace(**{"network.partitions": []}), "exchange")
+@pytest.mark.parametrize(
+    ("case", "changes", "level"),
+    [
+        ("churn", {"peers": 50}, "exchange"),
+        slow("churn", {}, "exchange"),
+        slow("churn", WHOLE, "whole"),
+        ("churn and a cut", SHORT_LIVES | WHOLE, "whole"),
+        slow("churn and a cut", SHORT_LIVES | WHOLE | {"peers": 200}, "whole"),
+        slow("churn and a cut", WHOLE, "whole"),
+        slow("churn and a cut", {"network.partitions": []}, "exchange"),  # The fast level has no cuts.
+    ],
+)
+def test_peers_with_churn_play_to_their_end(case, changes, level):
+    scenario = Scenario.from_mapping(DIED[case]).replace(**changes)
+    summary = simulate(scenario, progress=False).summary
+    assert summary["fidelity"] == level
+    assert summary["virtual_s"] == scenario.duration_s
+    assert summary["node_updates"] > 2 * scenario.peers
 
 
 DRAWN = {"kind": "lognormal", "median": 0.1, "sigma": 0.5}

@@ -20,18 +20,18 @@ from sim.report.result import COLUMNS, Progress
 from sim.scenario.scenario import (
     ChurnSpec,
     Distribution,
+    Latency,
     MembershipSpec,
     NetworkCut,
     NetworkSpec,
     ReportSpec,
-    Scenario,
     Task,
 )
 from sim.simulation import Simulation, simulate
 from tests.harness.configs import tuned
 from tests.harness.hashing import otherwise_hashed
 from tests.sim.commands import KEYS
-from tests.sim.scenarios import AVERAGING, MOMENTUM, digest, hostile, log_of, played, small
+from tests.sim.scenarios import AVERAGING, digest, hostile, log_of, played, small
 
 
 # -- deterministic ---------------------------------------------------------------------------------------------------
@@ -63,10 +63,9 @@ def test_a_further_peer_that_nobody_meets_changes_nothing(mode, tmp_path):
     """The last two are never up. With a fixed number of samples the others' data stays the same."""
     trace = tmp_path / "trace.csv"
     trace.write_text("peer,from_s,until_s\n" + "".join(f"{peer},0,\n" for peer in range(4)))
-    few, many = (
-        played(small(peers=peers, churn=ChurnSpec(trace=str(trace)), membership=MembershipSpec(mode=mode)))
-        for peers in (4, 6)
-    )
+    world = {"churn": ChurnSpec(trace=str(trace)), "membership": MembershipSpec(mode=mode)}
+    network = NetworkSpec(latency=Latency(kind="quantiles", name="internet"), loss=0.02)
+    few, many = (played(small(peers=peers, network=network, **world)) for peers in (4, 6))
     assert few.swarm.sessions.mixes > 20
     assert log_of(few) == log_of(many)
     assert np.array_equal(few.learners.matrix, many.learners.matrix[:4])
@@ -258,14 +257,3 @@ def test_only_as_many_peers_are_evaluated_as_wanted(monkeypatch):
     simulate(small(peers=10, report=ReportSpec(evaluate_peers=4)), progress=False)
     assert max(counts) <= 4
     assert max(counts) > 1
-
-
-@pytest.mark.parametrize(
-    "own",
-    [{"dataset": "tests.sim.jobs:vectors"}, {"model": "tests.sim.jobs:three_layers"}, {"model": "tests.sim.jobs:Tied"}],
-)
-def test_data_and_models_of_ones_own_are_trained(own):
-    scenario = small(task=Task(samples_per_peer=20, batch_size=4, optimizer=MOMENTUM, **own), duration_s=10.0)
-    result = simulate(scenario, progress=False)
-    assert result.summary["accuracy"]["mean"] > result.history[0]["accuracy_mean"] + 0.2
-    assert Scenario.from_mapping(scenario.to_mapping()) == scenario

@@ -80,29 +80,26 @@ def test_a_complete_round_of_groups_leaves_what_lies_between_them() -> None:
     assert holds(measured)
 
 
-@pytest.mark.parametrize(("side", "dimensions"), [(2, 3), (3, 2), (4, 2), (3, 3)])
+GRID = {"selection": "grid"}
+EVERYBODY = {"group_size": 0}
+
+
+@pytest.mark.parametrize(
+    ("side", "dimensions", "changes"), [(2, 3, GRID), (3, 2, GRID), (4, 2, GRID), (3, 3, GRID), (16, 1, EVERYBODY)]
+)
 def test_a_grid_of_groups_reaches_the_exact_mean_in_as_many_rounds_as_it_has_dimensions(
-    side: int, dimensions: int
+    side: int, dimensions: int, changes: dict[str, object]
 ) -> None:
     # Moshpit, n = M^d: whole numbers divisible by n keep every sum and mean exact in float32.
     n = side**dimensions
     matrix = n * np.random.default_rng(SEED).integers(-100, 101, (n, 300)).astype(np.float32)
     mean = matrix.mean(0, dtype=np.float64).astype(np.float32)
-    swarm = told_to_mix(matrix, SEED, mixing="group", selection="grid", group_size=side)
+    swarm = told_to_mix(matrix, SEED, mixing="group", **{"group_size": side} | changes)
     for number in range(dimensions):
         assert not np.array_equal(matrix, np.broadcast_to(mean, matrix.shape))
         begin_mix(swarm, *swarm.hosts)
         run_until_idle(swarm)
         assert swarm.sessions.mixes == (number + 1) * n, "everybody in one group a round"
-    assert np.array_equal(matrix, np.broadcast_to(mean, matrix.shape))
-
-
-def test_a_swarm_no_larger_than_a_group_is_at_its_mean_after_one() -> None:
-    matrix = np.random.default_rng(SEED).integers(-64, 65, (16, 300)).astype(np.float32)
-    mean = matrix.mean(0, dtype=np.float64).astype(np.float32)
-    swarm = told_to_mix(matrix, SEED, mixing="group", group_size=0)
-    begin_mix(swarm, *swarm.hosts)
-    run_until_idle(swarm)
     assert np.array_equal(matrix, np.broadcast_to(mean, matrix.shape))
 
 

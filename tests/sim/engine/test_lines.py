@@ -115,17 +115,6 @@ def test_a_message_sent_behind_a_stream_waits_for_the_streams_lost_segments():
         assert seen == ["stream", "message"]
 
 
-def test_a_peer_more_changes_nobodys_losses():
-    late = []
-    for peers in (2, 3):
-        swarm = linked_swarm(2, loss=0.2)
-        if peers == 3:
-            swarm.add_peer(vector(2), seeds=[1])
-        line = swarm.links.carrier.new_line(*swarm.hosts[:2])
-        late.append([swarm.links.transport.late_s(line, 0.05) for _ in range(100)])
-    assert late[0] == late[1]
-
-
 @KINDS
 def test_messages_wait_in_the_queue_that_a_stream_of_their_senders_keeps(congestion):
     """A sender's messages to any peer wait while its stream is sent, on average for the queue's mean delay.

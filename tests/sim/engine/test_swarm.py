@@ -50,19 +50,10 @@ def test_a_peers_name_and_not_its_place_makes_its_randomness() -> None:
 # -- averaging -------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("codec", ["fp32", "fp16"])
 def test_averaging_ends_at_the_mean(codec: str) -> None:
-    peers, kick = 8, 30
-    before: dict[int, Floats] = {}
-
-    def on_step(index: int, values: Floats, steps: int) -> None:
-        if steps == kick:
-            values += vector(1_000 + index)
-            before[index] = vector(1_000 + index)
-
-    swarm = swarm_of(peers, config=Config(codec=codec), on_step=on_step)
+    swarm = swarm_of(8, config=Config(codec=codec), on_step=kicked(30))
     swarm.run_until(40.0)
-    assert len(before) == peers
     # All began with the weights of the first: the mean is these plus the mean of what each added.
-    mean = vector(0) + np.mean(list(before.values()), axis=0)
+    mean = vector(0) + np.mean([vector(1_000 + index) for index in range(8)], axis=0)
     # Exchanges conserve the mean to rounding, and contract all differences: by half each, hundreds of times.
     tolerance = 1e-5 if codec == "fp32" else 4 * 2.0**-11
     together = np.mean([host.vector + waiting(host) for host in swarm.hosts], axis=0)

@@ -53,7 +53,8 @@ SLOW = {("gpt", "sgd"), ("gpt", "adamw"), ("cnn", "adamw")}
         (slow if (name, rule) in SLOW else pytest.param)(*kind, optimizer, id=f"{name}-{rule}")
         for name, kind in KINDS.items()
         for rule, optimizer in OPTIMIZERS.items()
-    ],
+    ]
+    + [pytest.param({"model": "mlp"}, 0.0, QUASI_GLOBAL, id="mlp-quasi-global momentum")],
 )
 def test_batched_steps_are_those_of_one_peer_at_a_time(task, tolerance, optimizer, monkeypatch):
     duration_s = 8.0 if task["model"] == "gpt" else 5.0  # The gpt mixes 60 times in 5 s, too rarely.

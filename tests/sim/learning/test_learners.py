@@ -14,11 +14,13 @@ from tests.sim.learning.alone import (
     NAMES,
     SEED,
     Alone,
+    OneStepAtATime,
     assert_equal_models,
     assert_reset_as_one_at_a_time,
     assert_trained_as_one_at_a_time,
     values_of,
 )
+from tests.sim.scenarios import QUASI_GLOBAL
 
 DIGITS = {"samples_per_peer": 40}
 TEXT = {"dataset": "tests.sim.jobs:text", "model": "gpt"}
@@ -68,18 +70,25 @@ def test_a_reset_forgets_one_peers_optimizer_and_neither_its_place_in_the_data_n
     assert_reset_as_one_at_a_time(task)
 
 
-@pytest.mark.parametrize("model", ["linear", "mlp"])
-def test_who_trains_in_the_same_call_changes_no_bit_of_a_hand_written_model(model):
-    task = Task(model=model, samples_per_peer=16, optimizer=OPTIMIZERS["sgd, momentum"])
+@pytest.mark.parametrize(
+    ("model", "optimizer"),
+    [("linear", OPTIMIZERS["sgd, momentum"]), ("mlp", OPTIMIZERS["sgd, momentum"]), ("mlp", QUASI_GLOBAL)],
+    ids=["linear", "mlp", "quasi-global momentum"],
+)
+def test_who_trains_and_mixes_in_the_same_call_changes_no_bit_of_a_hand_written_model(model, optimizer):
+    task = Task(model=model, samples_per_peer=16, optimizer=optimizer)
     names = [f"peer {number}" for number in range(300)]  # more than one block
-    together, alone = Learners(task, names, SEED), Learners(task, names, SEED)
+    together, alone = Learners(task, names, SEED), OneStepAtATime(task, names, SEED)
     random = np.random.default_rng(0)
-    counts = random.integers(1, 4, len(names))
-    order = random.permutation(len(names))
-    together.train(order, counts[order])
-    for row, count in enumerate(counts):
-        for _ in range(count):
-            alone.train(np.array([row]), np.array([1]))
+    for _ in range(3):
+        counts = random.integers(0, 4, len(names))
+        order = random.permutation(len(names))
+        together.train(order, counts[order])
+        alone.train(np.arange(len(names)), counts)
+        for row in random.choice(len(names), 50, replace=False).tolist():
+            for learners in (together, alone):
+                learners.matrix[row] *= np.float32(0.99)
+                learners.on_mixed(row)
     assert np.array_equal(together.matrix, alone.matrix)
 
 

@@ -11,9 +11,8 @@ from node.model.quasi_global import QuasiGlobal
 from sim.learning.learners import Learners
 from sim.scenario.scenario import Optimizer, Scenario, Task
 from sim.simulation import Simulation
-from tests.sim.learning.alone import NAMES, SEED, Alone, OneStepAtATime, assert_equal_models, values_of
-from tests.sim.learning.test_exactness import both_ways
-from tests.sim.scenarios import AVERAGING, QUASI_GLOBAL, log_of, played, small
+from tests.sim.learning.alone import NAMES, SEED, Alone, assert_equal_models, values_of
+from tests.sim.scenarios import AVERAGING, QUASI_GLOBAL, small
 
 LINEAR = Task(model="linear", samples_per_peer=40, batch_size=4, optimizer=QUASI_GLOBAL)
 
@@ -97,18 +96,6 @@ def quasi_global(**changes) -> Scenario:
     return small(**{"task": task} | changes)
 
 
-def test_batched_steps_with_mixes_between_are_those_of_one_peer_at_a_time(monkeypatch):
-    config = Config(mix_every_steps=4, outer_momentum=0.0, outer_rate=1.0)  # plain means for both optimizers
-    batched, plain = both_ways(quasi_global(gossip=config), monkeypatch)
-    assert log_of(batched) == log_of(plain)
-    assert plain.swarm.sessions.mixes > 60
-    assert np.array_equal(batched.learners.matrix, plain.learners.matrix)
-    plain_sgd = Task(model="mlp", samples_per_peer=20, batch_size=4, optimizer=Optimizer(lr=0.05, weight_decay=0.01))
-    without = played(quasi_global(task=plain_sgd, gossip=config))
-    assert log_of(without) == log_of(batched)  # the mixes are the same, the models differ
-    assert not np.allclose(without.learners.matrix, batched.learners.matrix, atol=0.01)
-
-
 def test_a_peer_is_told_of_each_mix_when_all_its_steps_and_the_addition_are_in_its_row(monkeypatch):
     run = Simulation(quasi_global())
     told = []
@@ -128,24 +115,6 @@ def test_a_peer_is_told_of_each_mix_when_all_its_steps_and_the_addition_are_in_i
     mixes = run.swarm.sessions.mixes - waiting
     assert 0.9 * mixes < len(told) <= mixes  # two that arrive at one boundary are reported as one
     assert set(told) == set(range(6))
-
-
-def test_steps_are_counted_row_by_row_in_any_company():
-    """The other peers that train and mix change no bit of a peer's result."""
-    names = [f"peer {number}" for number in range(40)]
-    task = Task(model="mlp", samples_per_peer=16, optimizer=QUASI_GLOBAL)
-    together, by_itself = Learners(task, names, SEED), OneStepAtATime(task, names, SEED)
-    random = np.random.default_rng(0)
-    for _ in range(4):
-        counts = random.integers(0, 4, len(names))
-        order = random.permutation(len(names))
-        together.train(order, counts[order])
-        by_itself.train(np.arange(len(names)), counts)
-        for row in random.choice(len(names), 10, replace=False).tolist():
-            for learners in (together, by_itself):
-                learners.matrix[row] *= np.float32(0.99)
-                learners.on_mixed(row)
-    assert np.array_equal(together.matrix, by_itself.matrix)
 
 
 def test_what_a_scenario_leaves_open_of_the_outer_step_is_decided_as_a_node_decides_it():
