@@ -1,4 +1,11 @@
-"""A small scenario for the `gossip` command, and what it prints."""
+"""A small scenario for the `gossip` command, and what it prints and shows."""
+
+from __future__ import annotations
+
+import os
+import pty
+
+from tests.harness import warm
 
 TINY = """
 name = "tiny"
@@ -17,3 +24,14 @@ KEYS = {
     "peak_rss_mb", "loss", "accuracy", "metric", "consensus_distance", "exchanges_done", "exchanges_failed",
     "bytes_sent", "digest",
 }  # fmt: skip
+
+
+def in_a_terminal(*words):
+    """Run Python with a terminal for its input and its errors; return the process, and what the terminal showed."""
+    ours, theirs = pty.openpty()
+    variables = os.environ | {"TERM": "xterm", "COLUMNS": "100"}
+    done = warm.run(*words, stdin=theirs, stderr=theirs, env=variables)
+    os.close(theirs)
+    shown = os.read(ours, 1 << 16).decode()
+    os.close(ours)
+    return done, shown

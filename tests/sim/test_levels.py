@@ -15,7 +15,6 @@ from gossip.config.mixings import MIXINGS, MixingRule
 from gossip.config.selections import SELECTIONS, SelectionRule
 from gossip.config.setting import settings_of
 from gossip.errors import ConfigError
-from sim.exchanges.clocks import ConstantClocks
 from sim.learning.datasets import load
 from sim.report.describe import in_words
 from sim.scenario.fidelity import FAST, PLAYED, Fidelity, fidelity_of
@@ -234,21 +233,3 @@ def test_peers_with_churn_play_to_their_end(case, changes, level):
     assert summary["fidelity"] == level
     assert summary["virtual_s"] == scenario.duration_s
     assert summary["node_updates"] > 2 * scenario.peers
-
-
-DRAWN = {"kind": "lognormal", "median": 0.1, "sigma": 0.5}
-
-
-@pytest.mark.parametrize(
-    ("compute", "fleet", "are_constant"),
-    [
-        ({"step_s": 0.1}, [], True),
-        ({"step_s": DRAWN}, [], False),
-        ({"step_s": DRAWN}, [{"number": 0, "step_s": 0.1}], False),
-        ({"step_s": 0.1}, [{"number": 0, "step_s": DRAWN}], False),
-        ({"step_s": DRAWN, "per": "peer"}, [], True),
-    ],
-)
-def test_steps_are_drawn_at_the_fast_level_if_those_of_any_peer_vary(compute, fleet, are_constant):
-    clocks = ExchangeSimulation(made(fidelity="exchange", compute=compute, fleet=fleet)).level.clocks
-    assert isinstance(clocks, ConstantClocks) == are_constant

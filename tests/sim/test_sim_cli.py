@@ -6,8 +6,6 @@ import contextlib
 import csv
 import json
 import multiprocessing
-import os
-import pty
 import subprocess
 import sys
 from types import SimpleNamespace
@@ -17,8 +15,7 @@ import pytest
 from sim import cli, jobs
 from sim.report import charts, plots
 from sim.simulation import RunningSimulation
-from tests.harness import warm
-from tests.sim.commands import AVERAGING, KEYS, TINY
+from tests.sim.commands import AVERAGING, KEYS, TINY, in_a_terminal
 
 
 def interrupt(_number):
@@ -297,12 +294,7 @@ def test_the_bar_of_runs_side_by_side_shows_all_of_them(gossip, monkeypatch, thr
 
 # -- the bar -----------------------------------------------------------------------------------------------------------
 def test_a_bar_is_shown_on_a_terminal_alone_and_never_on_stdout(tiny):
-    ours, theirs = pty.openpty()
-    variables = os.environ | {"TERM": "xterm", "COLUMNS": "120"}
-    done = warm.run("-m", "gossip", "sim", tiny, "--json", *AVERAGING, stderr=theirs, env=variables)
+    done, seen = in_a_terminal("-m", "gossip", "sim", tiny, "--json", *AVERAGING)
     assert done.returncode == 0
-    os.close(theirs)
-    seen = os.read(ours, 1 << 16).decode()
-    os.close(ours)
     assert "events/s" in seen
     assert json.loads(done.stdout)["name"] == "tiny"

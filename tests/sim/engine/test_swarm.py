@@ -92,20 +92,6 @@ def test_steps_taken_while_bytes_were_in_flight_are_kept() -> None:
 
 
 # -- joining ---------------------------------------------------------------------------------------------------------
-def test_joiners_take_the_swarms_weights_and_its_run() -> None:
-    swarm = swarm_of(5)
-    swarm.run_until(5.0)
-    first = swarm.hosts[0]
-    assert all(host.peer.view.ready for host in swarm.hosts)
-    assert {host.peer.local.run_id for host in swarm.hosts} == {first.peer.local.run_id}
-    for host in swarm.hosts:
-        assert np.array_equal(host.vector, vector(0))
-    newcomer = swarm.add_peer(vector(99), seeds=[1, 2])
-    swarm.run_until(10.0)
-    assert np.array_equal(swarm.hosts[newcomer].vector, vector(0))
-    assert alive_views(swarm) == {5}
-
-
 @pytest.mark.parametrize("ideal", [False, True], ids=["protocol", "ideal"])
 def test_a_donor_that_dies_is_replaced(ideal: bool) -> None:
     swarm = swarm_of(4, ideal=ideal, rate_bytes_s=200.0)

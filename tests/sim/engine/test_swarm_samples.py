@@ -6,11 +6,10 @@ import numpy as np
 import pytest
 
 from gossip.config import Config
-from gossip.exchange.progress import RunProgress
-from gossip.ids import MOST_SAMPLES, Claim
 from sim.engine.swarm import Swarm
 from sim.world.network import NetworkModel
 from tests.harness.marks import slow
+from tests.simulation.liars import Lying
 
 STEP_S, SAMPLES, EVERY = 0.1, 8, 8
 
@@ -70,21 +69,13 @@ def test_numbers_that_lie_apart_meet_and_keep_their_sum():
     assert numbers == pytest.approx([trained] * 6, rel=0.03)
 
 
-class Liar(RunProgress):
-    """A node that states the largest numbers that a message holds."""
-
-    @property
-    def claim(self) -> Claim:
-        return Claim(*[MOST_SAMPLES] * 4)
-
-
 @pytest.mark.parametrize(("honest", "liars"), [(3, 1), slow(8, 8)])
 def test_liars_after_ten_silent_minutes_add_at_most_a_fifth_in_a_minute(honest, liars):
     """One liar of four adds 6 %, and 37 % if either limit (of one exchange, of one interval) is lifted."""
     swarm = swarm_of(honest + liars)
     swarm.run_until(600.0)
     for host in swarm.hosts[honest:]:
-        host.peer.local.progress.__class__ = Liar
+        host.peer.local.progress.__class__ = Lying
     swarm.run_until(660.0)
     for host in swarm.hosts:
         swarm.training.report_steps(host)

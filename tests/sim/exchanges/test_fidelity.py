@@ -25,6 +25,7 @@ from sim.scenario.scenario import (
     MembershipSpec,
     NetworkSpec,
     Optimizer,
+    PeerSpec,
     Rate,
     ReportSpec,
     Scenario,
@@ -204,12 +205,26 @@ def test_what_it_cannot_represent_is_refused_by_its_key(key, changes):
     scenario(fidelity="whole", **changes)
 
 
-def test_steps_that_are_drawn_train_as_often():
+DRAWN = Distribution.lognormal(0.1, 0.3)
+
+
+@pytest.mark.parametrize(
+    ("compute", "fleet"),
+    [
+        (Compute(step_s=DRAWN), ()),
+        (Compute(step_s=DRAWN), (PeerSpec(number=0, step_s=Distribution.constant(0.1)),)),
+        (Compute(step_s=Distribution.constant(0.1)), (PeerSpec(number=0, step_s=DRAWN),)),
+        (Compute(step_s=DRAWN, per="peer"), ()),
+    ],
+    ids=["of all", "of all but one", "of one", "once for each"],
+)
+def test_steps_that_are_drawn_train_as_often(compute, fleet):
     """A peer's steps end when they end at the whole level."""
-    drawn = Compute(step_s=Distribution.lognormal(0.1, 0.3))
-    whole, exchange = (simulate(scenario(fidelity=level, compute=drawn), progress=False).summary for level in
-                       ("whole", "exchange"))  # fmt: skip
-    assert whole["steps"] == exchange["steps"]
+    whole, exchange = (
+        simulate(scenario(fidelity=level, compute=compute, fleet=fleet), progress=False).summary["steps"]
+        for level in ("whole", "exchange")
+    )
+    assert whole == exchange
 
 
 def test_a_diverging_swarm_refuses_what_is_no_number():

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from sim.learning.learners import Learners
-from sim.learning.optimizer.steppers import Cosine, schedule
+from sim.learning.optimizer.steppers import schedule
 from sim.scenario.scenario import Optimizer, Task
 from tests.sim.learning.alone import (
     NAMES,
@@ -32,16 +32,6 @@ def test_the_rates_are_those_of_torch_until_its_cosine_ends(warmup, lowest):
     assert ours == pytest.approx(torch_rates(spec), rel=1e-9, abs=1e-12)
     assert ours.argmax() == warmup
     assert ours[warmup] == 0.1
-
-
-def test_behind_its_end_the_rate_stays_where_it_is():
-    rates = Cosine(0.1, 40, 0, 0.02)(np.array([39, 40, 41, 80, 1_000_000]))
-    assert rates[0] > 0.02
-    assert rates[1:].tolist() == [0.02] * 4
-
-
-def test_a_constant_rate_is_one_number_for_all():
-    assert schedule(Optimizer(lr=0.3))(np.array([0, 5])) == 0.3
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS.values(), ids=OPTIMIZERS)

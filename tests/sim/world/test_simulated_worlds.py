@@ -103,18 +103,6 @@ def test_who_comes_again_has_the_weights_of_those_present(mode, tmp_path):
     assert vectors(run, range(8)) == pytest.approx(np.tile(mean, (8, 1)), abs=1e-5)
 
 
-@MODES
-def test_a_trace_is_followed_to_the_line(mode, tmp_path):
-    lines = "0,0,\n1,0,12\n2,3,9\n2,15,21\n4,6.5,\n"  # peer 3 is missing
-    scenario = traced(tmp_path, lines, peers=5, membership=MembershipSpec(mode=mode), report=ReportSpec(every_s=0.5))
-    run = played(scenario)
-    assert sorted(host.name for host in run.swarm.hosts) == ["0", "1", "2", "4"]
-    expected = {1.0: 2, 4.0: 3, 8.0: 4, 10.0: 3, 13.0: 2, 18.0: 3, 25.0: 2}
-    seen = {row["virtual_s"]: row["alive"] for row in simulate(scenario, progress=False).history}
-    at_times = {when: seen[min(seen, key=lambda at, when=when: abs(at - when))] for when in expected}
-    assert at_times == expected
-
-
 @pytest.mark.parametrize(
     ("farewell", "state", "least_s", "most_s"),
     [(1.0, MemberState.LEFT, 0.0, 0.1), (0.0, MemberState.DEAD, 0.1, 10.0)],
