@@ -13,9 +13,6 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from gossip.arithmetic.mixing import stability_limit
-from gossip.config import Config
-from gossip.errors import ConfigError
 from gossip.ids import PeerId
 from sim.engine.swarm import Swarm
 from tests.sim.oracles import SEED, Measured, begin_mix, disagreement, exchange, holds, run_until_idle, told_to_mix
@@ -104,32 +101,6 @@ def test_a_grid_of_groups_reaches_the_exact_mean_in_as_many_rounds_as_it_has_dim
 
 
 # -- the outer rule in groups ----------------------------------------------------------------------------------------
-def growth(alpha: float, beta: float, group: int, n: int = 1_600, rounds: int = 200) -> float:
-    """Return the growth of disagreement per round, over the second half of ``rounds`` with random partitions."""
-    rng = np.random.default_rng(SEED)
-    phi, momentum, seen = rng.normal(size=n), np.zeros(n), np.empty(rounds)
-    for number in range(rounds):
-        members = rng.permutation(n).reshape(-1, group)
-        mean = phi[members].mean(1, keepdims=True)
-        momentum[members] = alpha * momentum[members] + beta * (mean - phi[members])
-        phi = phi + momentum
-        seen[number] = phi.var()
-    half = rounds // 2
-    return float((seen[-1] / seen[half]) ** (1 / (rounds - 1 - half)))
-
-
-@pytest.mark.parametrize("group", [2, 4, 8, 16])
-@pytest.mark.parametrize("alpha", [0.0, 0.5, 0.9])
-def test_groups_contract_below_their_limit_and_diverge_above(alpha: float, group: int) -> None:
-    limit = stability_limit(alpha, group)
-    assert growth(alpha, 0.95 * limit, group) < 1
-    assert growth(alpha, 1.05 * limit, group) > 1
-    changes = {"mixing": "group", "group_size": group, "outer_momentum": alpha}
-    Config(**changes, outer_rate=0.95 * limit)
-    with pytest.raises(ConfigError, match="outer_rate"):
-        Config(**changes, outer_rate=1.05 * limit)
-
-
 @pytest.mark.parametrize(
     ("n", "size", "alpha", "beta", "mixes"),
     [
