@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import statistics
 from collections import Counter
 
@@ -19,10 +18,11 @@ from gossip.selection.graphs import Graph
 from gossip.wire.messages import Busy
 from sim.engine.ideal import Registry
 from sim.engine.swarm import Swarm
-from sim.scenario.scenario import Compute, Distribution, MembershipSpec, Optimizer, Scenario, Task
+from sim.scenario.scenario import Optimizer, Task
 from sim.simulation import simulate
 from sim.world.network import NetworkModel
 from tests.sim.engine.swarms import ELEMENTS, run_while, swarm_of, vector
+from tests.sim.scenarios import small
 
 LATENCY_S = 0.25
 
@@ -183,20 +183,14 @@ def test_ideal_and_protocol_learn_alike():
     Over ten other seeds accuracies differed by 0.5 points (standard deviation) without bias, and the number of
     exchanges by 0.9 %. The bounds are four standard errors, and a little more for the exchanges.
     """
-    scenario = Scenario(
-        peers=12,
-        duration_s=20.0,
-        fidelity="whole",
-        task=Task(model="linear", optimizer=Optimizer(lr=0.05), samples_per_peer=60),
-        compute=Compute(step_s=Distribution.lognormal(0.1, 0.3)),
-        gossip=Config(mix_every_steps=4),
-    )
+    task = Task(model="linear", optimizer=Optimizer(lr=0.05), samples_per_peer=60)
+    scenario = small(peers=12, duration_s=20.0, task=task)
     differences = []
     for seed in (1, 2, 3):
-        protocol = simulate(scenario.replace(seed=seed), progress=False).summary
-        ideal = simulate(
-            dataclasses.replace(scenario, seed=seed, membership=MembershipSpec(mode="ideal")), progress=False
-        ).summary
+        protocol, ideal = (
+            simulate(scenario.replace(**{"seed": seed, "membership.mode": mode}), progress=False).summary
+            for mode in ("protocol", "ideal")
+        )
         assert ideal["exchanges_done"] == pytest.approx(protocol["exchanges_done"], rel=0.05)
         assert protocol["accuracy"]["mean"] > 0.7
         differences.append(ideal["accuracy"]["mean"] - protocol["accuracy"]["mean"])

@@ -20,27 +20,17 @@ from sim.scenario.scenario import (
     ReportSpec,
     Scenario,
     Stragglers,
-    Task,
 )
 from sim.simulation import START_S, Simulation, simulate
 from sim.world.churn import Churn, churn_of
-from tests.sim.scenarios import played
+from tests.sim.scenarios import AVERAGING, played, small
 
 MODES = pytest.mark.parametrize("mode", ["protocol", "ideal"])
-ELEMENTS = 8
 
 
 def averaging(**changes) -> Scenario:
     """Return a scenario of peers that average vectors, one exchange in 0.4 s each."""
-    scenario = {
-        "peers": 8,
-        "duration_s": 30.0,
-        "fidelity": "whole",
-        "task": Task(dataset="averaging", elements=ELEMENTS),
-        "compute": Compute(step_s=Distribution.lognormal(0.1, 0.3)),
-        "gossip": Config(mix_every_steps=4),
-    }
-    return Scenario(**scenario | changes)
+    return small(**{"peers": 8, "duration_s": 30.0, "task": AVERAGING} | changes)
 
 
 def traced(tmp_path, lines: str, **changes) -> Scenario:
