@@ -126,12 +126,6 @@ def test_an_implementation_of_ones_own_is_never_played_as_the_known_one_of_its_n
         made(gossip={}, fidelity="exchange")
 
 
-def test_a_setting_that_the_fast_level_does_not_know_is_played_message_by_message(monkeypatch):
-    monkeypatch.setattr("sim.scenario.fidelity.PLAYED", [key for key in PLAYED if key != "connections"])
-    assert fidelity_of(made()).level == "exchange"
-    assert fidelity_of(made(gossip={"connections": 3})).reason == "the fast level cannot represent gossip.connections"
-
-
 @pytest.mark.parametrize("dataset", ["vectors", "curve"])
 def test_both_levels_train_on_a_data_set_of_ones_own_to_the_same_bits(dataset):
     scenario = made(task={"dataset": f"tests.sim.jobs:{dataset}"}, gossip={"mix_every_steps": 10_000})

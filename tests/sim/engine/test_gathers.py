@@ -47,14 +47,6 @@ def test_with_a_codec_it_is_as_many_fewer_bytes_and_all_come_to_one_vector(codec
     assert np.abs(matrix.mean(0) - mean).max() <= 2 * error
 
 
-def test_a_vector_of_fewer_blocks_than_members_is_averaged_by_some_of_them() -> None:
-    matrix = whole_numbers(4)[:, :300].copy()
-    mean = matrix.mean(0, dtype=np.float64)
-    swarm = told_to_mix(matrix, 1, mixing="group")
-    exchange(swarm, 0)
-    assert np.array_equal(matrix, np.broadcast_to(mean, matrix.shape))
-
-
 def test_with_streams_lost_groups_go_on_and_nothing_is_left_behind() -> None:
     matrix = np.zeros((6, 2), np.float32)
     network = NetworkModel(latency_s=0.01, rate_bytes_s=1e4, loss=0.03)

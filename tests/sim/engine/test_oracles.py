@@ -47,45 +47,6 @@ def test_the_first_exchange_of_a_run_takes_its_share_of_the_disagreement() -> No
     assert holds(first_exchanges(SEED))
 
 
-def consecutive(seed: int) -> Measured:
-    """Measure 40 runs of 20 consecutive exchanges each, 16 peers, 192 elements: 800 ratios V'/V.
-
-    Their differences from the expectation are uncorrelated (each is expected given all before), so their deviation
-    gives the standard error.
-    """
-    n, runs, length = 16, 40, 20
-    matrix, rng = np.empty((n, 192), np.float32), np.random.default_rng(seed)
-    swarm, ratios = told_to_mix(matrix, seed), list[float]()
-    for _ in range(runs):
-        matrix[:] = rng.normal(size=matrix.shape)
-        before = disagreement(matrix).sum()
-        for _ in range(length):
-            exchange(swarm, int(rng.integers(n)))
-            after = disagreement(matrix).sum()
-            ratios.append(after / before)
-            before = after
-    return float(np.mean(ratios)), 1 - 1 / (n - 1), float(np.std(ratios) / math.sqrt(len(ratios)))
-
-
-def test_each_of_many_exchanges_takes_its_share() -> None:
-    assert holds(consecutive(SEED))
-
-
-# -- a symmetric exchange moves the mean by exactly 0 ----------------------------------------------------------------
-def test_an_exchange_moves_the_mean_by_exactly_nothing() -> None:
-    # No sampling error. Whole numbers of 8 bits, halved at most 16 times, are exact in float32, and sums in float64.
-    rng = np.random.default_rng(SEED)
-    matrix = np.empty((8, 16), np.float32)
-    swarm = told_to_mix(matrix, SEED)
-    for _ in range(30):
-        matrix[:] = rng.integers(-255, 256, matrix.shape)
-        total = matrix.sum(0, dtype=np.float64)
-        for _ in range(16):
-            exchange(swarm, int(rng.integers(8)))
-            assert np.array_equal(matrix.sum(0, dtype=np.float64), total)
-    assert swarm.sessions.mixes == 2 * 30 * 16
-
-
 # -- exchanges that fail: E V'/V = 1 - (1-q)/(n-1) -------------------------------------------------------------------
 def begun_in_vain(failed_by: dict[str, int]) -> int:
     """Count the exchanges that failed, without the offers that got no answer."""

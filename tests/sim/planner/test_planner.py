@@ -20,6 +20,7 @@ from sim.planner.world import STEPS, World
 from sim.scenario.scenario import Scenario
 from sim.simulation import simulate
 from tests.harness.marks import slow
+from tests.sim.fake_results import fake_result
 
 SLOW = {"network": {"latency": {"kind": "constant", "value_ms": 25}, "rate_mbit_s": 20, "loss": 0.01}}
 WORLD = {
@@ -202,21 +203,10 @@ def test_one_that_diverged_is_never_taken_and_all_of_them_are_a_sentence():
     assert study.choice is study.given
     assert json.dumps(study.to_mapping(), allow_nan=False)
     nobody = Study(world_of(**SLOW), [Candidate(GIVEN, {})], 1)
+    diverged = fake_result(nobody.runs[0][1])
+    diverged.summary["accuracy"]["mean"] = None
     with pytest.raises(LocalError, match="None of the settings learned"):
-        nobody.take({0: Diverged(nobody.runs[0][1])})
-
-
-class Diverged:
-    """A result of a run that diverged: its metric is missing."""
-
-    exchange_s = np.zeros(0)
-
-    def __init__(self, scenario):
-        self.scenario = scenario
-        self.summary = {"accuracy": {"mean": None}, "virtual_s": 10.0, "bytes_sent": 0, "consensus_distance": None}
-
-    def column(self, name):
-        return np.array([math.nan])
+        nobody.take({0: diverged})
 
 
 def test_when_an_accuracy_was_there_is_read_between_two_looks():
