@@ -3,17 +3,7 @@
 from __future__ import annotations
 
 from gossip.config import Config
-from sim.scenario.scenario import (
-    ChurnSpec,
-    Compute,
-    Distribution,
-    Latency,
-    NetworkCut,
-    NetworkSpec,
-    Optimizer,
-    Scenario,
-    Task,
-)
+from sim.scenario.scenario import ChurnSpec, Compute, Distribution, Optimizer, Scenario, Task
 from sim.simulation import Simulation, simulate
 
 MOMENTUM = Optimizer(lr=0.05, momentum=0.9)
@@ -39,8 +29,8 @@ def small(**changes) -> Scenario:
 
 def hostile(**changes) -> Scenario:
     """Return a scenario with everything that draws at random, at once."""
-    latency = Latency(kind="quantiles", name="internet")
-    network = NetworkSpec(latency=latency, loss=0.02, partitions=(NetworkCut(at_s=3.0, until_s=6.0),))
+    latency = {"kind": "quantiles", "name": "internet"}
+    network = {"latency": latency, "loss": 0.02, "partitions": [{"at_s": 3.0, "until_s": 6.0}]}
     return small(**{"duration_s": 12.0, "churn": COMING_AND_GOING, "network": network} | changes)
 
 

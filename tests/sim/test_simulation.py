@@ -17,16 +17,7 @@ from sim import simulation
 from sim.learning.learners import Learners
 from sim.report import pages
 from sim.report.result import COLUMNS, Progress
-from sim.scenario.scenario import (
-    ChurnSpec,
-    Distribution,
-    Latency,
-    MembershipSpec,
-    NetworkCut,
-    NetworkSpec,
-    ReportSpec,
-    Task,
-)
+from sim.scenario.scenario import Task
 from sim.simulation import Simulation, simulate
 from tests.harness.configs import tuned
 from tests.harness.hashing import otherwise_hashed
@@ -38,11 +29,11 @@ from tests.sim.scenarios import AVERAGING, digest, hostile, log_of, played, smal
 def digests():
     group = tuned(mix_every_steps=4, mixing="group", group_size=8, reply_timeout_s=0.3)
     vectors = Task(dataset="tests.sim.jobs:vectors")
-    cut = (NetworkCut(at_s=3.0, until_s=6.0),)
+    cut = ({"at_s": 3.0, "until_s": 6.0},)
     return [
         digest(hostile(task=vectors, gossip=Config(mix_every_steps=2))),
         digest(hostile(peers=16, task=vectors, gossip=group)),
-        digest(hostile(task=AVERAGING, network=NetworkSpec(loss=0.02, congestion=None, partitions=cut))),
+        digest(hostile(task=AVERAGING, network={"loss": 0.02, "congestion": "none", "partitions": cut})),
     ]
 
 
@@ -53,7 +44,7 @@ def test_a_scenario_gives_one_digest_in_every_process():
 
 @pytest.mark.parametrize("mode", ["protocol", "ideal"])
 def test_another_seed_gives_another_digest_and_the_same_one_the_same(mode):
-    scenario = small(membership=MembershipSpec(mode=mode), duration_s=4.0)
+    scenario = small(membership={"mode": mode}, duration_s=4.0)
     assert digest(scenario) == digest(scenario)
     assert digest(scenario) != digest(scenario.replace(seed=2))
 
@@ -63,8 +54,8 @@ def test_a_further_peer_that_nobody_meets_changes_nothing(mode, tmp_path):
     """The last two are never up. With a fixed number of samples the others' data stays the same."""
     trace = tmp_path / "trace.csv"
     trace.write_text("peer,from_s,until_s\n" + "".join(f"{peer},0,\n" for peer in range(4)))
-    world = {"churn": ChurnSpec(trace=str(trace)), "membership": MembershipSpec(mode=mode)}
-    network = NetworkSpec(latency=Latency(kind="quantiles", name="internet"), loss=0.02)
+    world = {"churn": {"trace": str(trace)}, "membership": {"mode": mode}}
+    network = {"latency": {"kind": "quantiles", "name": "internet"}, "loss": 0.02}
     few, many = (played(small(peers=peers, network=network, **world)) for peers in (4, 6))
     assert few.swarm.sessions.mixes > 20
     assert log_of(few) == log_of(many)
@@ -76,7 +67,7 @@ def test_a_peer_that_comes_late_changes_nothing_before(tmp_path):
     for line in ("", "4,7.9,\n"):
         trace = tmp_path / "trace.csv"
         trace.write_text("peer,from_s,until_s\n" + "".join(f"{peer},0,\n" for peer in range(4)) + line)
-        run = Simulation(small(peers=5, churn=ChurnSpec(trace=str(trace))))
+        run = Simulation(small(peers=5, churn={"trace": str(trace)}))
         run.swarm.run_until(7.8)
         runs.append(run)
     few, many = runs
@@ -85,13 +76,13 @@ def test_a_peer_that_comes_late_changes_nothing_before(tmp_path):
 
 
 def test_looking_more_often_changes_nothing():
-    rarely, often = (small(report=ReportSpec(every_s=every_s)) for every_s in (4.0, 0.1))
+    rarely, often = (small(report={"every_s": every_s}) for every_s in (4.0, 0.1))
     assert digest(rarely) == digest(often)
 
 
 def test_looking_more_often_changes_nothing_where_peers_come_and_go():
     def living(every_s: float) -> tuple[str, dict[str, str]]:
-        run = Simulation(hostile(report=ReportSpec(every_s=every_s)))
+        run = Simulation(hostile(report={"every_s": every_s}))
         due = every_s
         for _ in run.slices():
             if run.swarm.now >= due:
@@ -116,8 +107,8 @@ def test_rounds_end_when_the_peers_have_mixed_that_often(rounds):
 
 @pytest.mark.parametrize("mode", ["protocol", "ideal"])
 def test_where_nobody_is_left_rounds_end_with_one_sentence(mode):
-    churn = ChurnSpec(up=Distribution.constant(5.0))
-    scenario = small(duration_s=None, rounds=300, task=AVERAGING, churn=churn, membership=MembershipSpec(mode=mode))
+    churn = {"up": 5.0}
+    scenario = small(duration_s=None, rounds=300, task=AVERAGING, churn=churn, membership={"mode": mode})
     with pytest.raises(LocalError, match=r"^After 60\d virtual seconds .*rounds = 300 is never reached\.$"):
         simulate(scenario, progress=False)
 
@@ -131,7 +122,7 @@ def strictly(text: str):
 
 
 def test_history_and_summary_have_what_was_promised():
-    result = simulate(small(name="told", report=ReportSpec(every_s=1.0)), progress=False)
+    result = simulate(small(name="told", report={"every_s": 1.0}), progress=False)
     assert {tuple(row) for row in result.history} == {COLUMNS}
     assert all(isinstance(value, float) for row in result.history for value in row.values())
     assert [row["virtual_s"] for row in result.history] == pytest.approx(range(9), abs=8.0 / 400)
@@ -186,7 +177,7 @@ def test_an_exchange_is_counted_once_however_many_sides_it_has(mixing):
 
 
 def test_what_nobody_is_there_to_say_is_null_in_strict_json():
-    result = simulate(small(churn=ChurnSpec(up=Distribution.constant(3.0))), progress=False)
+    result = simulate(small(churn={"up": 3.0}), progress=False)
     summary = strictly(result.to_json())
     assert result.history[-1]["alive"] == 0
     assert summary["loss"] is None
@@ -219,8 +210,8 @@ def test_averaging_counts_consensus_and_trains_nothing():
     ({"task": Task(model="tests.sim.jobs:masked_parameter")}, "6 of 6 peers are not finite"),
     ({"task": Task(model="tests.sim.jobs:masked_parameter"), "fidelity": "exchange"}, "6 of 6 peers are not finite"),
     ({"duration_s": 0.2}, "the first one was not over by then; play it for longer"),
-    ({"network": NetworkSpec(loss=0.99, congestion=None)}, r"\d+ exchanges failed"),
-    ({"churn": ChurnSpec(up=Distribution.constant(0.1))}, "0 of 6 peers were up at the end"),
+    ({"network": {"loss": 0.99, "congestion": "none"}}, r"\d+ exchanges failed"),
+    ({"churn": {"up": 0.1}}, "0 of 6 peers were up at the end"),
 ])  # fmt: skip
 def test_a_run_without_an_exchange_says_so_with_the_reason(changes, reason):
     result = simulate(small(**changes), progress=False)
@@ -254,6 +245,6 @@ def test_only_as_many_peers_are_evaluated_as_wanted(monkeypatch):
             return super().evaluate(vectors)
 
     monkeypatch.setattr(simulation, "Learners", Counted)
-    simulate(small(peers=10, report=ReportSpec(evaluate_peers=4)), progress=False)
+    simulate(small(peers=10, report={"evaluate_peers": 4}), progress=False)
     assert max(counts) <= 4
     assert max(counts) > 1

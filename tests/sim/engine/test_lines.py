@@ -9,16 +9,7 @@ from gossip.config import Config
 from gossip.wire.messages import Busy
 from sim.engine.carrier import StreamCallbacks
 from sim.engine.swarm import Swarm
-from sim.scenario.scenario import (
-    Compute,
-    Distribution,
-    Latency,
-    MembershipSpec,
-    NetworkSpec,
-    Rate,
-    Scenario,
-    Task,
-)
+from sim.scenario.scenario import Scenario
 from sim.simulation import Simulation
 from sim.world.network import NetworkModel
 from tests.harness.configs import tuned
@@ -242,16 +233,18 @@ def test_a_stream_that_a_cut_caught_on_its_way_has_stalled_stall_s_after_the_cut
     assert seen[0][1] == pytest.approx(RARELY.stall_s)
 
 
-def fleet(**changes):
+def fleet(**network):
     """Return four peers of 1 MB over 25 ms and 20 Mbit/s, like the real nodes that were measured."""
-    network = {"latency": Latency.of(Distribution.constant(LATENCY_S)), "rate_mbit_s": Rate(20, 20)}
+    links = {"latency": {"kind": "constant", "value_s": LATENCY_S}, "rate_mbit_s": 20, "congestion": "bbr"}
     return Scenario(
-        peers=4, duration_s=60.0, task=Task(dataset="averaging", elements=250_000),
+        peers=4,
+        duration_s=60.0,
+        task={"dataset": "averaging", "elements": 250_000},
         gossip=Config.wan(mix_every_steps=8, codec="fp32"),
-        compute=Compute(step_s=Distribution.lognormal(0.1, 0.1)),
-        membership=MembershipSpec(start="seed", join_every_s=1.0),
-        network=NetworkSpec(**network | {"congestion": "bbr"} | changes),
-    )  # fmt: skip
+        compute={"step_s": {"kind": "lognormal", "median": 0.1, "sigma": 0.1}},
+        membership={"start": "seed", "join_every_s": 1.0},
+        network=links | network,
+    )
 
 
 def test_one_percent_of_loss_is_delay_and_no_failure():

@@ -9,7 +9,7 @@ from gossip.config import Config
 from sim import simulation
 from sim.engine.swarm import Swarm
 from sim.learning.learners import Learners
-from sim.scenario.scenario import ChurnSpec, Distribution, MembershipSpec, Optimizer, Scenario, Task
+from sim.scenario.scenario import ChurnSpec, Distribution, Optimizer, Scenario, Task
 from sim.simulation import Simulation
 from sim.world.network import NetworkModel
 from tests.harness.marks import slow
@@ -85,7 +85,7 @@ COSINE = Optimizer(name="adamw", lr=0.003, schedule="cosine", schedule_steps=150
 def test_batched_steps_are_exact_where_peers_come_and_go(mode, model, optimizer, monkeypatch):
     task = Task(model=model, samples_per_peer=20, batch_size=4, optimizer=optimizer)
     often = ChurnSpec(up=Distribution.exponential(3), down=Distribution.exponential(1), farewell=0.5)
-    scenario = small(task=task, membership=MembershipSpec(mode=mode), duration_s=12.0, churn=often)
+    scenario = small(task=task, membership={"mode": mode}, duration_s=12.0, churn=often)
     batched, plain = both_ways(scenario, monkeypatch)
     assert sum(batched.swarm.restarts) > 3
     assert log_of(batched) == log_of(plain)
@@ -130,7 +130,7 @@ def test_the_run_that_gives_way_leaves_its_quasi_global_momentum_behind():
 def test_each_peer_trains_its_own_model_in_whatever_order_they_come(tmp_path):
     trace = tmp_path / "trace.csv"
     trace.write_text("peer,from_s,until_s\n1,0,\n3,2,\n0,4,\n")
-    run = played(small(peers=4, churn=ChurnSpec(trace=str(trace))))
+    run = played(small(peers=4, churn={"trace": str(trace)}))
     assert [host.name for host in run.swarm.hosts] == ["1", "3", "0"]
     for host in run.swarm.hosts:
         row = int(host.name)

@@ -10,17 +10,7 @@ import pytest
 from gossip.config import Config
 from gossip.config.internal import Internal
 from gossip.effects import MemberState
-from sim.scenario.scenario import (
-    ChurnSpec,
-    Compute,
-    Distribution,
-    MembershipSpec,
-    NetworkCut,
-    NetworkSpec,
-    ReportSpec,
-    Scenario,
-    Stragglers,
-)
+from sim.scenario.scenario import ChurnSpec, Distribution, Scenario
 from sim.simulation import START_S, Simulation, simulate
 from sim.world.churn import Churn, churn_of
 from tests.sim.scenarios import AVERAGING, played, small
@@ -36,7 +26,7 @@ def averaging(**changes) -> Scenario:
 def traced(tmp_path, lines: str, **changes) -> Scenario:
     trace = tmp_path / "trace.csv"
     trace.write_text("peer,from_s,until_s\n" + lines)
-    return averaging(churn=ChurnSpec(trace=str(trace), farewell=changes.pop("farewell", 0.0)), **changes)
+    return averaging(churn={"trace": str(trace), "farewell": changes.pop("farewell", 0.0)}, **changes)
 
 
 def vectors(run: Simulation, names: range) -> np.ndarray:
@@ -59,9 +49,7 @@ def up_at(churn: Churn, peers: int, when: float, starts_s: float = 0.0) -> int:
 @pytest.mark.parametrize("start", ["together", "steady"])
 def test_as_many_are_alive_in_each_row_as_the_churn_has_up(start, mode):
     spec = ChurnSpec(up=Distribution.weibull(0.6, 10), down=Distribution.exponential(6), start=start, farewell=0.5)
-    scenario = averaging(
-        peers=20, duration_s=30.0, churn=spec, membership=MembershipSpec(mode=mode), report=ReportSpec(every_s=0.75)
-    )
+    scenario = averaging(peers=20, duration_s=30.0, churn=spec, membership={"mode": mode}, report={"every_s": 0.75})
     history = simulate(scenario, progress=False).history
     churn = churn_of(spec, scenario.seed, scenario.peers)
     told = [row["alive"] for row in history]
@@ -80,7 +68,7 @@ def test_as_many_are_alive_in_each_row_as_the_churn_has_up(start, mode):
 def test_who_comes_again_has_the_weights_of_those_present(mode, tmp_path):
     """Peer 7 dies before it has mixed, and its own vector dies with it."""
     lines = "".join(f"{peer},0,\n" for peer in range(7)) + "7,0,0.01\n7,20,\n"
-    run = Simulation(traced(tmp_path, lines, membership=MembershipSpec(mode=mode), duration_s=40.0))
+    run = Simulation(traced(tmp_path, lines, membership={"mode": mode}, duration_s=40.0))
     mean, own = run.learners.matrix[:7].mean(0), run.learners.matrix[7].copy()
     assert np.abs(own - mean).max() > 0.5
     run.swarm.run_until(19.9)
@@ -116,7 +104,7 @@ def test_who_says_goodbye_has_left_at_once_and_who_does_not_is_dead(farewell, st
 @MODES
 @pytest.mark.parametrize("join_every_s", [0.0, 0.5])
 def test_from_one_seed_everybody_joins_one_run(join_every_s, mode):
-    membership = MembershipSpec(mode=mode, start="seed", join_every_s=join_every_s)
+    membership = {"mode": mode, "start": "seed", "join_every_s": join_every_s}
     run = Simulation(averaging(peers=12, membership=membership, duration_s=40.0))
     first = run.learners.matrix[0].copy()
     starts = mode == "protocol"  # a node takes a while to start
@@ -135,7 +123,7 @@ def test_from_one_seed_everybody_joins_one_run(join_every_s, mode):
 
 @MODES
 def test_those_who_begin_together_know_each_other_and_keep_their_own_vectors(mode):
-    run = Simulation(averaging(membership=MembershipSpec(mode=mode)))
+    run = Simulation(averaging(membership={"mode": mode}))
     mean = run.learners.matrix.mean(0)
     assert all(host.peer.view.ready and len(host.peer.membership.members()) == 7 for host in run.swarm.hosts)
     assert {host.peer.local.run_id for host in run.swarm.hosts} == {run.swarm.hosts[0].peer.local.run_id}
@@ -147,8 +135,8 @@ def test_those_who_begin_together_know_each_other_and_keep_their_own_vectors(mod
 # -- cuts ------------------------------------------------------------------------------------------------------------
 def test_a_network_cut_twice_has_as_many_means_as_groups_and_one_when_healed():
     """The first cut begins at the first instant, so each group's mean is that of its initial vectors."""
-    cuts = (NetworkCut(at_s=0.0, until_s=40.0, groups=3), NetworkCut(at_s=40.0, until_s=60.0, groups=2))
-    run = Simulation(averaging(peers=6, network=NetworkSpec(partitions=cuts), duration_s=110.0))
+    cuts = ({"at_s": 0.0, "until_s": 40.0, "groups": 3}, {"at_s": 40.0, "until_s": 60.0, "groups": 2})
+    run = Simulation(averaging(peers=6, network={"partitions": cuts}, duration_s=110.0))
     hosts, start = run.swarm.hosts, run.learners.matrix.copy()
     run.swarm.run_until(39.9)  # most offers go to the others until these are held DEAD, after some 13 s
     for first in (0, 2, 4):
@@ -174,11 +162,9 @@ def test_stragglers_slow_nobody(mode):
     intervals are uniform within a quarter is 0.4 %.
     """
     seconds, runs = 100.0, []
-    for stragglers in (None, Stragglers(share=0.25, slowdown=4)):
-        compute = Compute(step_s=Distribution.constant(0.1), stragglers=stragglers)
-        scenario = averaging(
-            peers=16, duration_s=seconds, compute=compute, gossip=Config(), membership=MembershipSpec(mode=mode)
-        )
+    for stragglers in (None, {"share": 0.25, "slowdown": 4}):
+        compute = {"step_s": 0.1, "stragglers": stragglers}
+        scenario = averaging(peers=16, duration_s=seconds, compute=compute, gossip=Config(), membership={"mode": mode})
         runs.append(played(scenario))
     alike, uneven = runs
     slow = {name for name in uneven.names if uneven.times.slowdown(name) > 1}
