@@ -11,7 +11,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gossip.config import Config
-from gossip.config.internal import Internal
 from gossip.effects import MemberState
 from gossip.ids import MemberRecord, PeerId
 from gossip.selection.graphs import Graph
@@ -21,6 +20,7 @@ from sim.engine.swarm import Swarm
 from sim.scenario.scenario import Optimizer, Task
 from sim.simulation import simulate
 from sim.world.network import NetworkModel
+from tests.harness.configs import tuned
 from tests.sim.engine.swarms import ELEMENTS, run_while, swarm_of, vector
 from tests.sim.scenarios import small
 
@@ -100,8 +100,7 @@ def test_everybody_knows_at_once_who_comes_and_goes():
 @pytest.mark.parametrize("end", ["kill", "leave"])
 def test_a_dead_partner_ends_the_exchange_a_latency_later(end):
     rate_bytes_s = ELEMENTS * 4 / 2.0  # a stream takes 2 s
-    config = Config(internal=Internal(grace_s=0.0))
-    swarm = swarm_of(2, config=config, ideal=True, latency_s=LATENCY_S, rate_bytes_s=rate_bytes_s)
+    swarm = swarm_of(2, config=tuned(grace_s=0.0), ideal=True, latency_s=LATENCY_S, rate_bytes_s=rate_bytes_s)
     first, second = swarm.hosts
     streaming = lambda: any(one.state.name == "STREAMING" for one in first.peer.exchanges.table.values())  # noqa: E731
     run_while(swarm, lambda: not streaming())

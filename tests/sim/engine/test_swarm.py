@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 
 from gossip.config import Config
-from gossip.config.internal import Internal
 from gossip.effects import MemberState
 from gossip.initiator import LAST_MIXES
 from sim.engine.host import Host
 from sim.engine.swarm import Swarm
 from sim.world.network import NetworkModel
+from tests.harness.configs import tuned
 from tests.sim.engine.swarms import ELEMENTS, run_while, swarm_of, vector
 
 Floats = np.ndarray
@@ -133,14 +133,8 @@ def test_a_peer_that_leaves_hands_over_what_it_has_learned(grace_s: float) -> No
         if (index, steps) == (2, 57):
             values += learned
 
-    config = Config(
-        mix_every_steps=1_000,
-        internal=Internal(grace_s=grace_s),
-        outer_momentum=0.0,
-        outer_rate=1.0,
-        correction=0.0,
-        codec="fp32",
-    )
+    plain = {"outer_momentum": 0.0, "outer_rate": 1.0, "correction": 0.0, "codec": "fp32"}
+    config = tuned(mix_every_steps=1_000, grace_s=grace_s, **plain)
     swarm = swarm_of(5, config=config, on_step=on_step)
     swarm.run_until(10.0)
     leaver = swarm.hosts[2]

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 from gossip.config import Config
-from gossip.config.internal import Internal
 from gossip.effects import MemberState
 from sim.scenario.scenario import ChurnSpec, Distribution, Scenario
 from sim.simulation import START_S, Simulation, simulate
 from sim.world.churn import Churn, churn_of
+from tests.harness.configs import tuned
 from tests.sim.scenarios import AVERAGING, played, small
 
 MODES = pytest.mark.parametrize("mode", ["protocol", "ideal"])
@@ -89,7 +89,7 @@ def test_who_comes_again_has_the_weights_of_those_present(mode, tmp_path):
 def test_who_says_goodbye_has_left_at_once_and_who_does_not_is_dead(farewell, state, least_s, most_s, tmp_path):
     """A goodbye spreads as LEFT with the gossip at once; a broken link needs probes first."""
     lines = "".join(f"{peer},0,{5 if peer == 3 else ''}\n" for peer in range(6))
-    config = Config(mix_every_steps=4, internal=Internal(grace_s=0.0))
+    config = tuned(mix_every_steps=4, grace_s=0.0)
     swarm = Simulation(traced(tmp_path, lines, peers=6, farewell=farewell, gossip=config)).swarm
     swarm.run_until(4.99)
     gone = swarm.hosts[3]
