@@ -38,6 +38,19 @@ def alive_views(swarm: Swarm) -> set[int]:
 
 
 # -- determinism -----------------------------------------------------------------------------------------------------
+def test_another_peer_changes_nobodys_randomness() -> None:
+    """The fourth peer cannot be reached, as if it did not exist for the others. Lost packets are drawn too."""
+    few, many = (swarm_of(peers, latency_s=0.02, loss=0.05, congestion="cubic") for peers in (3, 4))
+    many.partition([[0, 1, 2], [3]])
+    for swarm in (few, many):
+        swarm.run_until(10.0)
+    for one, other in zip(few.hosts, many.hosts, strict=False):
+        assert one.id == other.id
+        assert one.rng.getstate() == other.rng.getstate()
+        assert one.peer.rng.getstate() == other.peer.rng.getstate()
+        assert np.array_equal(one.vector, other.vector)
+
+
 def test_a_peers_name_and_not_its_place_makes_its_randomness() -> None:
     first, second = Swarm(1, NetworkModel(), Config()), Swarm(1, NetworkModel(), Config())
     a = first.add_peer(vector(0), name="a")
