@@ -7,6 +7,7 @@ import math
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import trio
@@ -57,12 +58,13 @@ class Wires(NetworkModel):
         return 0.01 + 0.001 * (7 * sender + receiver) / 3 + 1e-6 * (7919.357 * self.clock() % 1.0)
 
 
-Script = list[tuple[float, Callable[["Driver"], None]]]
+Script = list[tuple[float, Callable[[Any], None]]]
+"""Each action gets a driver, :class:`Simulated` or :class:`Running`, whose methods have the same names."""
 
 
 @dataclass(frozen=True)
 class Scenario:
-    """Actions for a Driver, each with its time in seconds from the start; ``seed`` seeds the peers' random numbers."""
+    """Actions for a driver, each with its time in seconds from the start; ``seed`` seeds the peers' random numbers."""
 
     script: Script
     until_s: float
@@ -112,31 +114,6 @@ class Outcome:
     @property
     def values(self) -> Floats:
         return np.frombuffer(self.vector, np.float32)
-
-
-class Driver:
-    """The actions of a script, which the simulator and the real runtimes both implement."""
-
-    def __init__(self, scenario: Scenario) -> None:
-        self.scenario = scenario
-
-    def add(self, index: int, *seeds: int) -> None:
-        raise NotImplementedError
-
-    def kill(self, index: int) -> None:
-        raise NotImplementedError
-
-    def leave(self, index: int) -> None:
-        raise NotImplementedError
-
-    def settle(self, index: int, on: bool) -> None:
-        raise NotImplementedError
-
-    def partition(self, *groups: list[int]) -> None:
-        raise NotImplementedError
-
-    def heal(self) -> None:
-        raise NotImplementedError
 
 
 def start_vector(index: int) -> Floats:
@@ -199,9 +176,9 @@ class CorrectedSteps(OneByOne):
         self.corrections.learn(rows, shifts, credits, own_sq, np.zeros(len(rows)), interval_steps)
 
 
-class Simulated(Driver):
+class Simulated:
     def __init__(self, scenario: Scenario) -> None:
-        super().__init__(scenario)
+        self.scenario = scenario
         wires = Wires(clock=lambda: self.swarm.now)
         self.steps = CorrectedSteps(scenario.config) if scenario.config.kappa else None
         self.swarm = Swarm(0, wires, scenario.config, None if self.steps else train, self.steps)
@@ -255,9 +232,9 @@ def simulate(scenario: Scenario) -> dict[int, Outcome]:
 
 
 # -- real runtimes ---------------------------------------------------------------------------------------------------
-class Running(Driver):
+class Running:
     def __init__(self, scenario: Scenario, nursery: trio.Nursery) -> None:
-        super().__init__(scenario)
+        self.scenario = scenario
         self.world = World(Wires(clock=trio.current_time), nursery)
 
     def add(self, index: int, *seeds: int) -> None:

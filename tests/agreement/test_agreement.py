@@ -28,12 +28,10 @@ from tests.harness.configs import tuned
 from tests.harness.marks import rest_is_slow, slow
 
 
-def trio_of_peers() -> Script:
-    return [
-        (0.0, lambda swarm: swarm.add(0)),
-        (0.0, lambda swarm: swarm.add(1, 0)),
-        (0.0, lambda swarm: swarm.add(2, 0)),
-    ]
+def trio_of_peers(*more: tuple[int, int]) -> Script:
+    """Return the start of three peers, and of more with the seed of each."""
+    joins = ((0,), (1, 0), (2, 0), *more)
+    return [(0.0, lambda swarm, join=join: swarm.add(*join)) for join in joins]
 
 
 def both(scenario: Scenario) -> dict[int, Outcome]:
@@ -213,8 +211,7 @@ def test_mixes_that_overlap_are_alike_in_both(monkeypatch: pytest.MonkeyPatch) -
     count = MixJob.count_local_steps_once
     monkeypatch.setattr(MixJob, "count_local_steps_once", lambda job: (count(job), beside.append(job.added_since)))
     config = tuned(chunk_elements=1024, mix_every_steps=1, outer_momentum=0.5, outer_rate=0.7)
-    five = [*trio_of_peers(), (0.0, lambda swarm: swarm.add(3, 0)), (0.0, lambda swarm: swarm.add(4, 1))]
-    both(Scenario(five, 8.0, config))
+    both(Scenario(trio_of_peers((3, 0), (4, 1)), 8.0, config))
     assert len([since for since in beside if since is not None]) > 20
 
 
@@ -237,28 +234,24 @@ def test_settling_takes_the_plain_mean_in_both(part: str, monkeypatch: pytest.Mo
     assert not plain[-1]
 
 
-def test_a_killed_peer_is_dead_to_both() -> None:
-    ends = both(Scenario([*trio_of_peers(), (5.0, lambda swarm: swarm.kill(1))], 25.0))
-    assert states(ends[0]) == {1: "dead", 2: "alive"}
-    assert states(ends[2]) == {0: "alive", 1: "dead"}
-
-
-def test_the_seed_may_be_the_one_killed() -> None:
-    ends = both(Scenario([*trio_of_peers(), (5.0, lambda swarm: swarm.kill(0))], 30.0))
-    assert states(ends[1]) == {0: "dead", 2: "alive"}
-    assert ends[1].exchanges[0] > 20
-
-
-def test_a_peer_that_leaves_has_left() -> None:
-    ends = both(Scenario([*trio_of_peers(), (5.0, lambda swarm: swarm.leave(1))], 10.0))
-    assert states(ends[0]) == {1: "left", 2: "alive"}
-    assert states(ends[2]) == {0: "alive", 1: "left"}
+@pytest.mark.parametrize(
+    ("act", "until_s", "expected"),
+    [
+        (lambda swarm: swarm.kill(1), 25.0, {0: {1: "dead", 2: "alive"}, 2: {0: "alive", 1: "dead"}}),
+        (lambda swarm: swarm.kill(0), 30.0, {1: {0: "dead", 2: "alive"}, 2: {0: "dead", 1: "alive"}}),
+        (lambda swarm: swarm.leave(1), 10.0, {0: {1: "left", 2: "alive"}, 2: {0: "alive", 1: "left"}}),
+    ],
+    ids=["killed", "the seed killed", "leaves"],
+)
+def test_a_peer_that_is_killed_or_leaves_is_gone_to_both(act: Any, until_s: float, expected: dict[int, Any]) -> None:
+    ends = both(Scenario([*trio_of_peers(), (5.0, act)], until_s))
+    assert {index: states(end) for index, end in ends.items()} == expected
+    assert until_s < 30.0 or ends[1].exchanges[0] > 20  # Those left of the longest run mix on.
 
 
 def test_a_cut_swarm_goes_on_in_parts_and_heals() -> None:
     script = [
-        *trio_of_peers(),
-        (0.0, lambda swarm: swarm.add(3, 0)),
+        *trio_of_peers((3, 0)),
         (4.0, lambda swarm: swarm.partition([0, 1], [2, 3])),
         (24.0, lambda swarm: swarm.heal()),
     ]

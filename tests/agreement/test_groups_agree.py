@@ -37,8 +37,7 @@ def test_a_killed_member_is_left_out_by_both() -> None:
 @pytest.mark.slow
 def test_groups_go_on_in_both_parts_of_a_cut_swarm_and_heal() -> None:
     script = [
-        *trio_of_peers(),
-        (0.0, lambda swarm: swarm.add(3, 0)),
+        *trio_of_peers((3, 0)),
         (10.0, lambda swarm: swarm.partition([0, 1], [2, 3])),
         (30.0, lambda swarm: swarm.heal()),
     ]

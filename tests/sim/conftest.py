@@ -1,9 +1,11 @@
 """Fixtures for all tests of the simulator."""
 
 import math
+import sys
 
 import pytest
 
+from gossip import __main__ as command
 from sim import jobs
 from sim.report import charts, progress_bar
 from sim.threads import one_thread
@@ -25,6 +27,20 @@ def in_one_thread():
 def _no_lines(monkeypatch):
     """Print no lines of progress, which a slow machine would mix with the lines that a test reads."""
     monkeypatch.setattr(progress_bar, "LINE_PERIOD_S", math.inf)
+
+
+@pytest.fixture
+def gossip(monkeypatch, capsys):
+    """Return a function that runs the command, checks its exit code, and returns what it printed."""
+
+    def run(*words, code=0):
+        monkeypatch.setattr(sys, "argv", ["gossip", *map(str, words)])
+        with pytest.raises(SystemExit) as ended:
+            command.main()
+        assert int(ended.value.code or 0) == code
+        return capsys.readouterr()
+
+    return run
 
 
 @pytest.fixture

@@ -18,6 +18,7 @@ from collections.abc import Callable
 
 import numpy as np
 
+from sim.engine.host import Host
 from sim.engine.swarm import Swarm
 from sim.world.network import NetworkModel
 from tests.harness.configs import tuned
@@ -70,9 +71,19 @@ def told_to_mix(
 
 def exchange(swarm: Swarm, initiator: int) -> None:
     """Let this peer mix now, as after :meth:`gossip.peer.Peer.settle`, until it has no exchange in progress."""
-    host = swarm.hosts[initiator]
-    swarm.perform(host, host.peer.settle(True, swarm.now))
-    host.peer.settle(False, swarm.now)
+    begin_mix(swarm, swarm.hosts[initiator])
+    run_until_idle(swarm)
+
+
+def begin_mix(swarm: Swarm, *hosts: Host) -> None:
+    """Let these hosts ask for one mix at this instant."""
+    for host in hosts:
+        swarm.perform(host, host.peer.settle(True, swarm.now))
+    for host in hosts:
+        host.peer.settle(False, swarm.now)
+
+
+def run_until_idle(swarm: Swarm) -> None:
     swarm.run_until(swarm.now + 3.5 * STEP_S)  # one boundary of each side, and one to add the result
     while any(host.boundary.has_requests or host.peer.exchanges.table for host in swarm.hosts):
         swarm.run_until(swarm.now + STEP_S)

@@ -3,20 +3,11 @@
 from __future__ import annotations
 
 from gossip.config import Config
-from sim.scenario.scenario import (
-    ChurnSpec,
-    Compute,
-    Distribution,
-    Latency,
-    NetworkCut,
-    NetworkSpec,
-    Optimizer,
-    Scenario,
-    Task,
-)
+from sim.scenario.scenario import ChurnSpec, Compute, Distribution, Optimizer, Scenario, Task
 from sim.simulation import Simulation, simulate
 
 MOMENTUM = Optimizer(lr=0.05, momentum=0.9)
+QUASI_GLOBAL = Optimizer(lr=0.05, quasi_global=0.9, weight_decay=0.01)
 ADAMW = Optimizer(name="adamw", lr=0.003, weight_decay=0.1)
 JITTERED = Compute(step_s=Distribution.lognormal(0.1, 0.3))
 COMING_AND_GOING = ChurnSpec(up=Distribution.exponential(6), down=Distribution.exponential(2), farewell=0.5)
@@ -38,8 +29,8 @@ def small(**changes) -> Scenario:
 
 def hostile(**changes) -> Scenario:
     """Return a scenario with everything that draws at random, at once."""
-    latency = Latency(kind="quantiles", name="internet")
-    network = NetworkSpec(latency=latency, loss=0.02, partitions=(NetworkCut(at_s=3.0, until_s=6.0),))
+    latency = {"kind": "quantiles", "name": "internet"}
+    network = {"latency": latency, "loss": 0.02, "partitions": [{"at_s": 3.0, "until_s": 6.0}]}
     return small(**{"duration_s": 12.0, "churn": COMING_AND_GOING, "network": network} | changes)
 
 

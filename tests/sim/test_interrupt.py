@@ -23,18 +23,16 @@ from tests.sim.scenarios import AVERAGING, small
 NUMBER = 500  # The entry of the log or the tape that is interrupted.
 
 
-def press_twice():
-    signal.raise_signal(signal.SIGINT)
-    signal.raise_signal(signal.SIGINT)
-
-
 @pytest.fixture(autouse=True)
-def handler():
+def handlers():
     """Let ^C raise KeyboardInterrupt in a shell's background, which ignores it, and let SIGHUP end under ``nohup``."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler), signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    usual = {
+        signal.SIGINT: signal.default_int_handler, signal.SIGHUP: signal.SIG_DFL, signal.SIGTERM: signal.SIG_DFL
+    }  # fmt: skip
+    before = {number: signal.signal(number, handler) for number, handler in usual.items()}
     yield
-    signal.signal(signal.SIGINT, before[0])
-    signal.signal(signal.SIGHUP, before[1])
+    for number, handler in before.items():
+        signal.signal(number, handler)
 
 
 @pytest.fixture
@@ -62,13 +60,10 @@ def interrupted_tape(monkeypatch):
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_result_interrupted_in_the_middle_of_an_entry_is_kept(interrupted_tape, number):
     interrupted_tape[0] = lambda: signal.raise_signal(number)
-    before = signal.signal(number, signal.default_int_handler)
-    try:
-        with pytest.raises(Stopped) as stopped:
-            simulate(small(task=AVERAGING, fidelity="exchange", duration_s=200.0))
-        assert signal.getsignal(number) is signal.default_int_handler
-    finally:
-        signal.signal(number, before)
+    signal.signal(number, signal.default_int_handler)
+    with pytest.raises(Stopped) as stopped:
+        simulate(small(task=AVERAGING, fidelity="exchange", duration_s=200.0))
+    assert signal.getsignal(number) is signal.default_int_handler
     assert 0 < stopped.value.result.summary["done"] < 1
     assert not interrupt.is_pending
 
@@ -90,7 +85,7 @@ def test_a_whole_simulation_stops_between_two_events(monkeypatch):
 
 
 def test_a_second_interrupt_ends_the_run_at_once(interrupted_tape):
-    interrupted_tape[0] = press_twice
+    interrupted_tape[0] = lambda: [signal.raise_signal(signal.SIGINT) for _ in range(2)]
     with pytest.raises(KeyboardInterrupt) as stopped:
         simulate(small(task=AVERAGING, fidelity="exchange", duration_s=200.0))
     assert not isinstance(stopped.value, Stopped)
@@ -143,12 +138,9 @@ def rows_in(folder):
 
 def test_a_signal_that_is_ignored_stays_ignored():
     """``nohup`` relies on this."""
-    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    try:
-        with interrupt.ending_on(signal.SIGHUP):
-            signal.raise_signal(signal.SIGHUP)
-    finally:
-        signal.signal(signal.SIGHUP, before)
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    with interrupt.ending_on(signal.SIGHUP):
+        signal.raise_signal(signal.SIGHUP)
 
 
 def test_the_exit_code_is_that_of_the_last_signal():

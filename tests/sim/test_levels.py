@@ -15,7 +15,6 @@ from gossip.config.mixings import MIXINGS, MixingRule
 from gossip.config.selections import SELECTIONS, SelectionRule
 from gossip.config.setting import settings_of
 from gossip.errors import ConfigError
-from sim.exchanges.clocks import ConstantClocks
 from sim.learning.datasets import load
 from sim.report.describe import in_words
 from sim.scenario.fidelity import FAST, PLAYED, Fidelity, fidelity_of
@@ -23,7 +22,6 @@ from sim.scenario.scenario import Scenario
 from sim.simulation import ExchangeSimulation, Simulation, simulate
 from sim.sweep import Sweep
 from tests.harness.marks import slow
-from tests.sim.commands import gossip
 from tests.sim.learning.test_tasks import NORMED
 
 SMALL = {"peers": 6, "duration_s": 4.0, "task": {"model": "linear"}, "gossip": {"mix_every_steps": 4}}
@@ -128,12 +126,6 @@ def test_an_implementation_of_ones_own_is_never_played_as_the_known_one_of_its_n
         made(gossip={}, fidelity="exchange")
 
 
-def test_a_setting_that_the_fast_level_does_not_know_is_played_message_by_message(monkeypatch):
-    monkeypatch.setattr("sim.scenario.fidelity.PLAYED", [key for key in PLAYED if key != "connections"])
-    assert fidelity_of(made()).level == "exchange"
-    assert fidelity_of(made(gossip={"connections": 3})).reason == "the fast level cannot represent gossip.connections"
-
-
 @pytest.mark.parametrize("dataset", ["vectors", "curve"])
 def test_both_levels_train_on_a_data_set_of_ones_own_to_the_same_bits(dataset):
     scenario = made(task={"dataset": f"tests.sim.jobs:{dataset}"}, gossip={"mix_every_steps": 10_000})
@@ -196,61 +188,42 @@ def test_the_points_of_a_sweep_are_played_at_one_level(tmp_path):
     assert [level.level for level in asked.levels] == ["whole", "exchange"]
 
 
-def test_the_terminal_says_which_level_was_played(monkeypatch, capsys, tmp_path):
+def test_the_terminal_says_which_level_was_played(gossip, tmp_path):
     fast, whole = tmp_path / "fast.toml", tmp_path / "whole.toml"
     fast.write_text(made(name="fast").to_toml())
     whole.write_text(made(name="slow", network=CUT).to_toml())
-    assert gossip(monkeypatch, "sim", fast, "--quiet") == 0
-    said = " ".join(capsys.readouterr().out.split())
-    assert "It was played exchange by exchange (the fast level)" in said
-    assert gossip(monkeypatch, "sim", fast, whole, "--quiet", "--jobs", "1") == 0
-    said = " ".join(capsys.readouterr().out.split())
-    assert "fast: It was played exchange by exchange" in said
-    assert "slow: It was played message by message (the whole level), because the fast level cannot" in said
-    assert gossip(monkeypatch, "sim", whole, "--quiet", "--json") == 0
-    assert (
-        json.loads(capsys.readouterr().out)["fidelity_reason"] == "the fast level cannot represent network.partitions"
-    )
+    alone = " ".join(gossip("sim", fast, "--quiet").out.split())
+    assert "It was played exchange by exchange (the fast level)" in alone
+    both = " ".join(gossip("sim", fast, whole, "--quiet", "--jobs", "1").out.split())
+    assert "fast: It was played exchange by exchange" in both
+    assert "slow: It was played message by message (the whole level), because the fast level cannot" in both
+    told = json.loads(gossip("sim", whole, "--quiet", "--json").out)
+    assert told["fidelity_reason"] == "the fast level cannot represent network.partitions"
 
 
-# -- two scenarios that ended with a traceback once ------------------------------------------------------------------
-def ends(scenario: Scenario, level: str) -> None:
-    result = simulate(scenario, progress=False)
-    assert result.summary["fidelity"] == level
-    assert result.summary["virtual_s"] == scenario.duration_s
-    assert result.summary["node_updates"] > 1000
-
-
-@pytest.mark.parametrize("peers", [50, slow(200)])
-def test_peers_with_churn_play_to_their_end(peers):
-    ends(Scenario.from_mapping(DIED["churn"] | {"peers": peers}), "exchange")
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("case", DIED)
-def test_hundreds_of_peers_with_churn_play_to_their_end_message_by_message(case):
-    ends(Scenario.from_mapping(DIED[case] | {"fidelity": "whole"}), "whole")
-
-
-@pytest.mark.slow
-def test_the_cut_scenario_plays_to_its_end_at_the_fast_level_without_its_cut():
-    """The fast level has no cuts, so only the scenario's churn remains."""
-    ends(Scenario.from_mapping(DIED["churn and a cut"]).replace(**{"network.partitions": []}), "exchange")
-
-
-DRAWN = {"kind": "lognormal", "median": 0.1, "sigma": 0.5}
+# -- scenarios that ended with a traceback once ----------------------------------------------------------------------
+WHOLE = {"fidelity": "whole"}
+SHORT_LIVES = {
+    "peers": 50, "duration_s": 5.0, "network.partitions": [{"at_s": 1.7, "until_s": 2.5}],
+    "churn": {"up": {"kind": "exponential", "mean": 20}, "down": {"kind": "exponential", "mean": 5}, "farewell": 0.2},
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(
-    ("compute", "fleet", "are_constant"),
+    ("case", "changes", "level"),
     [
-        ({"step_s": 0.1}, [], True),
-        ({"step_s": DRAWN}, [], False),
-        ({"step_s": DRAWN}, [{"number": 0, "step_s": 0.1}], False),
-        ({"step_s": 0.1}, [{"number": 0, "step_s": DRAWN}], False),
-        ({"step_s": DRAWN, "per": "peer"}, [], True),
+        ("churn", {"peers": 50}, "exchange"),
+        slow("churn", {}, "exchange"),
+        slow("churn", WHOLE, "whole"),
+        ("churn and a cut", SHORT_LIVES | WHOLE, "whole"),
+        slow("churn and a cut", SHORT_LIVES | WHOLE | {"peers": 200}, "whole"),
+        slow("churn and a cut", WHOLE, "whole"),
+        slow("churn and a cut", {"network.partitions": []}, "exchange"),  # The fast level has no cuts.
     ],
 )
-def test_steps_are_drawn_at_the_fast_level_if_those_of_any_peer_vary(compute, fleet, are_constant):
-    clocks = ExchangeSimulation(made(fidelity="exchange", compute=compute, fleet=fleet)).level.clocks
-    assert isinstance(clocks, ConstantClocks) == are_constant
+def test_peers_with_churn_play_to_their_end(case, changes, level):
+    scenario = Scenario.from_mapping(DIED[case]).replace(**changes)
+    summary = simulate(scenario, progress=False).summary
+    assert summary["fidelity"] == level
+    assert summary["virtual_s"] == scenario.duration_s
+    assert summary["node_updates"] > 2 * scenario.peers

@@ -6,23 +6,27 @@ import contextlib
 import csv
 import json
 import multiprocessing
-import os
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 
 from sim import cli, jobs
 from sim.report import charts, plots
-from sim.report import result as report
 from sim.simulation import RunningSimulation
-from tests.harness import warm
-from tests.sim.commands import AVERAGING, KEYS, TINY, gossip
-from tests.sim.fake_results import fake_result
+from tests.sim.commands import AVERAGING, KEYS, TINY, in_a_terminal
 
 
 def interrupt(_number):
     raise KeyboardInterrupt
+
+
+@pytest.fixture
+def other(tmp_path):
+    path = tmp_path / "other.toml"
+    path.write_text(TINY.replace("tiny", "other"))
+    return path
 
 
 # -- the two commands --------------------------------------------------------------------------------------------------
@@ -33,13 +37,8 @@ def test_help_of_each_names_its_own_options_and_imports_nothing_heavy():
     )
     shown = {}
     for words in ("sim", "sim sweep"):
-        done = subprocess.run(
-            [sys.executable, "-c", probe, *words.split(), "--help"],
-            capture_output=True,
-            text=True,
-            check=True,
-            timeout=60,
-        )
+        command = [sys.executable, "-c", probe, *words.split(), "--help"]
+        done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
         assert done.stdout.split("\n")[-2] == "END"
         shown[words] = done.stdout
     assert "SCENARIO.toml" in shown["sim"]
@@ -49,9 +48,8 @@ def test_help_of_each_names_its_own_options_and_imports_nothing_heavy():
     assert "--seeds" in shown["sim sweep"]
 
 
-def test_a_real_run_prints_one_json_object_with_every_key(monkeypatch, capsys, tiny):
-    assert gossip(monkeypatch, "sim", tiny, "--json", "--seed", "5", "--set", "peers=3") == 0
-    out, err = capsys.readouterr()
+def test_a_real_run_prints_one_json_object_with_every_key(gossip, tiny):
+    out, err = gossip("sim", tiny, "--json", "--seed", "5", "--set", "peers=3")
     told = json.loads(out)
     assert out.count("\n") == 1
     assert err == ""
@@ -60,61 +58,46 @@ def test_a_real_run_prints_one_json_object_with_every_key(monkeypatch, capsys, t
     assert set(told["accuracy"]) == {"mean", "min", "max", "average_model"}
 
 
-def test_a_real_run_is_replayed_by_its_seed(monkeypatch, capsys, tiny):
-    digests = []
-    for seed in ("5", "5", "6"):
-        assert gossip(monkeypatch, "sim", tiny, "--json", "--seed", seed, *AVERAGING) == 0
-        digests.append(json.loads(capsys.readouterr().out)["digest"])
+def test_a_real_run_is_replayed_by_its_seed(gossip, tiny):
+    words = ["sim", tiny, "--json", *AVERAGING, "--seed"]
+    digests = [json.loads(gossip(*words, seed).out)["digest"] for seed in ("5", "5", "6")]
     assert digests[0] == digests[1] != digests[2]
 
 
-def test_a_real_run_leaves_a_report(monkeypatch, capsys, tiny, tmp_path):
-    assert gossip(monkeypatch, "sim", tiny, "--out", tmp_path / "out") == 0
-    assert "report.html" in capsys.readouterr().out
+def test_a_real_run_leaves_a_report(gossip, tiny, tmp_path):
+    assert "report.html" in gossip("sim", tiny, "--out", tmp_path / "out").out
     names = {path.name for path in (tmp_path / "out").iterdir()}
     assert names >= {"report.html", "history.csv", "summary.json", "scenario.toml", "curves.png"}
     assert set(json.loads((tmp_path / "out" / "summary.json").read_text())) >= KEYS
 
 
-def test_what_is_not_known_is_null(monkeypatch, capsys, tiny, played):
-    assert gossip(monkeypatch, "sim", tiny, "--json", *AVERAGING) == 0
-    assert json.loads(capsys.readouterr().out)["accuracy"]["mean"] is None
-
-
-def test_settings_reach_the_scenario(monkeypatch, tiny, played):
+def test_settings_reach_the_scenario(gossip, tiny, played):
     settings = ["--set", "gossip.mix_every_steps=16", "--set", "task.optimizer={name='sgd', lr=0.5}"]
-    assert gossip(monkeypatch, "sim", tiny, *settings) == 0
+    gossip("sim", tiny, *settings)
     assert played[0].gossip.mix_every_steps == 16
     assert played[0].task.optimizer.lr == 0.5
 
 
-def test_several_scenarios_give_an_object_each_and_are_compared(monkeypatch, capsys, tiny, tmp_path, played):
-    other = tmp_path / "other.toml"
-    other.write_text(TINY.replace("tiny", "other"))
+def test_several_scenarios_give_an_object_each_and_are_compared(gossip, tiny, other, tmp_path, played):
     out = tmp_path / "out"
-    assert gossip(monkeypatch, "sim", tiny, other, tiny, "--json", "--out", out) == 0
-    assert [json.loads(line)["name"] for line in capsys.readouterr().out.splitlines()] == ["tiny", "other", "tiny"]
+    printed = gossip("sim", tiny, other, tiny, "--json", "--out", out).out
+    assert [json.loads(line)["name"] for line in printed.splitlines()] == ["tiny", "other", "tiny"]
     folders = [path for path in out.iterdir() if path.is_dir()]
     assert sorted(folder.name for folder in folders) == ["other", "tiny", "tiny-2"]
     assert all((folder / "report.html").exists() for folder in [out, *folders])
 
 
-def test_the_table_has_a_column_for_each_scenario(monkeypatch, capsys, tiny, tmp_path, played):
-    other = tmp_path / "other.toml"
-    other.write_text(TINY.replace("tiny", "other"))
-    assert gossip(monkeypatch, "sim", tiny, other) == 0
-    head = capsys.readouterr().out.splitlines()[1]
+def test_the_table_has_a_column_for_each_scenario(gossip, tiny, other, played):
+    head = gossip("sim", tiny, other).out.splitlines()[1]
     assert "tiny" in head
     assert "other" in head
 
 
-def test_the_terminal_says_that_no_exchange_finished(monkeypatch, capsys, tiny):
+def test_the_terminal_says_that_no_exchange_finished(gossip, tiny):
     sentence = "No exchange finished in 10 ms: the first one was not over by then"
     words = [*AVERAGING, "--jobs", "1"]
-    assert gossip(monkeypatch, "sim", tiny, "--set", "duration_s=0.01", *words) == 0
-    assert sentence in " ".join(capsys.readouterr().out.split())
-    assert gossip(monkeypatch, "sim", "sweep", tiny, "duration_s=0.01,4", *words) == 0
-    told = " ".join(capsys.readouterr().out.split())
+    assert sentence in " ".join(gossip("sim", tiny, "--set", "duration_s=0.01", *words).out.split())
+    told = " ".join(gossip("sim", "sweep", tiny, "duration_s=0.01,4", *words).out.split())
     assert f"duration_s=0.01 seed 1: {sentence}" in told
     assert told.count("No exchange finished") == 1
 
@@ -137,9 +120,8 @@ def test_the_terminal_says_that_no_exchange_finished(monkeypatch, capsys, tiny):
         (["sim", "sweep", "{tiny}", "--seeds", "1000", "peers=1,2,3,4,5,6,7,8,9,10,11"], "11,000 runs"),
     ],
 )
-def test_what_cannot_work_gets_one_sentence_before_anything_is_played(monkeypatch, capsys, tiny, played, args, said):
-    assert gossip(monkeypatch, *(arg.format(tiny=tiny) if arg == "{tiny}" else arg for arg in args)) == 2
-    out, err = capsys.readouterr()
+def test_what_cannot_work_gets_one_sentence_before_anything_is_played(gossip, tiny, played, args, said):
+    out, err = gossip(*(arg.format(tiny=tiny) if arg == "{tiny}" else arg for arg in args), code=2)
     assert out == ""
     assert err.startswith("gossip: ")
     assert err.count("\n") == 1
@@ -147,45 +129,38 @@ def test_what_cannot_work_gets_one_sentence_before_anything_is_played(monkeypatc
     assert played == []
 
 
-def test_a_mistake_in_the_last_file_costs_nothing(monkeypatch, capsys, tiny, tmp_path, played):
+def test_a_mistake_in_the_last_file_and_a_folder_that_cannot_be_made_cost_nothing(gossip, tiny, tmp_path, played):
     wrong = tmp_path / "wrong.toml"
     wrong.write_text("peers = 0\nduration_s = 1")
-    assert gossip(monkeypatch, "sim", tiny, wrong) == 2
-    assert "wrong.toml" in capsys.readouterr().err
+    assert "wrong.toml" in gossip("sim", tiny, wrong, code=2).err
+    assert "cannot be made" in gossip("sim", tiny, "--out", tiny / "below a file", code=3).err
     assert played == []
 
 
-def test_a_folder_that_cannot_be_made_is_found_out_before_anything_is_played(monkeypatch, capsys, tiny, played):
-    assert gossip(monkeypatch, "sim", tiny, "--out", tiny / "below a file") == 3
-    assert "cannot be made" in capsys.readouterr().err
-    assert played == []
-
-
-def test_without_matplotlib_a_report_is_refused_before_anything_is_played(monkeypatch, capsys, tiny, tmp_path, played):
+def test_without_matplotlib_a_report_is_refused_before_anything_is_played(gossip, monkeypatch, tiny, tmp_path, played):
     monkeypatch.setattr(charts.importlib.util, "find_spec", lambda name: None)
-    assert gossip(monkeypatch, "sim", tiny, "--out", tmp_path / "out") == 3
-    assert "pip install 'gossip-trainer[sim]'" in capsys.readouterr().err
+    assert "pip install 'gossip-trainer[sim]'" in gossip("sim", tiny, "--out", tmp_path / "out", code=3).err
     assert played == []
-    assert gossip(monkeypatch, "sim", tiny) == 0  # figures need no pictures
+    gossip("sim", tiny)  # figures need no pictures
 
 
 # -- ^C ----------------------------------------------------------------------------------------------------------------
-def test_stopped_in_the_first_run_it_says_that_nothing_was_saved(monkeypatch, capsys, tiny, tmp_path, played):
+def test_stopped_in_the_first_run_it_says_that_nothing_was_saved(gossip, tiny, tmp_path, played):
     played.at = interrupt
-    assert gossip(monkeypatch, "sim", tiny, "--json", "--out", tmp_path / "out") == 130
-    assert capsys.readouterr() == ("", "gossip: stopped; nothing was saved.\n")
+    printed = gossip("sim", tiny, "--json", "--out", tmp_path / "out", code=130)
+    assert printed == ("", "gossip: stopped; nothing was saved.\n")
 
 
-def test_stopped_in_a_later_run_it_keeps_the_finished_ones_and_says_where(monkeypatch, capsys, tiny, tmp_path, played):
+def test_stopped_in_a_later_run_it_keeps_the_finished_ones_and_says_where(gossip, tiny, tmp_path, played):
     played.at = lambda number: interrupt(number) if number == 1 else None
     out = tmp_path / "out"
-    assert gossip(monkeypatch, "sim", tiny, tiny, "--out", out) == 130
-    assert capsys.readouterr().err == f"gossip: stopped; what was finished is in {out / 'tiny'}.\n"
+    _, err = gossip("sim", tiny, tiny, "--out", out, code=130)
+    assert err == f"gossip: stopped; what was finished is in {out / 'tiny'}.\n"
     assert (out / "tiny" / "report.html").exists()
 
 
 @pytest.mark.usefixtures("_pictures_not_rendered")
-def test_stopped_half_way_it_keeps_what_was_seen_of_the_run_under_way(monkeypatch, capsys, tiny, tmp_path):
+def test_stopped_half_way_it_keeps_what_was_seen_of_the_run_under_way(gossip, monkeypatch, tiny, tmp_path):
     slices = RunningSimulation.slices
 
     def half(self):
@@ -196,8 +171,7 @@ def test_stopped_half_way_it_keeps_what_was_seen_of_the_run_under_way(monkeypatc
 
     monkeypatch.setattr(RunningSimulation, "slices", half)
     out = tmp_path / "out"
-    assert gossip(monkeypatch, "sim", tiny, "--json", "--out", out, *AVERAGING) == 130
-    told, said = capsys.readouterr()
+    told, said = gossip("sim", tiny, "--json", "--out", out, *AVERAGING, code=130)
     assert said == f"gossip: stopped; what was seen of tiny until then is in {out}.\n"
     assert json.loads(told)["done"] == json.loads((out / "summary.json").read_text())["done"] == 0.5
     rows = list(csv.DictReader((out / "history.csv").read_text().splitlines()))
@@ -207,7 +181,7 @@ def test_stopped_half_way_it_keeps_what_was_seen_of_the_run_under_way(monkeypatc
 
 
 @pytest.mark.usefixtures("_pictures_not_rendered")
-def test_rows_are_in_the_file_while_the_run_goes_on(monkeypatch, tiny, tmp_path):
+def test_rows_are_in_the_file_while_the_run_goes_on(gossip, monkeypatch, tiny, tmp_path):
     slices, seen = RunningSimulation.slices, []
 
     def watched(self):
@@ -216,17 +190,16 @@ def test_rows_are_in_the_file_while_the_run_goes_on(monkeypatch, tiny, tmp_path)
             yield each
 
     monkeypatch.setattr(RunningSimulation, "slices", watched)
-    assert gossip(monkeypatch, "sim", tiny, "--json", "--out", tmp_path / "out", *AVERAGING) == 0
+    gossip("sim", tiny, "--json", "--out", tmp_path / "out", *AVERAGING)
     assert seen[0] == 2  # the heads, and the row of the beginning
     assert seen[200] >= 20
     assert seen == sorted(seen)
 
 
-def test_a_stopped_sweep_keeps_the_rows_of_the_finished_runs(monkeypatch, capsys, tiny, tmp_path, played):
+def test_a_stopped_sweep_keeps_the_rows_of_the_finished_runs(gossip, tiny, tmp_path, played):
     played.at = lambda number: interrupt(number) if number == 2 else None
     out = tmp_path / "out"
-    assert gossip(monkeypatch, "sim", "sweep", tiny, "peers=4,5,6", "--out", out) == 130
-    assert "the 2 finished runs are in" in capsys.readouterr().err
+    assert "the 2 finished runs are in" in gossip("sim", "sweep", tiny, "peers=4,5,6", "--out", out, code=130).err
     rows = csv.DictReader((out / "sweep.csv").read_text().splitlines())
     assert [row["peers"] for row in rows] == ["4", "5"]
 
@@ -248,14 +221,12 @@ def three(tmp_path):
 
 
 @pytest.mark.usefixtures("_pictures_not_rendered")
-def test_several_scenarios_on_two_cores_give_what_they_give_on_one_in_the_order_of_the_files(
-    monkeypatch, capsys, three, tmp_path
-):
+def test_several_scenarios_on_two_cores_give_what_they_give_on_one_in_the_order_of_the_files(gossip, three, tmp_path):
     told, histories = [], []
     for at_once in ("1", "2"):
         out = tmp_path / at_once
-        assert gossip(monkeypatch, "sim", *three, "--json", "--jobs", at_once, "--out", out, *AVERAGING) == 0
-        lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+        printed = gossip("sim", *three, "--json", "--jobs", at_once, "--out", out, *AVERAGING).out
+        lines = [json.loads(line) for line in printed.splitlines()]
         told.append([(line["name"], line["digest"], line["events"]) for line in lines])
         histories.append([(out / path.stem / "history.csv").read_text() for path in three])
     assert [name for name, *_ in told[0]] == ["long", "tiny", "short"]
@@ -263,31 +234,19 @@ def test_several_scenarios_on_two_cores_give_what_they_give_on_one_in_the_order_
     assert histories[0] == histories[1]
 
 
-def test_json_of_a_sweep_is_in_the_order_of_the_grid_whichever_run_is_done_first(monkeypatch, capsys, tiny):
-    for at_once in ("1", "2"):
-        grid = ["duration_s=8,0.5,1", "--jobs", at_once, "--json", *AVERAGING]
-        assert gossip(monkeypatch, "sim", "sweep", tiny, *grid) == 0
-        told = [json.loads(line)["values"]["duration_s"] for line in capsys.readouterr().out.splitlines()]
-        assert told == ["8", "0.5", "1"]
-
-
 @pytest.mark.parametrize("at_once", ["1", "2"])
-def test_what_cannot_be_played_ends_it_with_its_sentence_after_those_before_it(
-    monkeypatch, capsys, three, tmp_path, at_once
-):
+def test_what_cannot_be_played_ends_it_with_its_sentence_after_those_before_it(gossip, three, tmp_path, at_once):
     cut = "\n[membership]\nmode = 'ideal'\n[network]\npartitions = [{ at_s = 0.1, until_s = 0.5 }]\n"
     three[1].write_text(three[1].read_text() + cut)
-    assert gossip(monkeypatch, "sim", *three, "--json", "--jobs", at_once, *AVERAGING) == 2
-    out, err = capsys.readouterr()
+    out, err = gossip("sim", *three, "--json", "--jobs", at_once, *AVERAGING, code=2)
     assert json.loads(out.splitlines()[0])["name"] == "long"
     assert err.startswith("gossip: network.partitions needs membership.mode")
     assert err.count("\n") == 1
 
 
-def test_a_process_that_dies_is_one_sentence_that_names_its_scenario(monkeypatch, capsys, three):
+def test_a_process_that_dies_is_one_sentence_that_names_its_scenario(gossip, three):
     three[1].write_text(three[1].read_text().replace("[task]", "[task]\ndataset = 'tests.sim.jobs:deadly'"))
-    assert gossip(monkeypatch, "sim", *three, "--json", "--jobs", "2") == 3
-    out, err = capsys.readouterr()
+    out, err = gossip("sim", *three, "--json", "--jobs", "2", code=3)
     assert [json.loads(line)["name"] for line in out.splitlines()] == ["long"]
     assert err == (
         "gossip: tiny: its process was ended by SIGKILL, most likely for want of memory: use fewer at once, "
@@ -297,17 +256,15 @@ def test_a_process_that_dies_is_one_sentence_that_names_its_scenario(monkeypatch
 
 
 @pytest.mark.usefixtures("_pictures_not_rendered")
-def test_stopped_side_by_side_it_keeps_what_was_seen_of_every_run_under_way(monkeypatch, capsys, three, tmp_path):
+def test_stopped_side_by_side_it_keeps_what_was_seen_of_every_run_under_way(gossip, monkeypatch, three, tmp_path):
     for path in three[:2]:
         path.write_text(TINY.replace("tiny", path.stem).replace("duration_s = 4", "duration_s = 1e6"))
 
-    class Bar:
-        """A progress bar that sends ^C as soon as both runs have begun."""
+    def interrupt_once_both_have_begun(share, figures):
+        if min(workers[0].shares[:2]) > 0:
+            raise KeyboardInterrupt
 
-        def note(self, share, figures):
-            if min(workers[0].shares[:2]) > 0:
-                raise KeyboardInterrupt
-
+    bar = SimpleNamespace(note=interrupt_once_both_have_begun)
     workers, made = [], jobs.Workers.__init__
 
     def noted(self, *arguments):
@@ -315,10 +272,9 @@ def test_stopped_side_by_side_it_keeps_what_was_seen_of_every_run_under_way(monk
         made(self, *arguments)
 
     monkeypatch.setattr(jobs.Workers, "__init__", noted)
-    monkeypatch.setattr(cli, "progress_bar", lambda title, quiet: contextlib.nullcontext(Bar()))
+    monkeypatch.setattr(cli, "progress_bar", lambda title, quiet: contextlib.nullcontext(bar))
     out = tmp_path / "out"
-    assert gossip(monkeypatch, "sim", *three, "--json", "--jobs", "2", "--out", out, *AVERAGING) == 130
-    told, said = capsys.readouterr()
+    told, said = gossip("sim", *three, "--json", "--jobs", "2", "--out", out, *AVERAGING, code=130)
     assert [0 < json.loads(line)["done"] < 1 for line in told.splitlines()] == [True, True]
     assert f"what was seen of long until then is in {out / 'long'}, and what was seen of tiny" in said
     assert json.loads((out / "tiny" / "summary.json").read_text())["done"] < 1
@@ -326,15 +282,11 @@ def test_stopped_side_by_side_it_keeps_what_was_seen_of_every_run_under_way(monk
     assert multiprocessing.active_children() == []
 
 
-def test_the_bar_of_runs_side_by_side_shows_all_of_them(monkeypatch, three):
+def test_the_bar_of_runs_side_by_side_shows_all_of_them(gossip, monkeypatch, three):
     noted = []
-
-    class Bar:
-        def note(self, share, figures):
-            noted.append((share, figures))
-
-    monkeypatch.setattr(cli, "progress_bar", lambda title, quiet: contextlib.nullcontext(Bar()))
-    assert gossip(monkeypatch, "sim", *three, "--json", "--jobs", "2", *AVERAGING) == 0
+    bar = SimpleNamespace(note=lambda share, figures: noted.append((share, figures)))
+    monkeypatch.setattr(cli, "progress_bar", lambda title, quiet: contextlib.nullcontext(bar))
+    gossip("sim", *three, "--json", "--jobs", "2", *AVERAGING)
     shares = [share for share, _ in noted]
     assert shares == sorted(shares)
     assert noted[-1] == (1.0, "3 done  0 s left")
@@ -342,27 +294,7 @@ def test_the_bar_of_runs_side_by_side_shows_all_of_them(monkeypatch, three):
 
 # -- the bar -----------------------------------------------------------------------------------------------------------
 def test_a_bar_is_shown_on_a_terminal_alone_and_never_on_stdout(tiny):
-    import pty
-
-    ours, theirs = pty.openpty()
-    variables = os.environ | {"TERM": "xterm", "COLUMNS": "120"}
-    done = warm.run("-m", "gossip", "sim", tiny, "--json", *AVERAGING, stderr=theirs, env=variables)
+    done, seen = in_a_terminal("-m", "gossip", "sim", tiny, "--json", *AVERAGING)
     assert done.returncode == 0
-    os.close(theirs)
-    seen = os.read(ours, 1 << 16).decode()
-    os.close(ours)
     assert "events/s" in seen
     assert json.loads(done.stdout)["name"] == "tiny"
-
-
-def test_quiet_shows_no_bar(monkeypatch):
-    monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
-    with cli.progress_bar("tiny", quiet=True) as shown:
-        assert shown is None
-    with cli.progress_bar("tiny", quiet=False) as shown:
-        assert shown is not None
-
-
-def test_compare_needs_two_results(tmp_path):
-    with pytest.raises(AssertionError, match="for a single result"):
-        report.compare([fake_result()], tmp_path)

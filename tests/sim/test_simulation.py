@@ -12,34 +12,28 @@ import pytest
 
 from gossip.config import Config
 from gossip.effects import Merge, Mix
-from gossip.errors import ConfigError, LocalError
+from gossip.errors import LocalError
 from sim import simulation
 from sim.learning.learners import Learners
 from sim.report import pages
-from sim.report.result import Progress
-from sim.scenario.scenario import (
-    ChurnSpec,
-    Distribution,
-    MembershipSpec,
-    NetworkCut,
-    NetworkSpec,
-    ReportSpec,
-    Scenario,
-    Task,
-)
+from sim.report.result import COLUMNS, Progress
+from sim.scenario.scenario import Task
 from sim.simulation import Simulation, simulate
 from tests.harness.configs import tuned
 from tests.harness.hashing import otherwise_hashed
-from tests.sim.scenarios import AVERAGING, MOMENTUM, digest, hostile, log_of, played, small
+from tests.sim.commands import KEYS
+from tests.sim.scenarios import AVERAGING, digest, hostile, log_of, played, small
 
 
 # -- deterministic ---------------------------------------------------------------------------------------------------
 def digests():
     group = tuned(mix_every_steps=4, mixing="group", group_size=8, reply_timeout_s=0.3)
     vectors = Task(dataset="tests.sim.jobs:vectors")
+    cut = ({"at_s": 3.0, "until_s": 6.0},)
     return [
-        digest(hostile(peers=peers, task=vectors, gossip=config))
-        for peers, config in ((6, Config(mix_every_steps=2)), (16, group))
+        digest(hostile(task=vectors, gossip=Config(mix_every_steps=2))),
+        digest(hostile(peers=16, task=vectors, gossip=group)),
+        digest(hostile(task=AVERAGING, network={"loss": 0.02, "congestion": "none", "partitions": cut})),
     ]
 
 
@@ -50,7 +44,7 @@ def test_a_scenario_gives_one_digest_in_every_process():
 
 @pytest.mark.parametrize("mode", ["protocol", "ideal"])
 def test_another_seed_gives_another_digest_and_the_same_one_the_same(mode):
-    scenario = small(membership=MembershipSpec(mode=mode), duration_s=4.0)
+    scenario = small(membership={"mode": mode}, duration_s=4.0)
     assert digest(scenario) == digest(scenario)
     assert digest(scenario) != digest(scenario.replace(seed=2))
 
@@ -60,10 +54,9 @@ def test_a_further_peer_that_nobody_meets_changes_nothing(mode, tmp_path):
     """The last two are never up. With a fixed number of samples the others' data stays the same."""
     trace = tmp_path / "trace.csv"
     trace.write_text("peer,from_s,until_s\n" + "".join(f"{peer},0,\n" for peer in range(4)))
-    few, many = (
-        played(small(peers=peers, churn=ChurnSpec(trace=str(trace)), membership=MembershipSpec(mode=mode)))
-        for peers in (4, 6)
-    )
+    world = {"churn": {"trace": str(trace)}, "membership": {"mode": mode}}
+    network = {"latency": {"kind": "quantiles", "name": "internet"}, "loss": 0.02}
+    few, many = (played(small(peers=peers, network=network, **world)) for peers in (4, 6))
     assert few.swarm.sessions.mixes > 20
     assert log_of(few) == log_of(many)
     assert np.array_equal(few.learners.matrix, many.learners.matrix[:4])
@@ -74,7 +67,7 @@ def test_a_peer_that_comes_late_changes_nothing_before(tmp_path):
     for line in ("", "4,7.9,\n"):
         trace = tmp_path / "trace.csv"
         trace.write_text("peer,from_s,until_s\n" + "".join(f"{peer},0,\n" for peer in range(4)) + line)
-        run = Simulation(small(peers=5, churn=ChurnSpec(trace=str(trace))))
+        run = Simulation(small(peers=5, churn={"trace": str(trace)}))
         run.swarm.run_until(7.8)
         runs.append(run)
     few, many = runs
@@ -83,13 +76,13 @@ def test_a_peer_that_comes_late_changes_nothing_before(tmp_path):
 
 
 def test_looking_more_often_changes_nothing():
-    rarely, often = (small(report=ReportSpec(every_s=every_s)) for every_s in (4.0, 0.1))
+    rarely, often = (small(report={"every_s": every_s}) for every_s in (4.0, 0.1))
     assert digest(rarely) == digest(often)
 
 
 def test_looking_more_often_changes_nothing_where_peers_come_and_go():
     def living(every_s: float) -> tuple[str, dict[str, str]]:
-        run = Simulation(hostile(report=ReportSpec(every_s=every_s)))
+        run = Simulation(hostile(report={"every_s": every_s}))
         due = every_s
         for _ in run.slices():
             if run.swarm.now >= due:
@@ -114,37 +107,13 @@ def test_rounds_end_when_the_peers_have_mixed_that_often(rounds):
 
 @pytest.mark.parametrize("mode", ["protocol", "ideal"])
 def test_where_nobody_is_left_rounds_end_with_one_sentence(mode):
-    churn = ChurnSpec(up=Distribution.constant(5.0))
-    scenario = small(duration_s=None, rounds=300, task=AVERAGING, churn=churn, membership=MembershipSpec(mode=mode))
+    churn = {"up": 5.0}
+    scenario = small(duration_s=None, rounds=300, task=AVERAGING, churn=churn, membership={"mode": mode})
     with pytest.raises(LocalError, match=r"^After 60\d virtual seconds .*rounds = 300 is never reached\.$"):
         simulate(scenario, progress=False)
 
 
-def test_one_peer_alone_has_none_to_mix_with():
-    with pytest.raises(ConfigError, match="peers = 1 cannot work"):
-        simulate(small(peers=1, duration_s=None, rounds=1, task=AVERAGING), progress=False)
-
-
-def test_a_perfect_sampler_knows_of_no_cut_network():
-    cut = NetworkSpec(partitions=(NetworkCut(at_s=1.0, until_s=2.0),))
-    with pytest.raises(ConfigError, match=r"network\.partitions needs membership\.mode = 'protocol'"):
-        simulate(small(network=cut, membership=MembershipSpec(mode="ideal")), progress=False)
-
-
 # -- what is told ----------------------------------------------------------------------------------------------------
-COLUMNS = [
-    "virtual_s", "alive", "ready", "steps", "mixes", "loss_mean", "loss_min", "loss_max", "accuracy_mean",
-    "accuracy_min", "accuracy_max", "loss_average_model", "accuracy_average_model", "metric_mean", "metric_min",
-    "metric_max", "metric_average_model", "consensus_distance", "exchanges_done", "exchanges_failed", "bytes_sent",
-    "exchange_s_median", "exchange_s_p95", "events",
-]  # fmt: skip
-SUMMARY = {
-    "name", "seed", "peers", "virtual_s", "wall_s", "cpu_s", "events", "node_updates", "updates_per_cpu_s",
-    "peak_rss_mb", "loss", "accuracy", "metric", "consensus_distance", "exchanges_done", "exchanges_failed",
-    "bytes_sent", "digest",
-}  # fmt: skip
-
-
 def strictly(text: str):
     def refuse(constant: str):
         raise AssertionError(f"{constant} is not JSON")
@@ -153,8 +122,8 @@ def strictly(text: str):
 
 
 def test_history_and_summary_have_what_was_promised():
-    result = simulate(small(name="told", report=ReportSpec(every_s=1.0)), progress=False)
-    assert {tuple(row) for row in result.history} == {tuple(COLUMNS)}
+    result = simulate(small(name="told", report={"every_s": 1.0}), progress=False)
+    assert {tuple(row) for row in result.history} == {COLUMNS}
     assert all(isinstance(value, float) for row in result.history for value in row.values())
     assert [row["virtual_s"] for row in result.history] == pytest.approx(range(9), abs=8.0 / 400)
     for column in ("steps", "mixes", "exchanges_done", "bytes_sent", "events"):
@@ -166,7 +135,7 @@ def test_history_and_summary_have_what_was_promised():
         assert (mean <= high + 1e-12).all()
 
     summary, last = strictly(result.to_json()), result.history[-1]
-    assert summary.keys() >= SUMMARY
+    assert summary.keys() >= KEYS
     assert (summary["name"], summary["seed"], summary["peers"]) == ("told", 1, 6)
     assert summary["accuracy"].keys() == summary["metric"].keys() == {"mean", "min", "max", "average_model"}
     for key in ("virtual_s", "events", "consensus_distance", "exchanges_done", "exchanges_failed", "bytes_sent"):
@@ -208,7 +177,7 @@ def test_an_exchange_is_counted_once_however_many_sides_it_has(mixing):
 
 
 def test_what_nobody_is_there_to_say_is_null_in_strict_json():
-    result = simulate(small(churn=ChurnSpec(up=Distribution.constant(3.0))), progress=False)
+    result = simulate(small(churn={"up": 3.0}), progress=False)
     summary = strictly(result.to_json())
     assert result.history[-1]["alive"] == 0
     assert summary["loss"] is None
@@ -217,24 +186,12 @@ def test_what_nobody_is_there_to_say_is_null_in_strict_json():
     assert "nan" not in result.csv_text()
 
 
-def test_the_digest_is_of_the_log_and_of_all_models(monkeypatch):
-    runs = []
-
-    class Kept(Simulation):
-        def __init__(self, *arguments):
-            super().__init__(*arguments)
-            runs.append(self)
-
-    monkeypatch.setattr(simulation, "Simulation", Kept)
-    result = simulate(hostile(), progress=False)
-    swarm = runs[0].swarm
-    assert result.summary["digest"] == swarm.digest()
-    whole: hashlib._Hash = swarm.events.digest()
+def test_the_digest_is_of_the_log_and_of_all_models():
+    swarm = played(small()).swarm
+    whole = swarm.events.digest()
     for host in swarm.hosts:
         whole.update(host.vector.tobytes())
-    assert result.summary["digest"] == whole.hexdigest()
-    swarm.hosts[0].vector[0] += 1
-    assert result.summary["digest"] != swarm.digest()
+    assert digest(small()) == swarm.digest() == whole.hexdigest()
 
 
 def test_averaging_counts_consensus_and_trains_nothing():
@@ -253,8 +210,8 @@ def test_averaging_counts_consensus_and_trains_nothing():
     ({"task": Task(model="tests.sim.jobs:masked_parameter")}, "6 of 6 peers are not finite"),
     ({"task": Task(model="tests.sim.jobs:masked_parameter"), "fidelity": "exchange"}, "6 of 6 peers are not finite"),
     ({"duration_s": 0.2}, "the first one was not over by then; play it for longer"),
-    ({"network": NetworkSpec(loss=0.99, congestion=None)}, r"\d+ exchanges failed"),
-    ({"churn": ChurnSpec(up=Distribution.constant(0.1))}, "0 of 6 peers were up at the end"),
+    ({"network": {"loss": 0.99, "congestion": "none"}}, r"\d+ exchanges failed"),
+    ({"churn": {"up": 0.1}}, "0 of 6 peers were up at the end"),
 ])  # fmt: skip
 def test_a_run_without_an_exchange_says_so_with_the_reason(changes, reason):
     result = simulate(small(**changes), progress=False)
@@ -288,23 +245,6 @@ def test_only_as_many_peers_are_evaluated_as_wanted(monkeypatch):
             return super().evaluate(vectors)
 
     monkeypatch.setattr(simulation, "Learners", Counted)
-    simulate(small(peers=10, report=ReportSpec(evaluate_peers=4)), progress=False)
+    simulate(small(peers=10, report={"evaluate_peers": 4}), progress=False)
     assert max(counts) <= 4
     assert max(counts) > 1
-
-
-@pytest.mark.parametrize(
-    "own",
-    [{"dataset": "tests.sim.jobs:vectors"}, {"model": "tests.sim.jobs:three_layers"}, {"model": "tests.sim.jobs:Tied"}],
-)
-def test_data_and_models_of_ones_own_are_trained(own):
-    scenario = small(task=Task(samples_per_peer=20, batch_size=4, optimizer=MOMENTUM, **own), duration_s=10.0)
-    result = simulate(scenario, progress=False)
-    assert result.summary["accuracy"]["mean"] > result.history[0]["accuracy_mean"] + 0.2
-    assert Scenario.from_mapping(scenario.to_mapping()) == scenario
-
-
-def test_what_the_simulator_does_not_do_is_refused_by_name() -> None:
-    slow = {"peers": 2, "duration_s": 1.0, "network": {"latency": {"kind": "constant", "value_s": 2.0}}}
-    with pytest.raises(ConfigError, match=r"stall_s above 8"):
-        simulate(Scenario.from_mapping(slow), progress=False)

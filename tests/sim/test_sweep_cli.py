@@ -4,72 +4,48 @@ from __future__ import annotations
 
 import csv
 import json
-import multiprocessing
 
 import pytest
 
 from gossip.errors import ConfigError
 from sim import cli
 from sim.sweep import Sweep
-from tests.sim.commands import AVERAGING, KEYS, gossip
+from tests.sim.commands import AVERAGING, KEYS
 from tests.sim.fake_results import fake_result
 
 
-def test_a_sweep_plays_every_combination_with_every_seed(monkeypatch, tiny, played):
+def test_a_sweep_plays_every_combination_with_every_seed(gossip, tiny, played):
     grid = ["gossip.mix_every_steps=2,8", "task.optimizer.lr=0.1,0.3"]
-    assert gossip(monkeypatch, "sim", "sweep", tiny, *grid, "--seeds", "2", "--seed", "5") == 0
+    gossip("sim", "sweep", tiny, *grid, "--seeds", "2", "--seed", "5")
     seen = [(each.gossip.mix_every_steps, each.task.optimizer.lr, each.seed) for each in played]
     assert seen == [(steps, lr, seed) for steps in (2, 8) for lr in (0.1, 0.3) for seed in (5, 6)]
 
 
-def test_a_sweep_on_two_cores_gives_the_rows_that_it_gives_on_one(monkeypatch, tiny, tmp_path):
-    timed = {"wall_s"}
+def test_a_sweep_on_two_cores_gives_what_it_gives_on_one_in_the_order_of_the_grid(gossip, tiny, tmp_path):
+    """The first run takes longest."""
     written = []
     for at_once in ("1", "2"):
         out = tmp_path / at_once
-        grid = ["gossip.mix_every_steps=2,8", "--seeds", "2", "--jobs", at_once, *AVERAGING]
-        assert gossip(monkeypatch, "sim", "sweep", tiny, *grid, "--out", out) == 0
-        rows = csv.DictReader((out / "sweep.csv").read_text().splitlines())
-        written.append([{key: value for key, value in row.items() if key not in timed} for row in rows])
-    assert len(written[0]) == 4
+        grid = ["duration_s=8,0.5,1", "--seeds", "2", "--jobs", at_once, "--json", *AVERAGING]
+        printed = gossip("sim", "sweep", tiny, *grid, "--out", out).out
+        rows = list(csv.DictReader((out / "sweep.csv").read_text().splitlines()))
+        written.append([{key: value for key, value in row.items() if key != "wall_s"} for row in rows])
+        told = [json.loads(line)["values"]["duration_s"] for line in printed.splitlines()]
+        assert told == [row["duration_s"] for row in rows] == ["8", "8", "0.5", "0.5", "1", "1"]
     assert written[0] == written[1]
 
 
-def test_a_sweep_that_is_stopped_leaves_no_process_behind(monkeypatch, capsys, tiny, tmp_path):
-    monkeypatch.setattr(cli, "results_of", interrupted := Interrupted(cli.results_of))
-    grid = ["peers=4,5,6,7", "--jobs", "2", *AVERAGING]
-    assert gossip(monkeypatch, "sim", "sweep", tiny, *grid, "--out", tmp_path / "out") == 130
-    assert "the 1 finished run is in" in capsys.readouterr().err
-    assert interrupted.ended
-    assert multiprocessing.active_children() == []
-
-
-class Interrupted:
-    """A stand-in for a sweep's results that raises ^C after the first one."""
-
-    def __init__(self, results_of):
-        self.results_of, self.ended = results_of, False
-
-    def __call__(self, *arguments):
-        found = self.results_of(*arguments)
-        yield next(found)
-        try:
-            found.throw(KeyboardInterrupt)
-        finally:
-            self.ended = True
-
-
-def test_a_sweep_leaves_a_row_a_run_a_picture_and_a_report(monkeypatch, capsys, tiny, tmp_path, played):
+def test_a_sweep_leaves_a_row_a_run_a_picture_and_a_report(gossip, tiny, tmp_path, played):
     out = tmp_path / "out"
     grid = ["gossip.mix_every_steps=2,8,32", "membership.mode=protocol,ideal"]
-    assert gossip(monkeypatch, "sim", "sweep", tiny, *grid, "--seeds", "2", "--out", out) == 0
+    printed = gossip("sim", "sweep", tiny, *grid, "--seeds", "2", "--out", out).out
     rows = list(csv.DictReader((out / "sweep.csv").read_text().splitlines()))
     assert len(rows) == len(played) == 12
     assert rows[0]["gossip.mix_every_steps"] == "2"
     assert float(rows[0]["accuracy_mean"]) == fake_result(played[0]).summary["accuracy"]["mean"]
     assert (out / "sweep.png").read_bytes().startswith(b"\x89PNG")
     assert "membership.mode ideal" in (out / "report.html").read_text()
-    assert max(map(len, capsys.readouterr().out.splitlines()[:-1])) <= 80
+    assert max(map(len, printed.splitlines()[:-1])) <= 80
 
 
 @pytest.mark.parametrize(
@@ -89,27 +65,23 @@ def test_a_line_joins_numbers_and_never_names(key, values, line, tiny):
     assert [(each.get_linestyle(), each.get_marker()) for each in drawn] == [(line, "o")]
 
 
-def test_a_sweep_says_how_far_a_number_may_go(monkeypatch, capsys, tiny, played):
-    assert gossip(monkeypatch, "sim", "sweep", tiny, "gossip.mix_every_steps=32,2,3,4,64") == 0
-    said = " ".join(capsys.readouterr().out.split())
-    assert "mix_every_steps = 2 to 4." in said  # the fake loses 0.45 points a step
+@pytest.mark.parametrize(
+    ("grid", "said"),
+    [
+        (["gossip.mix_every_steps=32,2,3,4,64"], "mix_every_steps = 2 to 4."),  # the fake loses 0.45 points a step
+        (["gossip.mix_every_steps=2,3"], "mix_every_steps = 2 to 3, the largest value tried."),
+        (["membership.mode=protocol,ideal"], None),
+        (["task.elements=2,4", *AVERAGING], None),
+    ],
+    ids=["numbers", "the largest of them", "names", "no accuracy"],
+)
+def test_a_sweep_says_how_far_a_number_may_go_and_nothing_where_there_is_no_size(grid, said, gossip, tiny, played):
+    printed = " ".join(gossip("sim", "sweep", tiny, *grid).out.split())
+    assert said in printed if said else "Within one point" not in printed
 
 
-def test_an_answer_says_when_the_best_is_the_largest_that_was_tried(monkeypatch, capsys, tiny, played):
-    assert gossip(monkeypatch, "sim", "sweep", tiny, "gossip.mix_every_steps=2,3") == 0
-    assert "mix_every_steps = 2 to 3, the largest value tried." in " ".join(capsys.readouterr().out.split())
-
-
-def test_where_a_sweep_answers_no_question_of_size_it_says_nothing(monkeypatch, capsys, tiny, tmp_path, played):
-    args = ["sim", "sweep", tiny, "--out", tmp_path / "out"]
-    assert gossip(monkeypatch, *args, "membership.mode=protocol,ideal") == 0
-    assert gossip(monkeypatch, *args, "task.elements=2,4", *AVERAGING) == 0
-    assert "Within one point" not in capsys.readouterr().out
-
-
-def test_json_of_a_sweep_is_an_object_a_run_with_what_was_swept(monkeypatch, capsys, tiny, played):
-    assert gossip(monkeypatch, "sim", "sweep", tiny, "peers=4,5", "--json") == 0
-    told = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+def test_json_of_a_sweep_is_an_object_a_run_with_what_was_swept(gossip, tiny, played):
+    told = [json.loads(line) for line in gossip("sim", "sweep", tiny, "peers=4,5", "--json").out.splitlines()]
     assert [each["values"] for each in told] == [{"peers": "4"}, {"peers": "5"}]
     assert all(set(each) >= KEYS for each in told)
 

@@ -12,22 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gossip.config import Config
-from gossip.errors import ConfigError
 from gossip.filters.clip import Clip
 from sim.engine.sessions import Sessions
 from sim.engine.swarm import Swarm
 from sim.report.describe import in_words
 from sim.scenario.adversaries import Attacker, AttackersSpec, Sight, draw_attackers, little_deviations, unguarded
-from sim.scenario.scenario import (
-    ChurnSpec,
-    Distribution,
-    Latency,
-    MembershipSpec,
-    NetworkSpec,
-    Optimizer,
-    Scenario,
-    Task,
-)
+from sim.scenario.scenario import NetworkSpec, Scenario
 from sim.simulation import simulate
 from sim.world.network import network_of
 from tests.harness.configs import tuned
@@ -36,16 +26,20 @@ from tests.sim.scenarios import played, small
 NAMES = [str(index) for index in range(40)]
 HELD = np.linspace(-1, 1, 1000, dtype=np.float32)
 IDEAL = {
-    "membership": MembershipSpec(mode="ideal"),
-    "network": NetworkSpec(latency=Latency.parse({"kind": "constant", "value_ms": 0})),
+    "membership": {"mode": "ideal"},
+    "network": {"latency": {"kind": "constant", "value_ms": 0}},
 }
 
 
 def averaging(config, kind="nan", share=0.25, **changes):
     """Return a scenario of eight peers that average vectors, two of them attackers."""
-    task = Task(dataset="averaging", elements=512)
-    spec = AttackersSpec(share=share, kind=kind)
+    task = {"dataset": "averaging", "elements": 512}
+    spec = {"share": share, "kind": kind}
     return Scenario(**{"peers": 8, "rounds": 6.0, "task": task, "gossip": config, "attackers": spec} | changes)
+
+
+def lie_of(spec, *, seed=1, name="0", session=7):
+    return Attacker(spec, seed, name, 40).false_values(HELD, session)
 
 
 def honest_of(run):
@@ -55,31 +49,29 @@ def honest_of(run):
 # -- what is sent ------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize(
     ("kind", "scale", "factor"),
-    [("sign-flip", None, -1.0), ("sign-flip", 2.5, -2.5), ("scaled", None, 10.0), ("scaled", 0.5, 0.5)],
+    [
+        ("sign-flip", None, -1.0),
+        ("sign-flip", 2.5, -2.5),
+        ("scaled", None, 10.0),
+        ("scaled", 0.5, 0.5),
+        ("nan", None, np.nan),
+    ],
 )
 def test_a_multiple_of_the_model_is_sent_and_the_model_left_as_it_is(kind, scale, factor):
     before = HELD.copy()
-    sent = Attacker(AttackersSpec(share=0.1, kind=kind, scale=scale), 1, "0", 40).false_values(HELD, 7)
+    sent = lie_of(AttackersSpec(share=0.1, kind=kind, scale=scale))
     np.testing.assert_array_equal(sent, np.float32(factor) * HELD)
     np.testing.assert_array_equal(HELD, before)
 
 
 def test_noise_has_its_scale_and_is_another_for_each_session_peer_and_seed():
     spec = AttackersSpec(share=0.1, kind="random", scale=3.0)
-    sent = Attacker(spec, 1, "0", 40).false_values(HELD, 7)
+    sent = lie_of(spec)
     assert sent.dtype == np.float32
     assert sent.std() == pytest.approx(3.0, rel=0.1)
-    np.testing.assert_array_equal(sent, Attacker(spec, 1, "0", 40).false_values(HELD, 7))
-    for other in (
-        Attacker(spec, 1, "0", 40).false_values(HELD, 8),
-        Attacker(spec, 1, "1", 40).false_values(HELD, 7),
-        Attacker(spec, 2, "0", 40).false_values(HELD, 7),
-    ):
-        assert not np.array_equal(sent, other)
-
-
-def test_of_nan_nothing_is_a_number():
-    assert np.isnan(Attacker(AttackersSpec(share=0.1, kind="nan"), 1, "0", 40).false_values(HELD, 7)).all()
+    np.testing.assert_array_equal(sent, lie_of(spec))
+    for other in ({"session": 8}, {"name": "1"}, {"seed": 2}):
+        assert not np.array_equal(sent, lie_of(spec, **other))
 
 
 # -- what colluding attackers send -------------------------------------------------------------------------------------
@@ -104,15 +96,16 @@ def test_alie_is_a_few_deviations_below_the_honest_mean():
     np.testing.assert_allclose(deviations, little_deviations(15, 3), rtol=1e-3)
 
 
-@pytest.mark.parametrize(("peers", "attackers", "expected"), [(50, 24, 1.4261), (40, 4, 0.0697), (40, 8, 0.2372)])
+@pytest.mark.parametrize(
+    ("peers", "attackers", "expected"),
+    [(50, 24, 1.4261), (40, 4, 0.0697), (40, 8, 0.2372), (40, 1, 0.0), (2, 1, 0.0)],
+)
 def test_alie_takes_as_many_deviations_as_the_paper_gives(peers, attackers, expected):
-    """The 24 attackers of 50 peers need 2 others for a majority, and 24 of the 26 honest ones lie below."""
+    """The 24 attackers of 50 peers need 2 others for a majority, and 24 of the 26 honest ones lie below.
+
+    A single attacker could gain nothing, and stays at the mean.
+    """
     assert little_deviations(peers, attackers) == pytest.approx(expected, abs=1e-3)
-
-
-def test_few_attackers_stay_at_the_mean_where_they_could_gain_nothing():
-    assert little_deviations(40, 1) == 0.0
-    assert little_deviations(2, 1) == 0.0
 
 
 def test_ipm_points_against_the_honest_mean():
@@ -183,8 +176,8 @@ def test_an_attacker_refuses_nothing_and_honest_peers_keep_their_filter(name):
 
 
 def test_an_attacker_that_comes_again_attacks_again():
-    churn = ChurnSpec(up=Distribution.exponential(2), down=Distribution.exponential(1))
-    spec = AttackersSpec(share=0.5, kind="nan")
+    churn = {"up": {"kind": "exponential", "mean": 2}, "down": {"kind": "exponential", "mean": 1}}
+    spec = {"share": 0.5, "kind": "nan"}
     run = played(small(duration_s=12.0, churn=churn, attackers=spec, **IDEAL))
     again = [
         host for index, host in enumerate(run.swarm.hosts) if run.swarm.restarts[index] and host.name in run.attackers
@@ -208,8 +201,8 @@ def test_the_honest_side_mixes_with_the_lie_and_the_attacker_with_the_truth():
 
 WAYS = [
     {}, {"codec": "bf16"}, {"codec": "int8"}, {"codec": "moniqua4"}, {"part": "mask 0.1"}, {"part": "fragments 4"},
-    {"part": "fragments 4"}, {"outer_momentum": 0.5, "outer_rate": 0.7}, {"mixing": "push-sum"},
-    {"mixing": "row-stochastic"}, {"filter": "clip"}, {"filter": "clip", "mixing": "row-stochastic"},
+    {"outer_momentum": 0.5, "outer_rate": 0.7}, {"mixing": "push-sum"}, {"mixing": "row-stochastic"},
+    {"filter": "clip"}, {"filter": "clip", "mixing": "row-stochastic"},
 ]  # fmt: skip
 
 
@@ -232,16 +225,14 @@ def test_no_honest_peer_takes_what_is_not_a_number_however_it_is_sent(way):
 @pytest.mark.parametrize("way", WAYS, ids=str)
 def test_every_way_of_mixing_carries_the_lie(way):
     """Noise of standard deviation 30 among vectors of 1 shows if it is accepted, and is counted if it is cut off."""
-    spec = AttackersSpec(share=0.25, kind="random", scale=5.0)
-    config = Config(**way)
-    run = played(averaging(config, **IDEAL | {"attackers": spec, "rounds": 12.0}))
+    spec = {"share": 0.25, "kind": "random", "scale": 5.0}
+    run = played(averaging(Config(**way), **IDEAL | {"attackers": spec, "rounds": 12.0}))
     largest = max(float(np.abs(host.vector).max()) for host in honest_of(run))
     assert largest > 5.0 or refused(run).get("clipped", 0) > 0
 
 
 def learning(rule, kind):
-    task = Task(model="linear", optimizer=Optimizer(lr=0.1))
-    spec = AttackersSpec(share=0.1, kind=kind)
+    task, spec = {"model": "linear", "optimizer": {"lr": 0.1}}, {"share": 0.1, "kind": kind}
     config = Config(mix_every_steps=8, filter=rule)
     scenario = Scenario(peers=20, rounds=18.0, task=task, gossip=config, attackers=spec, **IDEAL)
     return simulate(scenario, progress=False).summary
@@ -274,43 +265,6 @@ def test_figures_are_of_the_honest_alone():
 
 
 @pytest.mark.parametrize(
-    ("table", "words"),
-    [
-        ({"share": 1.0}, ["attackers.share = 1.0", "below 1", "at least one peer is honest"]),
-        ({"share": -0.1}, ["attackers.share = -0.1", "from 0"]),
-        ({"share": 0.01}, ["attackers.share = 0.01", "1 at least of 10 peers"]),
-        ({"share": 0.96}, ["attackers.share = 0.96", "leaves 1"]),
-        ({"kind": "nan"}, ["attackers.share", "missing"]),
-        (
-            {"share": 0.1, "kind": "flip"},
-            ["attackers.kind = 'flip'", "sign-flip, scaled, random, nan, alie, ipm, dissensus"],
-        ),
-        ({"share": 0.5, "kind": "alie"}, ["attackers.scale", "half of the peers"]),
-        ({"share": 0.1, "kind": "nan", "scale": 2}, ["attackers.scale = 2.0", "nan has none"]),
-        ({"share": 0.1, "scale": 0}, ["attackers.scale = 0.0", "positive"]),
-        ({"share": 0.1, "scale": math.inf}, ["attackers.scale = inf", "positive"]),
-    ],
-)
-def test_attackers_that_cannot_be_are_refused_with_their_key_and_what_would_do(table, words):
-    with pytest.raises(ConfigError) as caught:
-        Scenario.from_mapping({"rounds": 1, "peers": 10, "attackers": table})
-    for word in words:
-        assert word in str(caught.value)
-
-
-def test_attackers_that_lie_to_one_partner_are_refused_beside_groups():
-    table = {"rounds": 1, "peers": 10, "gossip": {"mixing": "group"}, "attackers": {"share": 0.1, "kind": "dissensus"}}
-    with pytest.raises(ConfigError, match="beside groups"):
-        Scenario.from_mapping(table)
-
-
-def test_attackers_survive_their_own_text():
-    for spec in (AttackersSpec(share=0.1), AttackersSpec(share=0.2, kind="scaled", scale=3.0)):
-        scenario = small(attackers=spec, peers=10)
-        assert Scenario.from_mapping(scenario.to_mapping()) == scenario
-
-
-@pytest.mark.parametrize(
     ("spec", "said"),
     [
         (AttackersSpec(share=0.2), "2 of the peers attack and send their models with the sign flipped;"),
@@ -334,7 +288,7 @@ def moved_by_the_first_it_meets(kind, learning):
     Both are norms.
     """
     elements, rng = 4096, np.random.default_rng(3)
-    network = network_of(NetworkSpec(latency=Latency.parse({"kind": "constant", "value_ms": 5})), 1)
+    network = network_of(NetworkSpec(latency={"kind": "constant", "value_ms": 5}), 1)
     noise = np.random.default_rng(4)
 
     def on_step(index, vector, step):
@@ -380,9 +334,9 @@ def test_small_lies_do_not_keep_a_swarm_that_chooses_its_interval_from_learning(
     Nodes that began with eight steps and came to mix every two took all lies whole, and went back to zero for good:
     their accuracy here was 0.27, and is 0.72. Of 20 or 32 peers such nodes learned all the same.
     """
-    task = Task(partition={"kind": "dirichlet", "alpha": 1.0}, optimizer=Optimizer(lr=0.1))
-    fast = NetworkSpec(latency=IDEAL["network"].latency, rate_mbit_s=100.0)
-    attackers = AttackersSpec(share=0.2, kind="ipm")
+    task = {"partition": {"kind": "dirichlet", "alpha": 1.0}, "optimizer": {"lr": 0.1}}
+    fast = IDEAL["network"] | {"rate_mbit_s": 100.0}
+    attackers = {"share": 0.2, "kind": "ipm"}
     run = Scenario(
         seed=2, peers=40, duration_s=14.0, fidelity="whole", task=task, gossip=Config(), attackers=attackers,
         **IDEAL | {"network": fast},

@@ -112,104 +112,57 @@ def plainly(streams: list[Stream], network: NetworkModel) -> list[float]:
         now = until
 
 
-# -- fairness --------------------------------------------------------------------------------------------------------
-@pytest.mark.parametrize("count", [1, 2, 7])
-def test_equal_streams_from_one_sender_take_as_many_times_as_long(count):
-    network = Rates(up=[100.0] + [math.inf] * count, down=[1000.0] * (count + 1))
-    streams = [Stream(0, to, 500, 1.0) for to in range(1, count + 1)]
-    assert ends_of(streams, network) == pytest.approx([1.0 + count * 5.0] * count, rel=1e-12)
-
-
-@pytest.mark.parametrize("count", [1, 2, 7])
-def test_equal_streams_to_one_receiver_take_as_many_times_as_long(count):
-    network = Rates(up=[1000.0] * (count + 1), down=[100.0] + [math.inf] * count)
-    streams = [Stream(sender, 0, 500, 0.0) for sender in range(1, count + 1)]
-    assert ends_of(streams, network) == pytest.approx([count * 5.0] * count, rel=1e-12)
-
-
-def test_a_stream_that_ends_speeds_up_the_others():
-    network = Rates(up=[100.0] * 3, down=[1000.0] * 3)
-    # Half each until the short one's 100 bytes are sent at 2 s; the other's 400 left then take 4 s.
-    assert ends_of([Stream(0, 1, 100, 0.0), Stream(0, 2, 500, 0.0)], network) == pytest.approx([2.0, 6.0])
-
-
-def test_a_stream_that_begins_slows_down_the_others():
-    network = Rates(up=[100.0] * 3, down=[1000.0] * 3)
-    # 300 bytes are left at 2 s, and half the rate for them: the newcomer's last 200 have the whole rate again.
-    assert ends_of([Stream(0, 1, 500, 0.0), Stream(0, 2, 500, 2.0)], network) == pytest.approx([8.0, 10.0])
-
-
-def test_what_tcp_keeps_a_stream_from_taking_the_others_have():
-    """A lossy exchange uses a tenth of the rate, and the newcomers share all the rest."""
+# -- by hand -----------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("streams", "ends"),
+    [
+        # Half each until the short one's 100 bytes are sent at 2 s; the other's 400 left then take 4 s.
+        ([Stream(0, 1, 100, 0.0), Stream(0, 2, 500, 0.0)], [2.0, 6.0]),
+        # 300 bytes are left at 2 s, and half the rate for them: the newcomer's last 200 have the whole rate again.
+        ([Stream(0, 1, 500, 0.0), Stream(0, 2, 500, 2.0)], [8.0, 10.0]),
+        # A lossy exchange uses a tenth of the rate, and the newcomers share all the rest.
+        (
+            [Stream(0, 1, 1000, 0.0, ceiling=10.0), Stream(0, 2, 450, 0.0), Stream(0, 3, 450, 0.0, ceiling=1e3)],
+            [100.0, 10.0, 10.0],
+        ),
+        ([Stream(0, 1, 500, 0.0), Stream(1, 0, 500, 0.0)], [5.0, 5.0]),
+        ([Stream(1, 0, 500, 0.0), Stream(2, 0, 500, 0.0)], [5.0, 5.0]),
+    ],
+    ids=["one ends", "one begins", "a ceiling", "up and down do not share", "the sender's rate decides"],
+)
+def test_streams_of_one_end_share_its_rate_and_leave_what_they_cannot_use(streams, ends):
     network = Rates(up=[100.0] * 4, down=[1000.0] * 4)
-    streams = [Stream(0, 1, 1000, 0.0, ceiling=10.0), Stream(0, 2, 450, 0.0), Stream(0, 3, 450, 0.0, ceiling=1e3)]
-    assert ends_of(streams, network) == pytest.approx([100.0, 10.0, 10.0])
+    assert ends_of(streams, network) == pytest.approx(ends)
 
 
-@pytest.mark.parametrize(("up", "down", "seconds"), [(100.0, 400.0, 5.0), (400.0, 100.0, 5.0), (math.inf, 50.0, 10.0)])
-def test_the_slower_end_decides(up, down, seconds):
-    network = Rates(up=[up, 1.0], down=[1.0, down])
-    assert ends_of([Stream(0, 1, 500, 0.0)], network) == pytest.approx([seconds])
-
-
-def test_up_and_down_do_not_share():
-    network = Rates(up=[100.0, 100.0], down=[100.0, 100.0])
-    assert ends_of([Stream(0, 1, 500, 0.0), Stream(1, 0, 500, 0.0)], network) == pytest.approx([5.0, 5.0])
-
-
-def test_between_unlimited_ends_a_stream_takes_no_time():
-    events = Events()
-    ended = []
-    flow = Flows(events, NetworkModel(rate_bytes_s=math.inf)).start(0, 1, 10**12, lambda: ended.append(events.now))
-    assert flow is None
+def test_between_unlimited_ends_a_stream_takes_no_time_and_is_counted_at_once():
+    events, ended = Events(), []
+    flows = Flows(events, NetworkModel(rate_bytes_s=math.inf))
+    assert flows.start(0, 1, 600, lambda: ended.append(events.now), payload_bytes=400) is None
+    flows.start(0, 1, 600, lambda: None)
     assert ended == [0.0]
+    assert flows.sent_bytes == 1000
 
 
-# -- stopping --------------------------------------------------------------------------------------------------------
-def test_a_stream_stopped_in_the_middle_is_never_done_and_leaves_its_share():
-    network = Rates(up=[100.0] * 3, down=[1000.0] * 3)
-    streams = [Stream(0, 1, 500, 0.0, stop_s=4.0), Stream(0, 2, 500, 0.0)]
-    assert ends_of(streams, network) == [math.inf, pytest.approx(7.0)]
-
-
-def test_stopping_twice_and_after_the_end_does_nothing():
+def test_a_stopped_stream_counts_what_it_has_sent_and_is_never_done_however_often_it_is_stopped():
+    """Count the payload, of which the wire carries half as much again. The other stream then has the whole rate."""
     events = Events()
     flows = Flows(events, Rates(up=[100.0] * 3, down=[1000.0] * 3))
     ended = []
-    first = flows.start(0, 1, 500, lambda: ended.append(("first", events.now)))
-    second = flows.start(0, 2, 500, lambda: ended.append(("second", events.now)))
-    events.run_until(4.0)
-    flows.stop(first)
-    flows.stop(first)
-    events.run_until(20.0)
-    flows.stop(second)
-    events.run_until(40.0)
-    assert ended == [("second", pytest.approx(7.0))]
-
-
-def test_of_a_stream_under_way_what_has_gone_is_counted_and_of_one_that_was_stopped_no_more():
-    """Count the payload, of which the wire carries half as much again."""
-    events = Events()
-    flows = Flows(events, Rates(up=[100.0] * 3, down=[1000.0] * 3))
-    first = flows.start(0, 1, 600, lambda: None, payload_bytes=400)
-    flows.start(0, 2, 600, lambda: None, payload_bytes=400)
+    first = flows.start(0, 1, 600, lambda: ended.append(("first", events.now)), payload_bytes=400)
+    second = flows.start(0, 2, 600, lambda: ended.append(("second", events.now)), payload_bytes=400)
     seen = [flows.sent_bytes]
     events.run_until(3.0)  # 150 of each
     seen.append(flows.sent_bytes)
-    flows.stop(first)
-    flows.stop(first)
-    seen.append(flows.sent_bytes)
+    for _ in range(2):
+        flows.stop(first)
+        seen.append(flows.sent_bytes)
     events.run_until(6.0)  # 300 more of the second
     seen.append(flows.sent_bytes)
     events.run_until(100.0)
-    assert [*seen, flows.sent_bytes] == [0, 200, 200, 400, 500]
-
-
-def test_what_takes_no_time_is_counted_at_once():
-    flows = Flows(Events(), NetworkModel(rate_bytes_s=math.inf))
-    flows.start(0, 1, 600, lambda: None, payload_bytes=400)
-    flows.start(0, 1, 600, lambda: None)
-    assert flows.sent_bytes == 1000
+    flows.stop(second)
+    assert [*seen, flows.sent_bytes] == [0, 200, 200, 200, 400, 500]
+    assert ended == [("second", pytest.approx(7.5))]
 
 
 # -- against the plain one -------------------------------------------------------------------------------------------
@@ -239,16 +192,3 @@ def test_any_streams_end_when_a_plain_fluid_simulation_says(world):
         if math.isfinite(stream.stop_s) and min(abs(one - stream.stop_s), abs(other - stream.stop_s)) < 1e-6:
             continue  # at the very instant of its end rounding decides
         assert one == pytest.approx(other, rel=1e-6, abs=1e-6)
-
-
-@given(st.lists(st.tuples(st.integers(1, PEERS - 1), st.integers(1, 1000)), min_size=1, max_size=12))
-def test_no_byte_is_lost_or_sent_twice(wanted):
-    """A sender that alone limits its streams is busy until the last one ends, when all bytes have been sent."""
-    network = Rates(up=[7.0] * PEERS, down=[math.inf] * PEERS)
-    streams = [Stream(0, to, size, 0.0) for to, size in wanted]
-    ends = ends_of(streams, network)
-    assert max(ends) == pytest.approx(sum(stream.size for stream in streams) / 7.0, rel=1e-9)
-    # With equal shares at all times, a stream of some size ends when every other one has sent as much or all it has.
-    for end, stream in zip(ends, streams, strict=True):
-        sent = sum(min(stream.size, other.size) for other in streams)
-        assert end == pytest.approx(sent / 7.0, rel=1e-9)

@@ -13,7 +13,7 @@ from gossip.config import Config
 from sim.engine.swarm import Swarm
 from sim.scenario.adversaries import Attacker, AttackersSpec
 from sim.world.network import NetworkModel
-from tests.sim.engine.test_oracles import STEP_S, exchange, told_to_mix
+from tests.sim.oracles import STEP_S, begin_mix, exchange, told_to_mix
 
 ELEMENTS = 5_000  # 20 blocks, the last one short
 
@@ -47,14 +47,6 @@ def test_with_a_codec_it_is_as_many_fewer_bytes_and_all_come_to_one_vector(codec
     assert np.abs(matrix.mean(0) - mean).max() <= 2 * error
 
 
-def test_a_vector_of_fewer_blocks_than_members_is_averaged_by_some_of_them() -> None:
-    matrix = whole_numbers(4)[:, :300].copy()
-    mean = matrix.mean(0, dtype=np.float64)
-    swarm = told_to_mix(matrix, 1, mixing="group")
-    exchange(swarm, 0)
-    assert np.array_equal(matrix, np.broadcast_to(mean, matrix.shape))
-
-
 def test_with_streams_lost_groups_go_on_and_nothing_is_left_behind() -> None:
     matrix = np.zeros((6, 2), np.float32)
     network = NetworkModel(latency_s=0.01, rate_bytes_s=1e4, loss=0.03)
@@ -78,9 +70,7 @@ def test_with_streams_lost_groups_go_on_and_nothing_is_left_behind() -> None:
 def test_a_member_that_dies_in_the_middle_leaves_the_others_as_they_were_or_all_mixed(after_s: float) -> None:
     matrix = whole_numbers(4)
     swarm = told_to_mix(matrix, 1, NetworkModel(latency_s=0.01, rate_bytes_s=1e5), mixing="group")
-    host = swarm.hosts[0]
-    swarm.perform(host, host.peer.settle(True, swarm.now))
-    host.peer.settle(False, swarm.now)
+    begin_mix(swarm, swarm.hosts[0])
     before = matrix.copy()
     swarm.run_until(swarm.now + after_s)
     swarm.kill(2)
@@ -119,22 +109,16 @@ def test_a_trimmed_mean_leaves_out_one_that_is_off() -> None:
     assert np.allclose(matrix, 1.5)
 
 
-def test_members_that_were_strangers_dial_each_other() -> None:
-    config = Config(mixing="group", group_size=0)
-    swarm = Swarm(1, NetworkModel(latency_s=0.01, rate_bytes_s=math.inf), config)
-    matrix = whole_numbers(5)
-    for row in matrix:
-        swarm.add_peer(row, founder=True, step_s=STEP_S)
-    swarm.introduce()
-    swarm.run_until(30.0)
-    assert max(host.peer.exchanges.failures for host in swarm.hosts) == 0
-    assert np.ptp(matrix, axis=0).max() < 1e-2
-
-
-@pytest.mark.parametrize("rate_bytes_s", [math.inf, 125_000.0], ids=["fast", "1 Mbit/s"])
-def test_members_that_are_far_apart_have_the_time_to_dial_each_other_and_to_stream(rate_bytes_s: float) -> None:
+@pytest.mark.parametrize(
+    ("latency_s", "rate_bytes_s"),
+    [(0.01, math.inf), (0.4, math.inf), (0.4, 125_000.0)],
+    ids=["near", "far", "far at 1 Mbit/s"],
+)
+def test_members_that_were_strangers_have_the_time_to_dial_each_other_and_to_stream(
+    latency_s: float, rate_bytes_s: float
+) -> None:
     """Before, streams had one second more than their bytes take, and 0.4 s of latency ended every third group."""
-    swarm = Swarm(1, NetworkModel(latency_s=0.4, rate_bytes_s=rate_bytes_s), Config(mixing="group", group_size=4))
+    swarm = Swarm(1, NetworkModel(latency_s=latency_s, rate_bytes_s=rate_bytes_s), Config(mixing="group"))
     for row in whole_numbers(6):
         swarm.add_peer(row[:300].copy(), founder=True, step_s=STEP_S)
     swarm.introduce()

@@ -13,12 +13,9 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from gossip.arithmetic.mixing import stability_limit
-from gossip.config import Config
-from gossip.errors import ConfigError
 from gossip.ids import PeerId
 from sim.engine.swarm import Swarm
-from tests.sim.engine.test_oracles import SEED, STEP_S, Measured, disagreement, exchange, holds, told_to_mix
+from tests.sim.oracles import SEED, Measured, begin_mix, disagreement, exchange, holds, run_until_idle, told_to_mix
 
 
 def one_group(seed: int, n: int, g: int) -> Measured:
@@ -80,80 +77,50 @@ def test_a_complete_round_of_groups_leaves_what_lies_between_them() -> None:
     assert holds(measured)
 
 
-def everybody(swarm: Swarm) -> None:
-    """Let all peers mix at this instant, until no exchange is in progress."""
-    for host in swarm.hosts:
-        swarm.perform(host, host.peer.settle(True, swarm.now))
-    for host in swarm.hosts:
-        host.peer.settle(False, swarm.now)
-    swarm.run_until(swarm.now + 3.5 * STEP_S)
-    while any(host.boundary.has_requests or host.peer.exchanges.table for host in swarm.hosts):
-        swarm.run_until(swarm.now + STEP_S)
+GRID = {"selection": "grid"}
+EVERYBODY = {"group_size": 0}
 
 
-@pytest.mark.parametrize(("side", "dimensions"), [(2, 3), (3, 2), (4, 2), (3, 3)])
+@pytest.mark.parametrize(
+    ("side", "dimensions", "changes"), [(2, 3, GRID), (3, 2, GRID), (4, 2, GRID), (3, 3, GRID), (16, 1, EVERYBODY)]
+)
 def test_a_grid_of_groups_reaches_the_exact_mean_in_as_many_rounds_as_it_has_dimensions(
-    side: int, dimensions: int
+    side: int, dimensions: int, changes: dict[str, object]
 ) -> None:
     # Moshpit, n = M^d: whole numbers divisible by n keep every sum and mean exact in float32.
     n = side**dimensions
     matrix = n * np.random.default_rng(SEED).integers(-100, 101, (n, 300)).astype(np.float32)
     mean = matrix.mean(0, dtype=np.float64).astype(np.float32)
-    swarm = told_to_mix(matrix, SEED, mixing="group", selection="grid", group_size=side)
+    swarm = told_to_mix(matrix, SEED, mixing="group", **{"group_size": side} | changes)
     for number in range(dimensions):
         assert not np.array_equal(matrix, np.broadcast_to(mean, matrix.shape))
-        everybody(swarm)
+        begin_mix(swarm, *swarm.hosts)
+        run_until_idle(swarm)
         assert swarm.sessions.mixes == (number + 1) * n, "everybody in one group a round"
     assert np.array_equal(matrix, np.broadcast_to(mean, matrix.shape))
 
 
-def test_a_swarm_no_larger_than_a_group_is_at_its_mean_after_one() -> None:
-    matrix = np.random.default_rng(SEED).integers(-64, 65, (16, 300)).astype(np.float32)
-    mean = matrix.mean(0, dtype=np.float64).astype(np.float32)
-    swarm = told_to_mix(matrix, SEED, mixing="group", group_size=0)
-    everybody(swarm)
-    assert np.array_equal(matrix, np.broadcast_to(mean, matrix.shape))
-
-
 # -- the outer rule in groups ----------------------------------------------------------------------------------------
-def growth(alpha: float, beta: float, group: int, n: int = 1_600, rounds: int = 200) -> float:
-    """Return the growth of disagreement per round, over the second half of ``rounds`` with random partitions."""
-    rng = np.random.default_rng(SEED)
-    phi, momentum, seen = rng.normal(size=n), np.zeros(n), np.empty(rounds)
-    for number in range(rounds):
-        members = rng.permutation(n).reshape(-1, group)
-        mean = phi[members].mean(1, keepdims=True)
-        momentum[members] = alpha * momentum[members] + beta * (mean - phi[members])
-        phi = phi + momentum
-        seen[number] = phi.var()
-    half = rounds // 2
-    return float((seen[-1] / seen[half]) ** (1 / (rounds - 1 - half)))
-
-
-@pytest.mark.parametrize("group", [2, 4, 8, 16])
-@pytest.mark.parametrize("alpha", [0.0, 0.5, 0.9])
-def test_groups_contract_below_their_limit_and_diverge_above(alpha: float, group: int) -> None:
-    limit = stability_limit(alpha, group)
-    assert growth(alpha, 0.95 * limit, group) < 1
-    assert growth(alpha, 1.05 * limit, group) > 1
-    changes = {"mixing": "group", "group_size": group, "outer_momentum": alpha}
-    Config(**changes, outer_rate=0.95 * limit)
-    with pytest.raises(ConfigError, match="outer_rate"):
-        Config(**changes, outer_rate=1.05 * limit)
-
-
-def test_the_swarm_follows_the_outer_rule_in_groups() -> None:
-    """The swarm equals a plain loop on the same groups, to rounding: 24 groups of 4 of 12, alpha 0.5, beta 1.2."""
-    n, alpha, beta = 12, 0.5, 1.2
+@pytest.mark.parametrize(
+    ("n", "size", "alpha", "beta", "mixes"),
+    [
+        pytest.param(12, 4, 0.5, 1.2, 24, id="groups of four"),
+        # A mix of two that are everybody is one of the whole swarm, whose limit is the heavy ball's.
+        pytest.param(2, 2, 0.9, 0.7, 60, id="two that are everybody"),
+    ],
+)
+def test_the_swarm_follows_the_outer_rule_in_groups(n: int, size: int, alpha: float, beta: float, mixes: int) -> None:
+    """The swarm equals a plain loop on the same groups, to rounding."""
     rng = np.random.default_rng(SEED)
     matrix = rng.normal(size=(n, 300)).astype(np.float32)
-    swarm = told_to_mix(matrix, SEED, mixing="group", outer_momentum=alpha, outer_rate=beta)
+    group_size = 0 if size == n else size
+    swarm = told_to_mix(matrix, SEED, mixing="group", group_size=group_size, outer_momentum=alpha, outer_rate=beta)
     phi, momentum = matrix.astype(np.float64), np.zeros(matrix.shape)
-    for _ in range(24):
+    for _ in range(mixes):
         old = matrix.copy()
         exchange(swarm, int(rng.integers(n)))
         group = np.flatnonzero((matrix != old).any(1))
-        assert len(group) == 4
+        assert len(group) == size
         momentum[group] = alpha * momentum[group] + beta * (phi[group].mean(0) - phi[group])
         phi[group] += momentum[group]
         np.testing.assert_allclose(matrix, phi, atol=1e-4)
@@ -182,15 +149,3 @@ def test_momentum_that_is_stable_in_full_groups_does_not_drive_those_apart_that_
         exchange(swarm, int(rng.integers(12)))
     assert swarm.sessions.mixes == 600, "all in groups of two"
     assert disagreement(matrix).sum() < 1e-6 * before
-
-
-def test_two_that_are_everybody_mix_with_momentum() -> None:
-    """A mix of two is then one of the whole swarm, whose limit is the heavy ball's."""
-    matrix = np.random.default_rng(SEED).normal(size=(2, 64)).astype(np.float32)
-    phi, momentum = matrix.astype(np.float64), np.zeros(matrix.shape)
-    swarm = told_to_mix(matrix, SEED, mixing="group", group_size=0, outer_momentum=0.9, outer_rate=0.7)
-    for _ in range(60):
-        exchange(swarm, 0)
-        momentum = 0.9 * momentum + 0.7 * (phi.mean(0) - phi)
-        phi += momentum
-        np.testing.assert_allclose(matrix, phi, atol=1e-4)

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
 import statistics
 from collections import Counter
-from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -13,38 +11,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gossip.config import Config
-from gossip.config.internal import Internal
 from gossip.effects import MemberState
 from gossip.ids import MemberRecord, PeerId
 from gossip.selection.graphs import Graph
 from gossip.wire.messages import Busy
 from sim.engine.ideal import Registry
 from sim.engine.swarm import Swarm
-from sim.scenario.scenario import Compute, Distribution, MembershipSpec, Optimizer, Scenario, Task
+from sim.scenario.scenario import Optimizer, Task
 from sim.simulation import simulate
 from sim.world.network import NetworkModel
+from tests.harness.configs import tuned
+from tests.sim.engine.swarms import ELEMENTS, run_while, swarm_of, vector
+from tests.sim.scenarios import small
 
-ELEMENTS = 16
 LATENCY_S = 0.25
-
-
-def vector(index: int) -> np.ndarray:
-    return np.random.default_rng(index).normal(size=ELEMENTS).astype(np.float32)
-
-
-def swarm_of(peers: int, *, seed: int = 1, network: NetworkModel | None = None, config: Config | None = None) -> Swarm:
-    swarm = Swarm(seed, network or NetworkModel(), config or Config(), ideal=True)
-    for index in range(peers):
-        swarm.add_peer(vector(index), founder=True)
-    swarm.introduce()
-    return swarm
-
-
-def run_while(swarm: Swarm, condition: Callable[[], bool], limit_s: float = 60.0, slice_s: float = 0.005) -> None:
-    limit = swarm.now + limit_s
-    while condition():
-        assert swarm.now < limit, f"still so after {limit_s} virtual seconds (seed {swarm.seed})"
-        swarm.run_until(swarm.now + slice_s)
 
 
 # -- the registry against a plain model ------------------------------------------------------------------------------
@@ -84,7 +64,7 @@ def test_the_registry_is_what_a_plain_list_of_records_says(operations):
 # -- who is chosen ---------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("peers", [2, 3, 10])
 def test_nobody_chooses_itself_and_all_others_alike(peers):
-    swarm = swarm_of(peers)
+    swarm = swarm_of(peers, ideal=True)
     host, draws = swarm.hosts[peers // 2], 2000
     chosen = Counter(host.peer.partners.choose(set(), 0.0) for _ in range(draws))
     others = [other.id for other in swarm.hosts if other is not host]
@@ -95,7 +75,7 @@ def test_nobody_chooses_itself_and_all_others_alike(peers):
 
 
 def test_one_alone_chooses_nobody_and_mixes_with_nobody():
-    swarm = swarm_of(1)
+    swarm = swarm_of(1, ideal=True)
     assert swarm.hosts[0].peer.partners.choose(set(), 0.0) is None
     swarm.run_until(30.0)
     assert swarm.sessions.mixes == 0
@@ -103,22 +83,9 @@ def test_one_alone_chooses_nobody_and_mixes_with_nobody():
     assert np.array_equal(swarm.hosts[0].vector, vector(0))
 
 
-def test_no_exchange_is_with_oneself():
-    swarm = swarm_of(3, network=NetworkModel(latency_s=LATENCY_S))
-    seen = 0
-    for _ in range(400):
-        swarm.run_until(swarm.now + 0.05)
-        for host in swarm.hosts:
-            under_way = [one.partner for one in host.peer.exchanges.table.values() if one.state.name != "PREPARING"]
-            assert host.id not in under_way
-            seen += len(under_way)
-    assert seen > 100
-    assert sum(host.peer.exchanges.failures for host in swarm.hosts) == 0
-
-
 # -- coming and going ------------------------------------------------------------------------------------------------
 def test_everybody_knows_at_once_who_comes_and_goes():
-    swarm = swarm_of(4)
+    swarm = swarm_of(4, ideal=True)
     swarm.run_until(5.0)
     gone = swarm.hosts[1]
     swarm.kill(1)
@@ -132,8 +99,8 @@ def test_everybody_knows_at_once_who_comes_and_goes():
 
 @pytest.mark.parametrize("end", ["kill", "leave"])
 def test_a_dead_partner_ends_the_exchange_a_latency_later(end):
-    network = NetworkModel(latency_s=LATENCY_S, rate_bytes_s=ELEMENTS * 4 / 2.0)  # a stream takes 2 s
-    swarm = swarm_of(2, network=network, config=Config(internal=Internal(grace_s=0.0)))
+    rate_bytes_s = ELEMENTS * 4 / 2.0  # a stream takes 2 s
+    swarm = swarm_of(2, config=tuned(grace_s=0.0), ideal=True, latency_s=LATENCY_S, rate_bytes_s=rate_bytes_s)
     first, second = swarm.hosts
     streaming = lambda: any(one.state.name == "STREAMING" for one in first.peer.exchanges.table.values())  # noqa: E731
     run_while(swarm, lambda: not streaming())
@@ -150,34 +117,6 @@ def test_a_dead_partner_ends_the_exchange_a_latency_later(end):
     assert swarm.sessions.mixes == 0
 
 
-def test_a_donor_that_dies_is_replaced():
-    swarm = swarm_of(4, network=NetworkModel(rate_bytes_s=200.0))
-    swarm.run_until(1.0)
-    newcomer = swarm.hosts[swarm.add_peer(vector(99))]
-    donors = lambda: {piece.donor for piece in newcomer.peer.joining.pieces.values()}  # noqa: E731
-    run_while(swarm, lambda: not donors())
-    for host in swarm.hosts:
-        if host.id in sorted(donors())[:1]:
-            swarm.kill(host.index)
-    run_while(swarm, lambda: not newcomer.peer.view.ready, limit_s=10.0)
-    assert newcomer.peer.local.run_id == swarm.alive()[0].peer.local.run_id
-    assert not np.array_equal(newcomer.vector, vector(99))
-
-
-def test_one_that_comes_again_takes_the_weights_of_those_present():
-    swarm = swarm_of(4)
-    swarm.kill(3)  # it has not mixed yet
-    swarm.run_until(30.0)
-    mean = np.mean([vector(index) for index in range(3)], axis=0)
-    swarm.restart(3, [])
-    swarm.run_until(32.0)
-    assert swarm.hosts[3].peer.view.ready
-    assert swarm.hosts[3].peer.local.run_id == swarm.hosts[0].peer.local.run_id
-    swarm.run_until(60.0)
-    for host in swarm.hosts:  # rounding of a hundred mixes
-        assert host.vector == pytest.approx(mean, abs=1e-5)
-
-
 def test_those_who_begin_apart_end_in_one_run():
     swarm = Swarm(1, NetworkModel(), Config(), ideal=True)
     for index in range(5):
@@ -188,11 +127,23 @@ def test_those_who_begin_apart_end_in_one_run():
 
 
 def test_the_swarms_samples_are_the_sum_of_its_members():
-    swarm = swarm_of(5)
+    swarm = swarm_of(5, ideal=True)
     swarm.run_until(60.0)
     trained = sum(host.peer.local.samples for host in swarm.hosts)
     assert trained > 0
     assert [host.peer.local.progress.samples for host in swarm.hosts] == pytest.approx([trained] * 5, rel=0.02)
+
+
+def test_a_message_to_a_peer_that_is_gone_ends_its_senders_exchange():
+    """A killed peer answers nothing; its machine resets the connection."""
+    swarm = swarm_of(2, ideal=True)
+    killed, sender = swarm.hosts
+    ended = []
+    swarm.links.reset = lambda host, partner: ended.append((host, partner))
+    swarm.links.deliver = lambda *_: pytest.fail("a message to a peer that is gone")
+    killed.gone = True
+    swarm.links.on_message(killed, sender, Busy(1))
+    assert ended == [(killed, sender)]
 
 
 # -- with whom -------------------------------------------------------------------------------------------------------
@@ -202,12 +153,10 @@ def test_a_graphs_file_is_read_once_for_all_peers(ideal, tmp_path, monkeypatch):
     path.write_text("0 1\n1 2\n2 3\n3 0\n")
     read, from_file = [], Graph.from_file
     monkeypatch.setattr(Graph, "from_file", lambda path: (read.append(path), from_file(path))[1])
-    swarm = Swarm(1, NetworkModel(), Config(selection="graph", graph=str(path)), ideal=ideal)
-    for index in range(4):
-        swarm.add_peer(vector(index), founder=True)
-    swarm.introduce()
+    swarm = swarm_of(4, config=Config(selection="graph", graph=str(path)), ideal=ideal)
+    swarm.run_until(5.0)
     swarm.kill(3)
-    swarm.restart(3, [])
+    swarm.restart(3, [] if ideal else [0])
     assert read == [str(path)]
     assert len({id(host.peer.partners.selector.graph) for host in swarm.hosts}) == 1
     swarm.run_until(30.0)
@@ -216,12 +165,12 @@ def test_a_graphs_file_is_read_once_for_all_peers(ideal, tmp_path, monkeypatch):
 
 def test_peers_with_one_table_sort_it_once_and_keep_it_once():
     """Before, 10,000 peers held 10,000 sorted lists of 10,000 ids. Measurements of partners are not shared."""
-    swarm = swarm_of(50, config=Config(selection="ring"))
+    swarm = swarm_of(50, config=Config(selection="ring"), ideal=True)
     swarm.run_until(20.0)
     orders = {id(host.peer.partners.selector.ranking(host.peer.partners)[0]) for host in swarm.hosts}
     assert len(orders) == 1
     assert swarm.sessions.mixes > 100
-    nearest = swarm_of(5, config=Config(selection="nearest"))
+    nearest = swarm_of(5, config=Config(selection="nearest"), ideal=True)
     assert len({id(host.peer.partners.selector) for host in nearest.hosts}) == 5
 
 
@@ -233,33 +182,15 @@ def test_ideal_and_protocol_learn_alike():
     Over ten other seeds accuracies differed by 0.5 points (standard deviation) without bias, and the number of
     exchanges by 0.9 %. The bounds are four standard errors, and a little more for the exchanges.
     """
-    scenario = Scenario(
-        peers=12,
-        duration_s=20.0,
-        fidelity="whole",
-        task=Task(model="linear", optimizer=Optimizer(lr=0.05), samples_per_peer=60),
-        compute=Compute(step_s=Distribution.lognormal(0.1, 0.3)),
-        gossip=Config(mix_every_steps=4),
-    )
+    task = Task(model="linear", optimizer=Optimizer(lr=0.05), samples_per_peer=60)
+    scenario = small(peers=12, duration_s=20.0, task=task)
     differences = []
     for seed in (1, 2, 3):
-        protocol = simulate(scenario.replace(seed=seed), progress=False).summary
-        ideal = simulate(
-            dataclasses.replace(scenario, seed=seed, membership=MembershipSpec(mode="ideal")), progress=False
-        ).summary
+        protocol, ideal = (
+            simulate(scenario.replace(**{"seed": seed, "membership.mode": mode}), progress=False).summary
+            for mode in ("protocol", "ideal")
+        )
         assert ideal["exchanges_done"] == pytest.approx(protocol["exchanges_done"], rel=0.05)
         assert protocol["accuracy"]["mean"] > 0.7
         differences.append(ideal["accuracy"]["mean"] - protocol["accuracy"]["mean"])
     assert abs(statistics.mean(differences)) < 0.012
-
-
-def test_a_message_to_a_peer_that_is_gone_ends_its_senders_exchange():
-    """A killed peer answers nothing; its machine resets the connection."""
-    swarm = swarm_of(2)
-    killed, sender = swarm.hosts
-    ended = []
-    swarm.links.reset = lambda host, partner: ended.append((host, partner))
-    swarm.links.deliver = lambda *_: pytest.fail("a message to a peer that is gone")
-    killed.gone = True
-    swarm.links.on_message(killed, sender, Busy(1))
-    assert ended == [(killed, sender)]

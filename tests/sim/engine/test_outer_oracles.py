@@ -52,33 +52,6 @@ def stationary(n: int, alpha: float, beta: float) -> float:
     return float(np.linalg.solve(np.eye(4) - per_exchange, noise)[0]) * (n - 1) / (2 * n)
 
 
-def plain_loop(seed: int, n: int, alpha: float, beta: float, exchanges: int) -> Measured:
-    """Play the equations themselves in 40,000 swarms with independent pairs and noise, to test the derivation.
-
-    Return V/n after so many exchanges, with the standard error of independent samples.
-    """
-    rng, swarms = np.random.default_rng(seed), 40_000
-    every = np.arange(swarms)[:, None]
-    phi, m = rng.normal(size=(swarms, n)), np.zeros((swarms, n))
-    noise = rng.normal(size=(swarms, n))
-    for _ in range(exchanges):
-        pair = every, rng.permuted(np.tile(np.arange(n), (swarms, 1)), axis=1)[:, :2]
-        mean = (phi + noise)[pair].mean(1, keepdims=True)
-        m[pair] = alpha * m[pair] + beta * (mean - phi[pair])
-        phi[pair] += m[pair]
-        noise[pair] = rng.normal(size=(swarms, 2))
-    per_exchange, added = outer_map(n, alpha, beta)
-    z = np.array([2.0, 0, 0, 0])
-    for _ in range(exchanges):
-        z = per_exchange @ z + added
-    v = phi.var(1)
-    return float(v.mean()), float(z[0]) * (n - 1) / (2 * n), float(v.std() / math.sqrt(swarms))
-
-
-def test_the_moments_of_the_outer_rule_are_those_of_a_plain_loop() -> None:
-    assert holds(plain_loop(SEED, 6, alpha=0.5, beta=0.7, exchanges=25))
-
-
 def test_pairs_have_the_stationary_variance_of_matchings_in_a_large_swarm() -> None:
     # No sampling error: a node's partner is drawn from the same distribution in a matching as in a pair.
     law = 0.7 * 1.5 / (stability_limit(0.5) - 0.7)

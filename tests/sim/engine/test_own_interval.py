@@ -89,11 +89,6 @@ def test_a_correction_counts_in_the_interval_that_its_peer_has_chosen(kind, of):
     assert sum(one == other for one, other in zip(steps, chosen, strict=True)) >= PEERS // 2  # some chose again
 
 
-def test_a_number_that_is_given_stays_on_any_link():
-    interval, _, _ = played(steps=60, network={"rate_mbit_s": 0.2}, mix_every_steps=2)
-    assert interval == 2
-
-
 def test_both_levels_choose_the_same_intervals_and_learn_as_much():
     slow = {"rate_mbit_s": 0.1}
     # On slow links the intervals are about 6 steps. A peer at 5 in place of 6 mixes a fifth more often.

@@ -18,16 +18,14 @@ def mixes_a_step(**gossip):
     return summary["node_updates"] / summary["steps"]
 
 
-def test_in_lockstep_with_all_neighbours_every_edge_of_a_ring_is_mixed_at_every_step():
-    assert mixes_a_step(selection="ring", partners=0, mix_every_steps=1, max_version_gap=0.0) == pytest.approx(
-        2, rel=0.1
-    )
-
-
-def test_pushes_to_three_partners_are_one_mix_and_not_three():
-    mixes = mixes_a_step(mixing="row-stochastic", partners=3, mix_every_steps=8, max_version_gap=0.0)
-    assert mixes == pytest.approx(3 / 8, rel=0.1)
-
-
-def test_a_pair_mixes_once_an_interval_whoever_asked():
-    assert mixes_a_step(mix_every_steps=8) == pytest.approx(1 / 8, rel=0.1)
+@pytest.mark.parametrize(
+    ("gossip", "expected"),
+    [
+        ({"selection": "ring", "partners": 0, "mix_every_steps": 1, "max_version_gap": 0.0}, 2),
+        ({"mixing": "row-stochastic", "partners": 3, "mix_every_steps": 8, "max_version_gap": 0.0}, 3 / 8),
+        ({"mix_every_steps": 8}, 1 / 8),
+    ],
+    ids=["every edge of a ring in lockstep", "pushes to three partners", "a pair, whoever asked"],
+)
+def test_a_mix_is_one_mix_an_interval_with_however_many_partners(gossip, expected):
+    assert mixes_a_step(**gossip) == pytest.approx(expected, rel=0.1)

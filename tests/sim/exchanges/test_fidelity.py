@@ -16,27 +16,14 @@ from gossip.filters.clip import Clip
 from sim.exchanges import level
 from sim.exchanges.models import Models
 from sim.exchanges.pair_exchange import BOTH
-from sim.report.describe import in_words
-from sim.scenario.scenario import (
-    ChurnSpec,
-    Compute,
-    Distribution,
-    Latency,
-    MembershipSpec,
-    NetworkCut,
-    NetworkSpec,
-    Optimizer,
-    Rate,
-    ReportSpec,
-    Scenario,
-    Task,
-)
+from sim.scenario.scenario import Distribution, Scenario, Task
 from sim.seeds import Draws
 from sim.simulation import ExchangeSimulation, simulate
 from sim.world.churn import Uptime
 from tests.harness.marks import rest_is_slow
+from tests.sim.scenarios import digest
 
-NO_TIME = NetworkSpec(latency=Distribution.constant(0.0), rate_mbit_s=Rate(math.inf, math.inf))
+NO_TIME = {"latency": Distribution.constant(0.0), "rate_mbit_s": "unlimited"}
 SEEDS = range(1, 9)
 FIGURES = {
     "accuracy": lambda summary: summary["accuracy"]["mean"],
@@ -52,8 +39,8 @@ def scenario(**changes) -> Scenario:
     return Scenario(**{
         "peers": 40, "duration_s": 3.2, "fidelity": "exchange", "network": NO_TIME,
         "task": Task(model="linear", samples_per_peer=16, batch_size=8),
-        "gossip": Config(mix_every_steps=4, filter="none"), "membership": MembershipSpec(mode="ideal"),
-        "report": ReportSpec(every_s=3.2),
+        "gossip": Config(mix_every_steps=4, filter="none"), "membership": {"mode": "ideal"},
+        "report": {"every_s": 3.2},
     } | changes)  # fmt: skip
 
 
@@ -71,20 +58,18 @@ def both(**changes) -> dict[str, list[dict]]:
     }
 
 
-INTERNET = NetworkSpec(latency=Latency(kind="quantiles", name="internet"), rate_mbit_s=Rate(100, 100))
+QUANTILES = {"kind": "quantiles", "name": "internet"}
+INTERNET = {"latency": QUANTILES, "rate_mbit_s": 100}
 CREDITED = {"whole": "gossip.exchange.pair.credit", "exchange": "sim.exchanges.models.credit"}
 CASES = {
     "no latency": {},
     "internet": {"network": INTERNET, "duration_s": 12.0, "gossip": Config(mix_every_steps=12, filter="none")},
     "loss": {
-        "network": NetworkSpec(latency=Latency(kind="quantiles", name="internet"), loss=0.02),
+        "network": {"latency": QUANTILES, "loss": 0.02},
         "duration_s": 12.0,
         "gossip": Config(mix_every_steps=12, filter="none"),
     },
-    "churn": {
-        "churn": ChurnSpec(up=Distribution.exponential(12), down=Distribution.exponential(4)),
-        "duration_s": 9.6,
-    },
+    "churn": {"churn": {"up": Distribution.exponential(12), "down": Distribution.exponential(4)}, "duration_s": 9.6},
     "plain means that overlap": {
         "gossip": Config(mix_every_steps=2, filter="none", outer_momentum=0.0, outer_rate=1.0)
     },
@@ -116,26 +101,26 @@ def test_what_differs_is_seen():
 
 
 def test_a_seed_gives_one_digest_however_often_somebody_looks():
-    digests = [
-        simulate(scenario(report=ReportSpec(every_s=every_s)), progress=False).summary["digest"]
-        for every_s in (3.2, 3.2, 0.4)
-    ]
+    digests = [digest(scenario(report={"every_s": every_s})) for every_s in (3.2, 3.2, 0.4)]
     assert len(set(digests)) == 1
-    assert simulate(scenario(seed=2), progress=False).summary["digest"] != digests[0]
+    assert digest(scenario(seed=2)) != digests[0]
 
 
 @pytest.mark.parametrize("case", rest_is_slow(["churn", "plain means that overlap", "no latency", "internet"], 2))
 def test_how_often_the_models_follow_changes_no_digest(case, monkeypatch):
-    digests = [simulate(scenario(**CASES[case]), progress=False).summary["digest"]]
+    rarely = digest(scenario(**CASES[case]))
+    follow_often(monkeypatch)
+    assert digest(scenario(**CASES[case])) == rarely
+
+
+def follow_often(monkeypatch):
+    """Let the models follow the decisions after a few entries of the tape."""
     monkeypatch.setattr(level, "ENTRIES_PER_PEER", 4)
     monkeypatch.setattr(level, "MIN_ENTRIES", 4)
-    digests.append(simulate(scenario(**CASES[case]), progress=False).summary["digest"])
-    assert digests[0] == digests[1]
 
 
 def test_what_is_under_way_is_not_held_while_nobody_looks(monkeypatch):
-    monkeypatch.setattr(level, "ENTRIES_PER_PEER", 4)
-    monkeypatch.setattr(level, "MIN_ENTRIES", 4)
+    follow_often(monkeypatch)
     replay, held = Models.replay, []
 
     def replayed(models, done, splits=True):
@@ -178,12 +163,13 @@ def test_draws_are_uniform():
 @pytest.mark.parametrize(
     ("key", "changes"),
     [
-        ("membership.mode", {"membership": MembershipSpec(mode="protocol")}),
-        ("membership.start", {"membership": MembershipSpec(mode="ideal", start="seed")}),
-        ("churn.silent", {"churn": ChurnSpec(up=Distribution.exponential(6), silent=0.5)}),
-        ("churn.farewell", {"churn": ChurnSpec(up=Distribution.exponential(6), farewell=0.5)}),
-        ("network.congestion", {"network": NetworkSpec(loss=0.1, congestion=None)}),
-        ("task.optimizer.quasi_global", {"task": Task(optimizer=Optimizer(quasi_global=0.9))}),
+        ("membership.mode", {"membership": {"mode": "protocol"}}),
+        ("membership.start", {"membership": {"mode": "ideal", "start": "seed"}}),
+        ("churn.silent", {"churn": {"up": Distribution.exponential(6), "silent": 0.5}}),
+        ("churn.farewell", {"churn": {"up": Distribution.exponential(6), "farewell": 0.5}}),
+        ("network.congestion", {"network": {"loss": 0.1, "congestion": "none"}}),
+        ("task.optimizer.quasi_global", {"task": {"optimizer": {"quasi_global": 0.9}}}),
+        ("attackers", {"attackers": {"share": 0.1}}),
         ("gossip.mixing", {"gossip": Config(mixing="group")}),
         ("gossip.mixing", {"gossip": Config(mixing="push-sum")}),
         ("gossip.partners", {"gossip": Config(selection="ring", partners=0)}),
@@ -203,32 +189,30 @@ def test_what_it_cannot_represent_is_refused_by_its_key(key, changes):
     scenario(fidelity="whole", **changes)
 
 
-def test_cuts_and_attackers_are_refused():
-    with pytest.raises(ConfigError, match=r"network\.partitions"):
-        scenario(network=NetworkSpec(partitions=(NetworkCut(at_s=1.0, until_s=2.0),)))
-    table = scenario().to_mapping() | {"attackers": {"share": 0.1}}
-    with pytest.raises(ConfigError, match="attackers"):
-        Scenario.from_mapping(table)
+DRAWN = Distribution.lognormal(0.1, 0.3)
 
 
-def test_a_scenario_says_its_level_and_comes_back_from_its_text(tmp_path):
-    path = tmp_path / "scenario.toml"
-    path.write_text(scenario().to_toml())
-    assert Scenario.from_toml(path) == scenario()
-    assert "exchange by exchange" in in_words(scenario())
-    assert "exchange by exchange" not in in_words(scenario(fidelity="whole"))
-
-
-def test_steps_that_are_drawn_train_as_often():
+@pytest.mark.parametrize(
+    ("compute", "fleet"),
+    [
+        ({"step_s": DRAWN}, ()),
+        ({"step_s": DRAWN}, ({"number": 0, "step_s": 0.1},)),
+        ({"step_s": 0.1}, ({"number": 0, "step_s": DRAWN},)),
+        ({"step_s": DRAWN, "per": "peer"}, ()),
+    ],
+    ids=["of all", "of all but one", "of one", "once for each"],
+)
+def test_steps_that_are_drawn_train_as_often(compute, fleet):
     """A peer's steps end when they end at the whole level."""
-    drawn = Compute(step_s=Distribution.lognormal(0.1, 0.3))
-    whole, exchange = (simulate(scenario(fidelity=level, compute=drawn), progress=False).summary for level in
-                       ("whole", "exchange"))  # fmt: skip
-    assert whole["steps"] == exchange["steps"]
+    whole, exchange = (
+        simulate(scenario(fidelity=level, compute=compute, fleet=fleet), progress=False).summary["steps"]
+        for level in ("whole", "exchange")
+    )
+    assert whole == exchange
 
 
 def test_a_diverging_swarm_refuses_what_is_no_number():
-    task = Task(model="linear", samples_per_peer=16, batch_size=8, optimizer=Optimizer(lr=1e30))
+    task = Task(model="linear", samples_per_peer=16, batch_size=8, optimizer={"lr": 1e30})
     summary = simulate(scenario(task=task), progress=False).summary
     assert summary["refused"]
     assert summary["exchanges_failed"] > 0
@@ -242,9 +226,7 @@ def test_what_the_filter_cuts_off_is_counted(monkeypatch):
 
 def test_nothing_is_kept_of_exchanges_that_are_over():
     """Snapshots go with their exchange, even if one side died in it."""
-    run = ExchangeSimulation(
-        scenario(churn=ChurnSpec(up=Distribution.exponential(30)), duration_s=20.0, network=INTERNET)
-    )
+    run = ExchangeSimulation(scenario(churn={"up": Distribution.exponential(30)}, duration_s=20.0, network=INTERNET))
     for _ in run.slices():
         pass
     level = run.level
@@ -258,9 +240,9 @@ def test_nothing_is_kept_of_exchanges_that_are_over():
 def test_a_retried_offer_goes_to_nobody_who_mixes_with_the_peer_already(monkeypatch):
     """Before, such an offer crossed the other exchange; the initiator gave up and the responder held it for ever."""
     monkeypatch.setattr(Models, "replay", lambda *_, **__: None)
-    lan = NetworkSpec(latency=Distribution.constant(0.005), rate_mbit_s=Rate(100, 100))
+    lan = {"latency": Distribution.constant(0.005), "rate_mbit_s": 100}
     every_step = Config(mix_every_steps=1, codec="int8")
-    played = scenario(peers=4, duration_s=60.0, network=lan, gossip=every_step, report=ReportSpec(every_s=60.0))
+    played = scenario(peers=4, duration_s=60.0, network=lan, gossip=every_step, report={"every_s": 60.0})
     level = ExchangeSimulation(played).level
     level.run_until(60.0)
     decisions = level.decisions
@@ -270,9 +252,11 @@ def test_a_retried_offer_goes_to_nobody_who_mixes_with_the_peer_already(monkeypa
 
 def test_a_newcomer_begins_among_its_donors():
     """A late newcomer holds pieces of others' weights, and none of its own."""
-    ups = ChurnSpec(up=Distribution.exponential(1e9), down=Distribution.exponential(1.0), start="steady")
-    run = ExchangeSimulation(scenario(task=Task(dataset="averaging", elements=700), peers=20, churn=ups, duration_s=4.0,
-                             gossip=Config(mix_every_steps=1000)))  # fmt: skip
+    churn = {"up": Distribution.exponential(1e9), "down": Distribution.exponential(1.0), "start": "steady"}
+    task = {"dataset": "averaging", "elements": 700}
+    run = ExchangeSimulation(
+        scenario(task=task, peers=20, churn=churn, duration_s=4.0, gossip=Config(mix_every_steps=1000))
+    )
     level, peer = run.level, 3
     level.presence.on_stop(peer, iter(()))
     before = level.learners.matrix.copy()

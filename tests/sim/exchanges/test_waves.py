@@ -58,25 +58,6 @@ def test_a_wave_moves_no_row_twice_and_each_row_keeps_its_order(case, behind):
 
 
 @given(tapes())
-def test_nothing_is_added_before_both_snapshots(case):
-    tape, steps = case
-    batch = tape.take(steps)
-    plan = Units(batch)
-    snapped: set[tuple[int, int]] = set()
-    for wave in plan.waves():
-        added = []
-        for unit in wave.tolist():
-            entry = int(plan.first[unit])
-            if unit >= plan.whole_units and batch.kind[entry] == ADD:
-                added.append(int(batch.exchange[entry]))
-        assert all((number, side) in snapped for number in added for side in (0, 1))
-        for unit in wave.tolist():
-            for entry in {int(plan.first[unit]), int(plan.last[unit])}:
-                if batch.kind[entry] == SNAPSHOT:
-                    snapped.add((int(batch.exchange[entry]), int(batch.side[entry])))
-
-
-@given(tapes())
 @settings(max_examples=2 * settings.default.max_examples)
 def test_what_is_under_way_is_left_whole_with_what_follows_it(case):
     tape, steps = case
@@ -101,28 +82,3 @@ def test_where_nearly_all_is_under_way_it_is_cut():
         tape.append(row, 1, SNAPSHOT, number, row)
     assert len(tape.take(steps, splits=False)) == 2
     assert not tape.rows
-
-
-def test_what_is_to_come_waits_for_its_boundary():
-    tape = Tape()
-    number = tape.new_exchange(0, 1, 0.5)
-    tape.append(0, 3, SNAPSHOT, number, 0)
-    tape.append(1, 5, SNAPSHOT, number, 1)
-    assert len(tape.take(np.array([3, 4]))) == 1
-    assert list(tape.rows) == [1]
-    assert len(tape.take(np.array([3, 5]))) == 1
-    assert not tape.rows
-
-
-def test_how_often_somebody_looks_changes_no_digest():
-    digests = []
-    for looks in (True, False):
-        tape = Tape()
-        for steps in range(4):
-            number = tape.new_exchange(0, 1, 0.5)
-            tape.append(0, steps, SNAPSHOT, number, 0)
-            tape.append(1, steps + 1, SNAPSHOT, number, 1)
-            if looks:
-                tape.take(np.array([steps, steps]))
-        digests.append(tape.digest().hexdigest())
-    assert digests[0] == digests[1]

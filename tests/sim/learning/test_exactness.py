@@ -9,22 +9,12 @@ from gossip.config import Config
 from sim import simulation
 from sim.engine.swarm import Swarm
 from sim.learning.learners import Learners
-from sim.scenario.scenario import ChurnSpec, Distribution, MembershipSpec, Scenario, Task
+from sim.scenario.scenario import ChurnSpec, Distribution, Optimizer, Scenario, Task
 from sim.simulation import Simulation
 from sim.world.network import NetworkModel
 from tests.harness.marks import slow
-from tests.sim.scenarios import ADAMW, MOMENTUM, log_of, played, small
-
-
-class OneStepAtATime(Learners):
-    """Learners that play each step by itself, once it has ended and its result is needed."""
-
-    is_lazy = False
-
-    def train(self, rows, counts):
-        for row, count in zip(rows.tolist(), counts.tolist(), strict=True):
-            for _ in range(count):
-                Learners.train(self, np.array([row]), np.array([1]))
+from tests.sim.learning.alone import OneStepAtATime
+from tests.sim.scenarios import ADAMW, MOMENTUM, QUASI_GLOBAL, log_of, played, small
 
 
 def both_ways(scenario: Scenario, monkeypatch: pytest.MonkeyPatch) -> tuple[Simulation, Simulation]:
@@ -78,37 +68,48 @@ def test_batched_steps_are_those_of_one_peer_at_a_time(task, tolerance, optimize
     assert (np.linalg.norm(ours - theirs, axis=1) <= tolerance * moved).all()
 
 
-@pytest.mark.parametrize("mode", ["protocol", "ideal"])
-def test_batched_steps_are_exact_where_peers_come_and_go(mode, monkeypatch):
-    assert_exact_with_churn(small(membership=MembershipSpec(mode=mode)), monkeypatch)
+COSINE = Optimizer(name="adamw", lr=0.003, schedule="cosine", schedule_steps=150, warmup_steps=10)
 
 
-def assert_exact_with_churn(scenario, monkeypatch):
-    """Compare twelve seconds of coming and going, batched and one at a time: the models are the same."""
+@pytest.mark.parametrize(
+    ("mode", "model", "optimizer"),
+    [
+        ("protocol", "linear", MOMENTUM),
+        ("ideal", "linear", MOMENTUM),
+        ("ideal", "mlp", QUASI_GLOBAL),
+        ("ideal", "mlp", COSINE),
+    ],
+    ids=["protocol", "ideal", "quasi-global momentum", "falling rate"],
+)
+def test_batched_steps_are_exact_where_peers_come_and_go(mode, model, optimizer, monkeypatch):
+    task = Task(model=model, samples_per_peer=20, batch_size=4, optimizer=optimizer)
     often = ChurnSpec(up=Distribution.exponential(3), down=Distribution.exponential(1), farewell=0.5)
-    batched, plain = both_ways(scenario.replace(duration_s=12.0, churn=often), monkeypatch)
+    scenario = small(task=task, membership={"mode": mode}, duration_s=12.0, churn=often)
+    batched, plain = both_ways(scenario, monkeypatch)
     assert sum(batched.swarm.restarts) > 3
     assert log_of(batched) == log_of(plain)
     for ours, theirs in zip(batched.swarm.alive(), plain.swarm.alive(), strict=True):
         assert np.array_equal(ours.vector, theirs.vector), f"peer {ours.name} differs"
 
 
+def merged(learners: Learners, seed: int = 1) -> Swarm:
+    """Play two peers that began apart and meet through a third that knows both: one run takes the other's weights."""
+    swarm = Swarm(seed, NetworkModel(), Config(mix_every_steps=4), trainer=learners)
+    for row, (at_s, seeds) in enumerate([(0.0, []), (1.05, []), (6.05, [0, 1])]):
+        swarm.run_until(at_s)
+        swarm.add_peer(learners.matrix[row], seeds, samples_per_step=learners.samples_per_step)
+    assert swarm.hosts[0].peer.local.run_id != swarm.hosts[1].peer.local.run_id
+    swarm.run_until(20.05)
+    assert len({host.peer.local.run_id for host in swarm.hosts}) == 1
+    return swarm
+
+
 def test_batched_steps_are_exact_where_runs_merge():
-    """Two peers that began apart meet through a third that knows both: one run takes the other's weights."""
-    runs = []
-    for kind in (Learners, OneStepAtATime):
-        learners = kind(small().task, ["0", "1", "2"], 1)
-        swarm = Swarm(1, NetworkModel(), Config(mix_every_steps=4), trainer=learners)
+    ours, theirs = (kind(small().task, ["0", "1", "2"], 1) for kind in (Learners, OneStepAtATime))
+    for learners in (ours, theirs):
         learners.matrix[1] += 0.01  # make the runs' weights differ
-        for row, (at_s, seeds) in enumerate([(0.0, []), (1.05, []), (6.05, [0, 1])]):
-            swarm.run_until(at_s)
-            swarm.add_peer(learners.matrix[row], seeds, samples_per_step=learners.samples_per_step)
-        assert swarm.hosts[0].peer.local.run_id != swarm.hosts[1].peer.local.run_id
-        swarm.run_until(20.05)
-        assert len({host.peer.local.run_id for host in swarm.hosts}) == 1
-        assert all(host.peer.view.ready for host in swarm.hosts)
-        runs.append((swarm, learners))
-    (batched, ours), (plain, theirs) = runs
+    batched, plain = merged(ours), merged(theirs)
+    assert all(host.peer.view.ready for swarm in (batched, plain) for host in swarm.hosts)
     assert batched.events.digest().hexdigest() == plain.events.digest().hexdigest()
     ahead = ours.steps_taken - theirs.steps_taken
     assert set(ahead.tolist()) <= {0, 1}
@@ -116,10 +117,19 @@ def test_batched_steps_are_exact_where_runs_merge():
     assert np.array_equal(ours.matrix, theirs.matrix)
 
 
+def test_the_run_that_gives_way_leaves_its_quasi_global_momentum_behind():
+    """Its move to the other run's weights is no mix."""
+    task = Task(model="linear", samples_per_peer=40, batch_size=4, optimizer=QUASI_GLOBAL)
+    learners = Learners(task, ["0", "1", "2"], 1)
+    learners.matrix[1] += 1000  # far enough for momentum in that direction to show
+    merged(learners, seed=3)
+    assert np.abs(learners.matrix).max() < 2
+
+
 def test_each_peer_trains_its_own_model_in_whatever_order_they_come(tmp_path):
     trace = tmp_path / "trace.csv"
     trace.write_text("peer,from_s,until_s\n1,0,\n3,2,\n0,4,\n")
-    run = played(small(peers=4, churn=ChurnSpec(trace=str(trace))))
+    run = played(small(peers=4, churn={"trace": str(trace)}))
     assert [host.name for host in run.swarm.hosts] == ["1", "3", "0"]
     for host in run.swarm.hosts:
         row = int(host.name)

@@ -2,49 +2,28 @@
 
 from __future__ import annotations
 
-import copy
-
 import numpy as np
 import pytest
 import torch
-from torch.nn import functional as F
 
 from gossip.config import Config
-from gossip.errors import ConfigError
 from node.model.quasi_global import QuasiGlobal
-from sim.engine.swarm import Swarm
-from sim.learning import datasets, partitions
-from sim.learning.batches import Batches
 from sim.learning.learners import Learners
-from sim.scenario.scenario import MembershipSpec, Optimizer, Scenario, Task
+from sim.scenario.scenario import Optimizer, Scenario, Task
 from sim.simulation import Simulation
-from sim.world.network import NetworkModel
-from tests.sim.learning.test_exactness import OneStepAtATime, assert_exact_with_churn, both_ways
-from tests.sim.learning.test_learners import NAMES, ROUNDING, SEED, TOLERANCE
-from tests.sim.scenarios import AVERAGING, log_of, played, small
+from tests.sim.learning.alone import NAMES, SEED, Alone, assert_equal_models, values_of
+from tests.sim.learning.test_exactness import both_ways
+from tests.sim.scenarios import AVERAGING, QUASI_GLOBAL, log_of, played, small
 
-QUASI_GLOBAL = Optimizer(lr=0.05, quasi_global=0.9, weight_decay=0.01)
 LINEAR = Task(model="linear", samples_per_peer=40, batch_size=4, optimizer=QUASI_GLOBAL)
 
 
-class Alone:
-    """One peer: a module, a node's optimizer, the same batches, and the calls that a node makes."""
+class AsANode(Alone):
+    """A peer alone with a node's optimizer, and the calls that a node makes."""
 
-    def __init__(self, task: Task, learners: Learners, row: int) -> None:
-        self.row, self.steps, spec = row, 0, task.optimizer
-        self.module = copy.deepcopy(learners.module(learners.matrix[row]))
-        parameters = list(self.module.parameters())
-        self.optimizer = QuasiGlobal(parameters, spec.lr, spec.quasi_global, spec.weight_decay)
-        self.data = datasets.load(task.dataset)
-        self.batches = Batches(partitions.parts(task, self.data, NAMES, SEED), NAMES, SEED, task.batch_size)
-
-    def train(self, count: int) -> None:
-        for _ in range(count):
-            rows = self.batches.draw(np.array([self.row]), np.array([self.steps]))[0]
-            self.optimizer.zero_grad()
-            F.cross_entropy(self.module(self.data.x_train[rows]), self.data.y_train[rows].long()).backward()
-            self.optimizer.step()
-            self.steps += 1
+    def make_optimizer(self) -> QuasiGlobal:
+        spec = self.task.optimizer
+        return QuasiGlobal(list(self.module.parameters()), spec.lr, spec.quasi_global, spec.weight_decay)
 
     @torch.no_grad()
     def add(self, number: float) -> None:
@@ -56,8 +35,8 @@ class Alone:
 def test_stacked_models_move_as_a_nodes_optimizer_moves_one(model):
     task = Task(model=model, samples_per_peer=40, batch_size=4, optimizer=QUASI_GLOBAL)
     learners = Learners(task, NAMES, SEED)
-    start = {name: value.detach().clone() for name, value in learners.module(learners.matrix[0]).named_parameters()}
-    alone = [Alone(task, learners, row) for row in range(len(NAMES))]
+    start = values_of(learners.module(learners.matrix[0]))
+    alone = [AsANode(task, learners, row) for row in range(len(NAMES))]
     for rows, counts, mixed in (
         ([0, 1, 2, 3, 4], [3] * 5, [0, 2]),
         ([4, 0, 2], [2] * 3, [2, 2, 4]),  # peer 2 mixes twice without a step between
@@ -73,16 +52,13 @@ def test_stacked_models_move_as_a_nodes_optimizer_moves_one(model):
             alone[row].add(0.01)
             alone[row].optimizer.mixed()
     for one in alone:
-        ours = dict(learners.module(learners.matrix[one.row]).named_parameters())
-        for name, theirs in one.module.named_parameters():
-            moved = (theirs - start[name]).norm()
-            assert (ours[name] - theirs).norm() <= TOLERANCE * moved + ROUNDING * theirs.norm(), (one.row, name)
+        assert_equal_models(learners, one, start)
 
 
 @pytest.mark.parametrize("how", ["on_weights_replaced", "reset"])
 def test_a_row_that_was_replaced_begins_without_momentum_and_the_others_keep_theirs(how):
     learners = Learners(LINEAR, NAMES, SEED)
-    alone = [Alone(LINEAR, learners, row) for row in (0, 1)]
+    alone = [AsANode(LINEAR, learners, row) for row in (0, 1)]
     for again in (False, True):
         learners.train(np.array([0, 1]), np.array([6, 6]))
         for one in alone:
@@ -127,19 +103,10 @@ def test_batched_steps_with_mixes_between_are_those_of_one_peer_at_a_time(monkey
     assert log_of(batched) == log_of(plain)
     assert plain.swarm.sessions.mixes > 60
     assert np.array_equal(batched.learners.matrix, plain.learners.matrix)
-    without = played(
-        quasi_global(
-            task=Task(model="mlp", samples_per_peer=20, batch_size=4, optimizer=Optimizer(lr=0.05, weight_decay=0.01)),
-            gossip=config,
-        )
-    )
+    plain_sgd = Task(model="mlp", samples_per_peer=20, batch_size=4, optimizer=Optimizer(lr=0.05, weight_decay=0.01))
+    without = played(quasi_global(task=plain_sgd, gossip=config))
     assert log_of(without) == log_of(batched)  # the mixes are the same, the models differ
     assert not np.allclose(without.learners.matrix, batched.learners.matrix, atol=0.01)
-
-
-def test_batched_steps_are_exact_where_peers_come_and_go(monkeypatch):
-    scenario = quasi_global(membership=MembershipSpec(mode="ideal"))
-    assert_exact_with_churn(scenario, monkeypatch)
 
 
 def test_a_peer_is_told_of_each_mix_when_all_its_steps_and_the_addition_are_in_its_row(monkeypatch):
@@ -161,68 +128,6 @@ def test_a_peer_is_told_of_each_mix_when_all_its_steps_and_the_addition_are_in_i
     mixes = run.swarm.sessions.mixes - waiting
     assert 0.9 * mixes < len(told) <= mixes  # two that arrive at one boundary are reported as one
     assert set(told) == set(range(6))
-
-
-def test_the_run_that_gives_way_leaves_its_momentum_behind():
-    """Two peers that began apart meet through a third.
-
-    One takes the weights of the other, and this move is no mix.
-    """
-    learners = Learners(LINEAR, ["0", "1", "2"], 1)
-    swarm = Swarm(3, NetworkModel(), Config(mix_every_steps=4), trainer=learners)
-    learners.matrix[1] += 1000  # far enough for momentum in that direction to show
-    for row, (at_s, seeds) in enumerate([(0.0, []), (1.05, []), (6.05, [0, 1])]):
-        swarm.run_until(at_s)
-        swarm.add_peer(learners.matrix[row], seeds, samples_per_step=learners.samples_per_step)
-    swarm.run_until(20.05)
-    assert len({host.peer.local.run_id for host in swarm.hosts}) == 1
-    assert np.abs(learners.matrix).max() < 2
-
-
-# -- the scenario's table ----------------------------------------------------------------------------------------------
-def from_table(**optimizer) -> Scenario:
-    return Scenario.from_mapping({"duration_s": 1.0, "task": {"optimizer": optimizer}})
-
-
-def test_a_scenario_names_it_and_is_written_as_it_was_read():
-    scenario = from_table(name="sgd", lr=0.1, quasi_global=0.9)
-    assert scenario.task.optimizer == Optimizer(lr=0.1, quasi_global=0.9)
-    assert Scenario.from_mapping(scenario.to_mapping()) == scenario
-    assert scenario.replace(**{"task.optimizer.name": "adamw", "task.optimizer.lr": 0.001}).task.optimizer == Optimizer(
-        name="adamw", lr=0.001
-    )
-
-
-@pytest.mark.parametrize(
-    ("table", "said"),
-    [
-        ({"quasi_global": 1.0}, "quasi_global = 1.0 cannot work: it must be from 0 to below 1"),
-        ({"quasi_global": 0.9, "momentum": 0.9}, "quasi_global = 0.9 cannot work: .* momentum left out"),
-        ({"name": "adamw", "lr": 0.001, "quasi_global": 0.9}, "quasi_global = 0.9 cannot work: .* adamw has betas"),
-    ],
-)
-def test_what_excludes_it_is_said_in_one_sentence(table, said):
-    with pytest.raises(ConfigError, match=f"task.optimizer.{said}") as raised:
-        from_table(**table)
-    assert "\n" not in str(raised.value)
-
-
-def test_steps_are_counted_row_by_row_in_any_company():
-    """The other peers that train and mix change no bit of a peer's result."""
-    names = [f"peer {number}" for number in range(40)]
-    task = Task(model="mlp", samples_per_peer=16, optimizer=QUASI_GLOBAL)
-    together, by_itself = Learners(task, names, SEED), OneStepAtATime(task, names, SEED)
-    random = np.random.default_rng(0)
-    for _ in range(4):
-        counts = random.integers(0, 4, len(names))
-        order = random.permutation(len(names))
-        together.train(order, counts[order])
-        by_itself.train(np.arange(len(names)), counts)
-        for row in random.choice(len(names), 10, replace=False).tolist():
-            for learners in (together, by_itself):
-                learners.matrix[row] *= np.float32(0.99)
-                learners.on_mixed(row)
-    assert np.array_equal(together.matrix, by_itself.matrix)
 
 
 def test_what_a_scenario_leaves_open_of_the_outer_step_is_decided_as_a_node_decides_it():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import sys
 from pathlib import Path
 
@@ -14,69 +13,50 @@ from torch.nn import functional as F
 
 from gossip.errors import ConfigError, DataError
 from sim import Scenario, simulate
-from sim.learning import datasets, partitions
-from sim.learning.batches import Batches
+from sim.learning import datasets
 from sim.learning.dropout import Dropouts, StepKeys
 from sim.learning.learners import Learners
 from sim.scenario.task import Optimizer, Partition, Task
 from sim.simulation import Simulation
+from tests.sim.learning.alone import NAMES, SEED, Alone, OneStepAtATime, assert_trained_as_one_at_a_time
 
 JOBS = "tests.sim.jobs:"
-NAMES = ["ada", "bob", "cyd"]
-SEED = 5
 REAL = {"dataset": JOBS + "curve", "model": JOBS + "regressor"}
 TOKENS = {"dataset": JOBS + "tokens", "model": JOBS + "language_model"}
 SMOOTHED = {"model": "mlp", "loss": JOBS + "smoothed", "samples_per_peer": 40}
 NORMED = {"model": JOBS + "Normed", "samples_per_peer": 40}
+OWN = {
+    "real": REAL,
+    "one real number": {"dataset": JOBS + "one_number", "model": "mlp", "hidden": 8},
+    "tokens": TOKENS,
+    "own loss": SMOOTHED,
+    "batch norm": NORMED,
+}
 
 
-def cross_entropy(output, y):
-    return F.cross_entropy(output.flatten(0, -2), y.flatten())
+class OfAnyLoss(Alone):
+    """A peer alone whose task may be one of real numbers or have a loss of its own."""
+
+    def loss(self, output, y):
+        if self.task.loss is not None:
+            return F.cross_entropy(output, y, label_smoothing=0.1)
+        return F.mse_loss(output.reshape(y.shape), y) if y.is_floating_point() else super().loss(output, y)
 
 
-def loss_of(task):
-    if task.loss is not None:
-        return lambda output, y: F.cross_entropy(output, y, label_smoothing=0.1)
-    return F.mse_loss if task.dataset == JOBS + "curve" else cross_entropy
-
-
-@pytest.mark.parametrize("what", [REAL, TOKENS, SMOOTHED, NORMED], ids=["real", "tokens", "own loss", "batch norm"])
+@pytest.mark.parametrize("what", OWN.values(), ids=OWN)
 @pytest.mark.parametrize(
     "optimizer", [Optimizer(lr=0.05, momentum=0.9, weight_decay=0.01), Optimizer(name="adamw", lr=0.003)], ids=str
 )
-def test_each_peer_trains_as_a_plain_loop_of_torch_does(what, optimizer):
+def test_each_peer_trains_and_is_evaluated_as_a_plain_loop_of_torch_does(what, optimizer):
     task = Task(optimizer=optimizer, **what)
+    assert_trained_as_one_at_a_time(task, OfAnyLoss, tolerance=1e-4)
     learners = Learners(task, NAMES, SEED)
-    data = datasets.load(task.dataset)
-    plain = [copy.deepcopy(learners.module(learners.matrix[0])).train() for _ in NAMES]
-    decay, rate = task.optimizer.weight_decay, task.optimizer.lr
-    torch_optimizers = [
-        torch.optim.SGD(each.parameters(), lr=rate, momentum=0.9, weight_decay=decay) if optimizer.name == "sgd"
-        else torch.optim.AdamW(each.parameters(), lr=rate, weight_decay=decay) for each in plain
-    ]  # fmt: skip
-    batches = Batches(partitions.parts(task, data, NAMES, SEED), NAMES, SEED, task.batch_size)
-    for row, steps in ((0, 3), (1, 7), (2, 5)):
-        for step in range(steps):
-            drawn = batches.draw(np.array([row]), np.array([step]))[0]
-            torch_optimizers[row].zero_grad()
-            loss_of(task)(plain[row](data.x_train[drawn]), data.y_train[drawn]).backward()
-            torch_optimizers[row].step()
-    learners.train(np.array([0, 1]), np.array([3, 4]))
-    learners.train(np.array([2, 1]), np.array([5, 3]))
-    for row, each in enumerate(plain):
-        ours, theirs = learners.module(learners.matrix[row]).state_dict(), each.state_dict()
-        for name, value in theirs.items():
-            if value.is_floating_point():
-                assert torch.allclose(ours[name], value, rtol=1e-4, atol=1e-5), name
-        each.eval()
-        with torch.no_grad():
-            output = each(data.x_test)
-            expected = loss_of(task)(output, data.y_test).item()
-        loss, accuracy, metric = learners.evaluate(learners.matrix[row : row + 1])
-        assert loss[0] == pytest.approx(expected, rel=1e-3)
-        right = float("nan") if what is REAL else (output.argmax(-1) == data.y_test).float().mean().item()
-        assert accuracy[0] == pytest.approx(right, abs=0.02, nan_ok=True)
-        assert np.isnan(metric[0])
+    learners.train(np.array([1]), np.array([7]))
+    loss, accuracy, metric = learners.evaluate(learners.matrix[1:2])
+    expected_loss, expected_accuracy = OfAnyLoss(task, learners, 1).evaluate()
+    assert loss[0] == pytest.approx(expected_loss, rel=1e-3)
+    assert accuracy[0] == pytest.approx(expected_accuracy, abs=0.02, nan_ok=True)
+    assert np.isnan(metric[0])
 
 
 def test_running_statistics_are_moved_by_steps_and_lie_behind_the_parameters():
@@ -104,14 +84,11 @@ def test_the_outer_step_is_for_parameters_and_statistics_are_averaged_plainly():
 
 def test_what_is_dropped_out_is_the_peers_own_whoever_trains_in_the_same_call():
     task = Task(model=JOBS + "channel_dropout", samples_per_peer=40)
-    together = Learners(task, NAMES, SEED)
+    together, alone = Learners(task, NAMES, SEED), OneStepAtATime(task, NAMES, SEED)
     together.train(np.arange(3), np.array([4, 4, 4]))
-    alone = Learners(task, NAMES, SEED)
-    for row in (2, 0, 1):
-        for _ in range(4):
-            alone.train(np.array([row]), np.array([1]))
+    alone.train(np.array([2, 0, 1]), np.array([4, 4, 4]))
     assert np.allclose(together.matrix, alone.matrix, rtol=0, atol=1e-6)
-    fewer = Learners(Task(model=JOBS + "channel_dropout", samples_per_peer=40), NAMES[:2], SEED)
+    fewer = Learners(task, NAMES[:2], SEED)
     fewer.train(np.arange(2), np.array([4, 4]))
     assert np.allclose(together.matrix[:2], fewer.matrix, rtol=0, atol=1e-6)
     again = [learners.evaluate(learners.matrix)[0].tolist() for learners in (together, together)]
@@ -170,31 +147,30 @@ def test_a_metric_of_ones_own_is_told_in_every_row_and_is_of_the_whole_test_set(
     assert learners.evaluate(learners.matrix[:1])[2][0] == pytest.approx((output - data.y_test).abs().max().item())
 
 
-def test_a_language_model_of_ones_own_learns_in_a_swarm():
-    scenario = Scenario.from_mapping(
-        {
-            "peers": 3, "duration_s": 25.0, "network": "lan", "gossip": {"mix_every_steps": 8},
-            "task": {
-                **TOKENS, "metric": JOBS + "perplexity",
-                "optimizer": {"name": "adamw", "lr": 0.02},
-            },
-        }
-    )  # fmt: skip
-    result = simulate(scenario, progress=False)
-    first, last = result.history[0], result.history[-1]
-    assert last["metric_mean"] == pytest.approx(np.exp(last["loss_mean"]), rel=0.3)
-    assert last["accuracy_mean"] > 0.25 > 0.05 > first["accuracy_mean"]  # chance is one in 300
-
-
-def test_a_named_model_meets_real_numbers_too_of_one_dimension_or_several():
-    for dataset in ("curve", "one_number"):
-        learners = Learners(Task(dataset=JOBS + dataset, model="mlp", hidden=8), NAMES, SEED)
-        before = learners.evaluate(learners.matrix)[0].mean()
-        learners.train(np.arange(3), np.full(3, 60))
-        assert learners.evaluate(learners.matrix)[0].mean() < 0.5 * before
-
-
+VECTORS = JOBS + "vectors"
+TEXT = JOBS + "text"
 FAULTS = {
+    "gpt on pictures": (Task(model="gpt"), "'gpt' reads text"),
+    "mlp on text": (Task(dataset=TEXT, model="mlp"), "'mlp' cannot read text: use gpt"),
+    "cnn on vectors": (Task(dataset=VECTORS, model="cnn"), "'cnn' needs pictures"),
+    "natural digits": (Task(partition=Partition(kind="natural")), "names its clients.*use iid or dirichlet"),
+    "dirichlet text": (
+        Task(dataset=TEXT, model="gpt", partition=Partition(kind="dirichlet", alpha=0.1)),
+        "is text: use natural or iid",
+    ),
+    "no module": (Task(model="no_such_module:f"), "task.model .* cannot be imported"),
+    "no model": (Task(model=JOBS + "a_number"), "returned int: return a torch.nn.Module"),
+    "no tensors": (Task(dataset=JOBS + "not_tensors"), "must return the tensors"),
+    "unequal": (Task(dataset=JOBS + "unequal"), "as many labels as samples"),
+    "half real": (Task(dataset=JOBS + "half_real_labels"), "of one kind or shape for training and of another"),
+    "test shape": (Task(dataset=JOBS + "odd_test_shape"), r"shape \[7\] and others for the test"),
+    "float64": (Task(model=JOBS + "double"), "0.weight is float64"),
+    "frozen": (Task(model=JOBS + "frozen"), "1.weight is frozen"),
+    "no parameters": (Task(model=JOBS + "no_parameters"), "nothing to train"),
+    "classes": (Task(model=JOBS + "too_few_classes"), r"gives \[2, 3\] .* logits of \[2, 10\] are needed"),
+    "inputs": (Task(model=JOBS + "too_few_inputs"), "turns 7 inputs into 10 classes, and digits has 64 and 10"),
+    "no vmap": (Task(model=JOBS + "Moody"), "cannot be computed for many peers at once"),
+    "too many samples": (Task(samples_per_peer=2000), "digits has 1437 training samples"),
     "mse of classes": (Task(loss="mse"), "'mse' needs real numbers"),
     "cross-entropy of numbers": (Task(**REAL, loss="cross-entropy"), "needs class numbers"),
     "shape": (Task(dataset=JOBS + "one_number", model=JOBS + "regressor"), r"gives \[2, 2\] .* \[2\] is needed"),
@@ -212,8 +188,10 @@ FAULTS = {
 
 @pytest.mark.parametrize(("task", "said"), FAULTS.values(), ids=FAULTS)
 def test_what_cannot_be_is_refused_in_one_sentence(task, said):
-    with pytest.raises((ConfigError, DataError), match=said):
+    with pytest.raises((ConfigError, DataError), match=said) as raised:
         Learners(task, NAMES, SEED)
+    assert "\n" not in str(raised.value)
+    assert str(raised.value).endswith(".")
 
 
 def test_statistics_are_beyond_the_fast_level_and_a_loss_is_beyond_averaging():

@@ -20,6 +20,7 @@ from sim.planner.world import STEPS, World
 from sim.scenario.scenario import Scenario
 from sim.simulation import simulate
 from tests.harness.marks import slow
+from tests.sim.fake_results import fake_result
 
 SLOW = {"network": {"latency": {"kind": "constant", "value_ms": 25}, "rate_mbit_s": 20, "loss": 0.01}}
 WORLD = {
@@ -63,23 +64,23 @@ def test_what_does_not_go_with_a_stand_in_is_refused():
                                        "task": {"model_mb": 1.0}}))  # fmt: skip
 
 
+def tried_in(world):
+    """Return the settings tried in a world, each with what it makes of the file's."""
+    tried = candidates(world.scenario, world.exchange_steps, world.base_settings)
+    return tried, [with_candidate(world.scenario, one).config for one in tried]
+
+
 def test_candidates_are_around_the_pace_that_the_links_allow():
     slow, fast = world_of(**SLOW), world_of(network="datacentre")
+    longest = []
     for world in (slow, fast):
-        tried = candidates(world.scenario, world.exchange_steps)
+        tried, configs = tried_in(world)
         assert tried[0].name == GIVEN
         assert len(tried) == 12
-        configs = [with_candidate(world.scenario, one).config for one in tried]
         assert all(configs.count(one) == 1 for one in configs), "each is tried once"
+        longest.append(max(one.interval_steps for one in configs))
     assert slow.exchange_steps("fp32") > 3 * slow.exchange_steps("int8") > 9 * fast.exchange_steps("fp32")
-    slowest, quickest = (
-        max(
-            with_candidate(each.scenario, one).config.interval_steps
-            for one in candidates(each.scenario, each.exchange_steps)
-        )
-        for each in (slow, fast)
-    )
-    assert slowest > quickest
+    assert longest[0] > longest[1]
 
 
 HOMES = {"network": {"latency": {"kind": "quantiles", "name": "internet"}, "rate_mbit_s": {"up": 20, "down": 100}}}
@@ -91,10 +92,9 @@ NEAR = {"network": {"latency": {"kind": "constant", "value_ms": 0.2}, "rate_mbit
 )
 def test_the_preset_that_is_advised_suits_the_links(tables, preset):
     world = world_of(**tables)
-    tried = candidates(world.scenario, world.exchange_steps, world.base_settings)
+    tried, configs = tried_in(world)
     assert {one.changes.get("preset") for one in tried[1:]} == {preset}
-    advised = with_candidate(world.scenario, tried[1]).config
-    assert advised.stall_s == getattr(Config, preset)().stall_s
+    assert configs[1].stall_s == getattr(Config, preset)().stall_s
     study = Study(world, tried[:2], 1)
     for outcome, accuracy in zip(study.outcomes, (0.5, 0.9), strict=True):
         outcome.accuracy, outcome.sent, outcome.mixes = [accuracy], [1e6], [30.0]
@@ -105,26 +105,22 @@ def test_the_preset_that_is_advised_suits_the_links(tables, preset):
 def test_a_preset_that_the_file_names_stays():
     world = world_of(gossip={"preset": "lan", "stall_s": 7.0}, **HOMES)
     assert world.base_settings == {}
-    tried = candidates(world.scenario, world.exchange_steps, world.base_settings)
-    assert all(with_candidate(world.scenario, one).config.stall_s == 7.0 for one in tried)
+    tried, configs = tried_in(world)
+    assert {config.stall_s for config in configs} == {7.0}
     assert all("preset" not in one.changes for one in tried)
 
 
 def test_what_the_file_says_beside_a_preset_holds_for_every_candidate():
-    world = world_of(gossip={"stall_s": 3.0, "join_timeout_s": 4.0}, **HOMES)
-    tried = candidates(world.scenario, world.exchange_steps, world.base_settings)
-    configs = [with_candidate(world.scenario, one).config for one in tried]
+    _, configs = tried_in(world_of(gossip={"stall_s": 3.0, "join_timeout_s": 4.0}, **HOMES))
     assert {(config.stall_s, config.join_timeout_s) for config in configs} == {(3.0, 4.0)}
     assert {config.codec for config in configs[1:]} >= {"bf16"}, "that of wan"
 
 
 def test_what_does_not_go_with_the_file_is_not_tried():
     world = world_of(gossip={"selection": "nearest"}, **SLOW)
-    tried = candidates(world.scenario, world.exchange_steps)
-    assert all(
-        "nearest" in str(with_candidate(world.scenario, one).gossip.selection) or one.changes.get("selection")
-        for one in tried
-    )
+    for one in candidates(world.scenario, world.exchange_steps):
+        config = with_candidate(world.scenario, one).config
+        assert "nearest" in str(config.selection) or one.changes.get("selection")
 
 
 def test_slow_links_are_watched_for_longer_and_learned_on_more_slowly():
@@ -208,21 +204,10 @@ def test_one_that_diverged_is_never_taken_and_all_of_them_are_a_sentence():
     assert study.choice is study.given
     assert json.dumps(study.to_mapping(), allow_nan=False)
     nobody = Study(world_of(**SLOW), [Candidate(GIVEN, {})], 1)
+    diverged = fake_result(nobody.runs[0][1])
+    diverged.summary["accuracy"]["mean"] = None
     with pytest.raises(LocalError, match="None of the settings learned"):
-        nobody.take({0: Diverged(nobody.runs[0][1])})
-
-
-class Diverged:
-    """A result of a run that diverged: its metric is missing."""
-
-    exchange_s = np.zeros(0)
-
-    def __init__(self, scenario):
-        self.scenario = scenario
-        self.summary = {"accuracy": {"mean": None}, "virtual_s": 10.0, "bytes_sent": 0, "consensus_distance": None}
-
-    def column(self, name):
-        return np.array([math.nan])
+        nobody.take({0: diverged})
 
 
 def test_when_an_accuracy_was_there_is_read_between_two_looks():

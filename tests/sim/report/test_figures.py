@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from node.observe.figures import reference_page
-from sim.report.figures import SUMMARY, page
+from sim.report.figures import page
 from tests.sim.fake_results import fake_result
 
 PAGE = Path(__file__).parents[3] / "docs" / "figures.md"
@@ -13,16 +13,6 @@ PAGE = Path(__file__).parents[3] / "docs" / "figures.md"
 
 def test_the_page_is_what_the_rows_say():
     assert PAGE.read_text(encoding="utf-8") == reference_page() + page(), "make reference writes it anew"
-
-
-def test_a_summary_has_its_keys_in_this_order():
-    names = [total.name for total in SUMMARY]
-    assert names == [
-        "name", "seed", "peers", "virtual_s", "events", "node_updates", "steps", "loss", "accuracy", "metric",
-        "interval_steps", "consensus_distance", "exchanges_done", "exchanges_failed", "refused", "no_exchange",
-        "bytes_sent", "digest", "done", "wall_s", "cpu_s", "setup_s", "updates_per_cpu_s", "peak_rss_mb", "fidelity",
-        "fidelity_reason",
-    ]  # fmt: skip
 
 
 def test_a_result_is_shown_without_accuracies_where_nothing_has_one():

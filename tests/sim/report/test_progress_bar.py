@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import os
-import pty
 import re
 
 import pytest
@@ -12,13 +10,11 @@ import pytest
 from sim.report import progress_bar
 from sim.report.result import Progress
 from tests.harness import warm
-from tests.sim.commands import AVERAGING
+from tests.sim.commands import AVERAGING, in_a_terminal
 
 
 def test_the_bar_writes_nothing_where_nobody_looks(capfd):
-    from sim.report.progress_bar import Bar
-
-    with Bar("lan") as bar:
+    with progress_bar.Bar("lan") as bar:
         bar.update(Progress(1.0, 0.5, 10, 100.0, 1.0))
     assert capfd.readouterr() == ("", "")
 
@@ -33,12 +29,7 @@ with Bar("a [red]name that is longer than there is room for") as bar:
 
 
 def test_in_a_terminal_the_bar_is_drawn_and_at_ctrl_c_it_is_gone_and_the_cursor_is_back():
-    ours, theirs = pty.openpty()
-    environment = os.environ | {"TERM": "xterm", "COLUMNS": "100"}
-    done = warm.run("-c", STOPPED, stdin=theirs, stderr=theirs, env=environment)
-    os.close(theirs)
-    shown = os.read(ours, 1 << 16).decode()
-    os.close(ours)
+    done, shown = in_a_terminal("-c", STOPPED)
     assert done.returncode != 0
     assert done.stdout == ""
     assert "a [red]name that is lon…" in shown
@@ -48,11 +39,9 @@ def test_in_a_terminal_the_bar_is_drawn_and_at_ctrl_c_it_is_gone_and_the_cursor_
 
 
 def test_in_a_notebook_without_ipywidgets_there_is_no_bar_and_no_warning(monkeypatch, capfd):
-    from sim.report.progress_bar import Bar
-
     monkeypatch.setattr("rich.console._is_jupyter", lambda: True)
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with Bar("a <b>") as bar:
+    with progress_bar.Bar("a <b>") as bar:
         bar.update(Progress(60.0, 0.5, 10, 100.0, 1.0))
     assert bar.drawn.disable
     assert capfd.readouterr() == ("", "")

@@ -68,6 +68,11 @@ def saved(tmp_path_factory):
     return result, folder / "new" / "deep"
 
 
+@pytest.fixture(scope="module")
+def page_text(saved):
+    return (saved[1] / "report.html").read_text()
+
+
 @pytest.fixture
 def _page_alone(monkeypatch):
     """Draw the page, without saving each picture as a file too: :func:`saved` has those."""
@@ -169,40 +174,33 @@ def test_without_matplotlib_a_notebook_shows_the_figures_and_what_to_install():
 
 
 # -- the page ----------------------------------------------------------------------------------------------------------
-def test_the_page_needs_no_other_file_and_is_well_formed(saved):
-    _, folder = saved
-    text = (folder / "report.html").read_text()
-    page = Page(text)
+def test_the_page_needs_no_other_file_and_is_well_formed(page_text):
+    page = Page(page_text)
     assert page.open == []
     assert all(link.startswith("#") for link in page.links)
     assert {link[1:] for link in page.links} <= set(page.ids)
-    assert not re.search(r"url\((?!#)|@import|<script", text)
-    for number in re.findall(r"url\(#([^)]+)\)", text):
+    assert not re.search(r"url\((?!#)|@import|<script", page_text)
+    for number in re.findall(r"url\(#([^)]+)\)", page_text):
         assert number in page.ids
 
 
-def test_names_are_text_on_the_page_and_not_markup(saved):
-    _, folder = saved
-    text = (folder / "report.html").read_text()
-    assert "<b> &" not in text
-    assert "a &lt;b&gt; &amp; c" in text
+def test_names_are_text_on_the_page_and_not_markup(page_text):
+    assert "<b> &" not in page_text
+    assert "a &lt;b&gt; &amp; c" in page_text
 
 
-def test_every_colour_of_a_picture_on_the_page_is_one_that_the_page_defines_for_light_and_dark(saved):
-    _, folder = saved
-    text = (folder / "report.html").read_text()
-    pictures = "".join(re.findall(r"<svg.*?</svg>", text, re.DOTALL))
+def test_every_colour_of_a_picture_on_the_page_is_one_that_the_page_defines_for_light_and_dark(page_text):
+    pictures = "".join(re.findall(r"<svg.*?</svg>", page_text, re.DOTALL))
     assert set(re.findall(r"#[0-9a-f]{6}\b", pictures)) == set()
     used = set(re.findall(r"var\(--(\w+)\)", pictures))
-    light, dark = re.findall(r":root \{(.*?)\}", text, re.DOTALL)
+    light, dark = re.findall(r":root \{(.*?)\}", page_text, re.DOTALL)
     assert {"s0", "s1", "ink", "muted", "grid", "shade"} <= used
     assert all(f"--{name}:" in light and f"--{name}:" in dark for name in used)
 
 
-def test_the_page_says_in_words_what_was_played_and_when_the_network_was_cut(saved):
-    result, folder = saved
-    text = " ".join(Page((folder / "report.html").read_text()).text).replace("\N{NO-BREAK SPACE}", " ")
-    assert words.in_words(result.scenario) in text
+def test_the_page_says_in_words_what_was_played_and_when_the_network_was_cut(saved, page_text):
+    text = " ".join(Page(page_text).text).replace("\N{NO-BREAK SPACE}", " ")
+    assert words.in_words(saved[0].scenario) in text
     assert "From 10 min to 15 min the network is cut into 2 groups." in text
     assert "Shaded: while the network is cut." in text
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from operator import attrgetter
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 
 from gossip.config import Config
 from sim.scenario import worlds
+from sim.scenario.adversaries import AttackersSpec
 from sim.scenario.scenario import (
     ChurnSpec,
     Compute,
@@ -22,6 +24,7 @@ from sim.scenario.scenario import (
     NetworkSpec,
     Optimizer,
     Partition,
+    PeerSpec,
     Rate,
     ReportSpec,
     Scenario,
@@ -127,6 +130,8 @@ optimizers = [
     Optimizer(name="adamw", lr=1e-3, betas=(0.8, 0)),
     Optimizer(schedule="cosine", schedule_steps=9, warmup_steps=2, min_lr=0.01),
     Optimizer(name="adamw", lr=1e-3, schedule="cosine", schedule_steps=9),
+    Optimizer(name="muon", lr=0.02, adam_lr=0.01, clip_norm=1.0, betas=(0.9, 0.95)),
+    Optimizer(quasi_global=0.9),
 ]
 churns = st.one_of(
     st.none(),
@@ -147,6 +152,10 @@ tasks = st.builds(
     samples_per_peer=st.none() | st.integers(1, 99),
     hidden=st.none() | st.integers(1, 99),
 )
+FLEET = (
+    PeerSpec(number=2, name="bob", rate_mbit_s=Rate(1, 2)),
+    PeerSpec(number=3, to=4, latency_ms=5, step_s=Distribution.constant(0.5)),
+)
 anything = {
     "name": st.sampled_from(["a", "two words", '"quoted" \\ é']),
     "task": tasks,
@@ -155,6 +164,10 @@ anything = {
     "network": networks,
     "churn": churns,
     "membership": st.sampled_from([MembershipSpec(), MembershipSpec(start="seed", join_every_s=0.5)]),
+    "fleet": st.sampled_from([(), FLEET]),
+    "attackers": st.sampled_from(
+        [None, AttackersSpec(share=0.1), AttackersSpec(share=0.2, kind="scaled", scale=3.0)],
+    ),
 }
 reports = st.builds(ReportSpec, every_s=st.none() | st.floats(25, 1e4))
 scenarios = st.builds(Scenario, rounds=st.floats(0.5, 1e4), **anything) | st.builds(
@@ -191,6 +204,12 @@ def test_a_preset_is_named_again_with_what_differs():
     }  # fmt: skip
 
 
+def test_a_constant_rate_is_written_without_the_keys_of_another():
+    table = Scenario(rounds=1, task=Task(optimizer=Optimizer(lr=0.2))).to_mapping()["task"]["optimizer"]
+    assert table["schedule"] == "constant"
+    assert not {"schedule_steps", "warmup_steps", "min_lr"} & set(table)
+
+
 # -- presets and short forms -----------------------------------------------------------------------------------------
 def from_keys(**tables):
     return Scenario.from_mapping({"rounds": 1} | tables)
@@ -220,13 +239,10 @@ def test_short_forms_mean_the_long_ones():
     assert short.network.rate_mbit_s.up_bytes_s == math.inf
 
 
-def test_a_key_says_its_unit():
+def test_a_key_says_its_unit_and_a_megabit_is_125_000_bytes():
     in_ms = from_keys(network={"latency": {"kind": "lognormal", "median_ms": 50, "sigma": 0.5}})
     in_s = from_keys(network={"latency": {"kind": "lognormal", "median_s": 0.05, "sigma": 0.5}})
     assert in_ms == in_s
-
-
-def test_a_megabit_is_125_000_bytes():
     assert (Rate(1, 8).up_bytes_s, Rate(1, 8).down_bytes_s) == (125_000, 1e6)
 
 
@@ -261,21 +277,20 @@ def test_rounds_take_the_place_of_a_duration_and_the_other_way_round(file, tmp_p
     assert Scenario.from_toml(endless, changes={"rounds": "3"}) == Scenario(peers=3, rounds=3)
 
 
-def test_a_trace_lies_beside_its_scenario(tmp_path, monkeypatch):
-    path = tmp_path / "traced.toml"
-    path.write_text('rounds = 1\nchurn = { trace = "sessions.csv" }')
+@pytest.mark.parametrize(
+    ("table", "key"),
+    [
+        ('churn = { trace = "own.file" }', "churn.trace"),
+        ('gossip = { selection = "graph", graph = "own.file" }', "gossip.graph"),
+    ],
+)
+def test_a_file_that_a_scenario_names_lies_beside_it(table, key, tmp_path, monkeypatch):
+    path = tmp_path / "scenario.toml"
+    path.write_text(f"rounds = 1\n{table}")
     monkeypatch.chdir("/")
-    assert Scenario.from_toml(path).churn == ChurnSpec(trace=str(tmp_path / "sessions.csv"))
-    elsewhere = Scenario.from_toml(path, changes={"churn.trace": "other.csv"})  # set on the command line
-    assert elsewhere.churn == ChurnSpec(trace="other.csv")
-
-
-def test_a_graph_lies_beside_its_scenario(tmp_path):
-    path = tmp_path / "linked.toml"
-    path.write_text('rounds = 1\ngossip = { selection = "graph", graph = "links.txt" }')
-    assert Scenario.from_toml(path).gossip.graph == str(tmp_path / "links.txt")
-    elsewhere = Scenario.from_toml(path, changes={"gossip.graph": "other.txt"})  # set on the command line
-    assert elsewhere.gossip.graph == "other.txt"
+    assert attrgetter(key)(Scenario.from_toml(path)) == str(tmp_path / "own.file")
+    elsewhere = Scenario.from_toml(path, changes={key: "other.file"})  # set on the command line
+    assert attrgetter(key)(elsewhere) == "other.file"
 
 
 # -- what is shipped -------------------------------------------------------------------------------------------------

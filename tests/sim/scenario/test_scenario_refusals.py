@@ -20,6 +20,8 @@ def sentence(table):
     return said
 
 
+ATTACKS = ("sign-flip", "scaled", "random", "nan", "alie", "ipm", "dissensus")
+CLOUD = {"network": {"latency": {"kind": "matrix", "name": "cloud"}}}
 MATRIX = {"kind": "matrix", "regions": ["a", "b"]}
 
 
@@ -119,12 +121,75 @@ MATRIX = {"kind": "matrix", "regions": ["a", "b"]}
             ["report.every_s = 0.5", "1 or more", "400"],
         ),
         ({"report": {"evaluate_peers": 0}}, ["report.evaluate_peers = 0", "1 or more"]),
+        ({"peers": 6, "fleet": [{"number": 6}]}, ["fleet[0].number = 6", "below peers = 6"]),
+        ({"peers": 6, "fleet": [{"number": 2, "to": 9}]}, ["fleet[0].to = 9", "below peers = 6"]),
+        ({"fleet": [{"number": 2, "to": 1}]}, ["fleet[0].to = 1", "2 or more"]),
+        ({"fleet": [{"number": -1}]}, ["fleet[0].number = -1", "from 0 up"]),
+        ({"fleet": [{"number": 0, "to": 3}, {"number": 3}]}, ["fleet[1].number = 3", "fleet[0]", "once"]),
+        ({"fleet": [{}]}, ["fleet[0].number is missing"]),
+        ({"fleet": [{"number": 1, "rate_mbit_s": 0}]}, ["fleet[0].rate_mbit_s.up = 0", "positive"]),
+        ({"fleet": [{"number": 1, "loss": 1}]}, ["fleet[0].loss = 1.0", "below 1"]),
+        ({"fleet": [{"number": 1, "latency_ms": -3}]}, ["fleet[0].latency_ms = -3.0", "from 0 up"]),
+        ({"fleet": [{"number": 1, "step_s": 0}]}, ["fleet[0].step_s", "longer than 0 s"]),
+        ({"fleet": [{"number": 1, "region": "mars"}]}, ["fleet[0].region", "matrix"]),
+        ({"fleet": [{"number": 1, "region": "mars"}], **CLOUD}, ["fleet[0].region = 'mars'", "frankfurt"]),
+        ({"attackers": {"share": 1.0}}, ["attackers.share = 1.0", "below 1", "at least one peer is honest"]),
+        ({"attackers": {"share": -0.1}}, ["attackers.share = -0.1", "from 0"]),
+        ({"peers": 10, "attackers": {"share": 0.01}}, ["attackers.share = 0.01", "1 at least of 10 peers"]),
+        ({"peers": 10, "attackers": {"share": 0.96}}, ["attackers.share = 0.96", "leaves 1"]),
+        ({"attackers": {"kind": "nan"}}, ["attackers.share", "missing"]),
+        ({"attackers": {"share": 0.1, "kind": "flip"}}, ["attackers.kind = 'flip'", ", ".join(ATTACKS)]),
+        ({"attackers": {"share": 0.5, "kind": "alie"}}, ["attackers.scale", "half of the peers"]),
+        ({"attackers": {"share": 0.1, "kind": "nan", "scale": 2}}, ["attackers.scale = 2.0", "nan has none"]),
+        ({"attackers": {"share": 0.1, "scale": 0}}, ["attackers.scale = 0.0", "positive"]),
+        ({"attackers": {"share": 0.1, "scale": math.inf}}, ["attackers.scale = inf", "positive"]),
+        (
+            {"gossip": {"mixing": "group"}, "attackers": {"share": 0.1, "kind": "dissensus"}},
+            ["attackers.kind", "beside groups"],
+        ),
     ],
 )
 def test_what_cannot_work_is_refused_with_its_key_and_what_would(table, words):
     said = sentence(table)
     for word in words:
         assert word in said
+
+
+TEN = {"schedule": "cosine", "schedule_steps": 10}
+MUON = {"name": "muon", "lr": 0.02, "adam_lr": 0.01}
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "key", "words"),
+    [
+        ({"quasi_global": 1.0}, "quasi_global = 1.0", "cannot work: it must be from 0 to below 1"),
+        ({"quasi_global": 0.9, "momentum": 0.9}, "quasi_global = 0.9", "momentum left out"),
+        ({"name": "adamw", "lr": 0.001, "quasi_global": 0.9}, "quasi_global = 0.9", "adamw has betas"),
+        ({"name": "muon", "adam_lr": 0.01}, "lr is missing", "muon needs one of its own"),
+        ({"name": "muon", "lr": 0.02}, "adam_lr is missing", "it must be a positive number for muon"),
+        (MUON | {"momentum": 0.9}, "momentum = 0.9", "muon has a momentum"),
+        ({"name": "adamw", "lr": 0.01, "adam_lr": 0.01}, "adam_lr = 0.01", "only muon"),
+        ({"clip_norm": 0.0}, "clip_norm = 0.0", "cannot work: it must be a positive number"),
+        ({"quasi_global": 0.9, "clip_norm": 1.0}, "clip_norm = 1.0", "left out with quasi_global"),
+        ({"schedule": "linear"}, "schedule = 'linear'", "cannot work: it must be one of constant, cosine"),
+        ({"schedule": "cosine"}, "schedule_steps is missing", "as 3000"),
+        (TEN | {"schedule_steps": 0}, "schedule_steps = 0", "1 to 1,000,000"),
+        (TEN | {"schedule_steps": 10.5}, "schedule_steps = 10.5", "cannot work: it must be a whole number"),
+        (TEN | {"warmup_steps": 10}, "warmup_steps = 10", "below schedule_steps = 10"),
+        (TEN | {"warmup_steps": -1}, "warmup_steps = -1", "from 0"),
+        (TEN | {"min_lr": 0.2}, "min_lr = 0.2", "cannot work: it must be from 0 to lr = 0.1"),
+        (TEN | {"min_lr": -0.1}, "min_lr = -0.1", "cannot work"),
+        (TEN | {"quasi_global": 0.9}, "schedule = 'cosine'", "it must be constant with quasi_global"),
+        ({"schedule_steps": 10}, "schedule_steps = 10", "or schedule = 'cosine'"),
+        ({"schedule_steps": 0}, "schedule_steps = 0", "or schedule = 'cosine'"),
+        ({"warmup_steps": 10}, "warmup_steps = 10", "or schedule = 'cosine'"),
+        ({"min_lr": 0.01}, "min_lr = 0.01", "or schedule = 'cosine'"),
+    ],
+)
+def test_an_optimizer_that_cannot_work_is_refused_with_its_key_and_what_would(optimizer, key, words):
+    said = sentence({"task": {"optimizer": optimizer}})
+    assert said.startswith(f"task.optimizer.{key}")
+    assert words in said
 
 
 @pytest.mark.parametrize(
@@ -176,21 +241,26 @@ def test_a_sentence_begins_with_the_file(tmp_path):
         Scenario.from_toml(tmp_path / "absent.toml")
 
 
-def test_a_key_below_a_number_is_refused():
-    with pytest.raises(ConfigError, match=r"peers.x cannot be set: peers = 100 is no table"):
-        Scenario(rounds=1).replace(**{"peers.x": 1})
+@pytest.mark.parametrize(
+    ("key", "said"),
+    [
+        ("peers.x", r"peers.x cannot be set: peers = 100 is no table"),
+        ("gossip..x", r"gossip..x is not a key: write table.key"),
+    ],
+)
+def test_a_change_of_what_is_no_key_is_refused(key, said):
+    with pytest.raises(ConfigError, match=said):
+        Scenario(rounds=1).replace(**{key: 1})
 
 
-def test_an_empty_word_in_a_key_is_refused():
-    with pytest.raises(ConfigError, match=r"gossip..x is not a key: write table.key"):
-        Scenario(rounds=1).replace(**{"gossip..x": 1})
-
-
-def test_another_optimizer_does_not_inherit_a_rate_that_makes_it_diverge():
+def test_another_optimizer_does_not_inherit_a_rate_that_makes_it_diverge_or_a_momentum():
     with pytest.raises(ConfigError, match=r"task.optimizer.lr is missing: adamw needs one of its own"):
         Scenario(rounds=1).replace(**{"task.optimizer.name": "adamw"})
     chosen = Scenario(rounds=1).replace(**{"task.optimizer.name": "adamw", "task.optimizer.lr": 1e-3})
     assert chosen.replace(**{"task.optimizer.name": "sgd"}).task.optimizer == Optimizer()
+    quasi_global = Scenario.from_mapping({"rounds": 1, "task": {"optimizer": {"lr": 0.1, "quasi_global": 0.9}}})
+    adamw = quasi_global.replace(**{"task.optimizer.name": "adamw", "task.optimizer.lr": 0.001}).task.optimizer
+    assert adamw == Optimizer(name="adamw", lr=0.001)
 
 
 def test_a_fault_crosses_processes():

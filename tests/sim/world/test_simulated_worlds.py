@@ -8,51 +8,25 @@ import numpy as np
 import pytest
 
 from gossip.config import Config
-from gossip.config.internal import Internal
 from gossip.effects import MemberState
-from sim.scenario.scenario import (
-    ChurnSpec,
-    Compute,
-    Distribution,
-    MembershipSpec,
-    NetworkCut,
-    NetworkSpec,
-    ReportSpec,
-    Scenario,
-    Stragglers,
-    Task,
-)
+from sim.scenario.scenario import ChurnSpec, Distribution, Scenario
 from sim.simulation import START_S, Simulation, simulate
 from sim.world.churn import Churn, churn_of
+from tests.harness.configs import tuned
+from tests.sim.scenarios import AVERAGING, played, small
 
 MODES = pytest.mark.parametrize("mode", ["protocol", "ideal"])
-ELEMENTS = 8
 
 
 def averaging(**changes) -> Scenario:
     """Return a scenario of peers that average vectors, one exchange in 0.4 s each."""
-    scenario = {
-        "peers": 8,
-        "duration_s": 30.0,
-        "fidelity": "whole",
-        "task": Task(dataset="averaging", elements=ELEMENTS),
-        "compute": Compute(step_s=Distribution.lognormal(0.1, 0.3)),
-        "gossip": Config(mix_every_steps=4),
-    }
-    return Scenario(**scenario | changes)
+    return small(**{"peers": 8, "duration_s": 30.0, "task": AVERAGING} | changes)
 
 
 def traced(tmp_path, lines: str, **changes) -> Scenario:
     trace = tmp_path / "trace.csv"
     trace.write_text("peer,from_s,until_s\n" + lines)
-    return averaging(churn=ChurnSpec(trace=str(trace), farewell=changes.pop("farewell", 0.0)), **changes)
-
-
-def played(scenario: Scenario) -> Simulation:
-    run = Simulation(scenario)
-    for _ in run.slices():
-        pass
-    return run
+    return averaging(churn={"trace": str(trace), "farewell": changes.pop("farewell", 0.0)}, **changes)
 
 
 def vectors(run: Simulation, names: range) -> np.ndarray:
@@ -75,9 +49,7 @@ def up_at(churn: Churn, peers: int, when: float, starts_s: float = 0.0) -> int:
 @pytest.mark.parametrize("start", ["together", "steady"])
 def test_as_many_are_alive_in_each_row_as_the_churn_has_up(start, mode):
     spec = ChurnSpec(up=Distribution.weibull(0.6, 10), down=Distribution.exponential(6), start=start, farewell=0.5)
-    scenario = averaging(
-        peers=20, duration_s=30.0, churn=spec, membership=MembershipSpec(mode=mode), report=ReportSpec(every_s=0.75)
-    )
+    scenario = averaging(peers=20, duration_s=30.0, churn=spec, membership={"mode": mode}, report={"every_s": 0.75})
     history = simulate(scenario, progress=False).history
     churn = churn_of(spec, scenario.seed, scenario.peers)
     told = [row["alive"] for row in history]
@@ -96,7 +68,7 @@ def test_as_many_are_alive_in_each_row_as_the_churn_has_up(start, mode):
 def test_who_comes_again_has_the_weights_of_those_present(mode, tmp_path):
     """Peer 7 dies before it has mixed, and its own vector dies with it."""
     lines = "".join(f"{peer},0,\n" for peer in range(7)) + "7,0,0.01\n7,20,\n"
-    run = Simulation(traced(tmp_path, lines, membership=MembershipSpec(mode=mode), duration_s=40.0))
+    run = Simulation(traced(tmp_path, lines, membership={"mode": mode}, duration_s=40.0))
     mean, own = run.learners.matrix[:7].mean(0), run.learners.matrix[7].copy()
     assert np.abs(own - mean).max() > 0.5
     run.swarm.run_until(19.9)
@@ -109,48 +81,30 @@ def test_who_comes_again_has_the_weights_of_those_present(mode, tmp_path):
     assert vectors(run, range(8)) == pytest.approx(np.tile(mean, (8, 1)), abs=1e-5)
 
 
-@MODES
-def test_a_trace_is_followed_to_the_line(mode, tmp_path):
-    lines = "0,0,\n1,0,12\n2,3,9\n2,15,21\n4,6.5,\n"  # peer 3 is missing
-    scenario = traced(tmp_path, lines, peers=5, membership=MembershipSpec(mode=mode), report=ReportSpec(every_s=0.5))
-    run = played(scenario)
-    assert sorted(host.name for host in run.swarm.hosts) == ["0", "1", "2", "4"]
-    expected = {1.0: 2, 4.0: 3, 8.0: 4, 10.0: 3, 13.0: 2, 18.0: 3, 25.0: 2}
-    seen = {row["virtual_s"]: row["alive"] for row in simulate(scenario, progress=False).history}
-    at_times = {when: seen[min(seen, key=lambda at, when=when: abs(at - when))] for when in expected}
-    assert at_times == expected
-
-
-@pytest.mark.parametrize(("farewell", "state"), [(1.0, MemberState.LEFT), (0.0, MemberState.DEAD)])
-def test_who_says_goodbye_has_left_and_who_does_not_is_dead(farewell, state, tmp_path):
-    lines = "".join(f"{peer},0,{5 if peer == 3 else ''}\n" for peer in range(6))
-    run = Simulation(traced(tmp_path, lines, peers=6, farewell=farewell))
-    run.swarm.run_until(25.0)
-    states = [host.peer.membership.state(run.swarm.hosts[3].id) for host in run.swarm.alive()]
-    assert states == [state] * 5
-
-
-def test_a_goodbye_is_known_sooner_than_a_death(tmp_path):
+@pytest.mark.parametrize(
+    ("farewell", "state", "least_s", "most_s"),
+    [(1.0, MemberState.LEFT, 0.0, 0.1), (0.0, MemberState.DEAD, 0.1, 10.0)],
+    ids=["goodbye", "death"],
+)
+def test_who_says_goodbye_has_left_at_once_and_who_does_not_is_dead(farewell, state, least_s, most_s, tmp_path):
     """A goodbye spreads as LEFT with the gossip at once; a broken link needs probes first."""
     lines = "".join(f"{peer},0,{5 if peer == 3 else ''}\n" for peer in range(6))
-    known_s = {}
-    for farewell in (0.0, 1.0):
-        config = Config(mix_every_steps=4, internal=Internal(grace_s=0.0))
-        run = Simulation(traced(tmp_path, lines, peers=6, farewell=farewell, gossip=config))
-        run.swarm.run_until(4.99)
-        gone = run.swarm.hosts[3].id
-        while any(gone in host.peer.membership.alive() for host in run.swarm.alive()) or not run.swarm.hosts[3].gone:
-            run.swarm.run_until(run.swarm.now + 0.01)
-        known_s[farewell] = run.swarm.now - 5.0
-    assert known_s[1.0] < 0.1
-    assert known_s[1.0] < known_s[0.0] < 10.0
+    config = tuned(mix_every_steps=4, grace_s=0.0)
+    swarm = Simulation(traced(tmp_path, lines, peers=6, farewell=farewell, gossip=config)).swarm
+    swarm.run_until(4.99)
+    gone = swarm.hosts[3]
+    while any(gone.id in host.peer.membership.alive() for host in swarm.alive()) or not gone.gone:
+        swarm.run_until(swarm.now + 0.01)
+    assert least_s < swarm.now - 5.0 < most_s
+    swarm.run_until(25.0)
+    assert [host.peer.membership.state(gone.id) for host in swarm.alive()] == [state] * 5
 
 
 # -- the beginning ---------------------------------------------------------------------------------------------------
 @MODES
 @pytest.mark.parametrize("join_every_s", [0.0, 0.5])
 def test_from_one_seed_everybody_joins_one_run(join_every_s, mode):
-    membership = MembershipSpec(mode=mode, start="seed", join_every_s=join_every_s)
+    membership = {"mode": mode, "start": "seed", "join_every_s": join_every_s}
     run = Simulation(averaging(peers=12, membership=membership, duration_s=40.0))
     first = run.learners.matrix[0].copy()
     starts = mode == "protocol"  # a node takes a while to start
@@ -169,7 +123,7 @@ def test_from_one_seed_everybody_joins_one_run(join_every_s, mode):
 
 @MODES
 def test_those_who_begin_together_know_each_other_and_keep_their_own_vectors(mode):
-    run = Simulation(averaging(membership=MembershipSpec(mode=mode)))
+    run = Simulation(averaging(membership={"mode": mode}))
     mean = run.learners.matrix.mean(0)
     assert all(host.peer.view.ready and len(host.peer.membership.members()) == 7 for host in run.swarm.hosts)
     assert {host.peer.local.run_id for host in run.swarm.hosts} == {run.swarm.hosts[0].peer.local.run_id}
@@ -179,39 +133,23 @@ def test_those_who_begin_together_know_each_other_and_keep_their_own_vectors(mod
 
 
 # -- cuts ------------------------------------------------------------------------------------------------------------
-def test_a_cut_network_has_as_many_means_as_groups_and_one_when_healed():
-    """The cut begins at the first instant, so each group's mean is that of its initial vectors."""
-    network = NetworkSpec(partitions=(NetworkCut(at_s=0.0, until_s=40.0),))
-    run = Simulation(averaging(network=network, duration_s=80.0))
-    means = [run.learners.matrix[:4].mean(0), run.learners.matrix[4:].mean(0)]
-    whole = run.learners.matrix.mean(0)
-    assert np.abs(means[0] - means[1]).max() > 0.5
-    run.swarm.run_until(39.9)
-    for group, mean in zip((range(4), range(4, 8)), means, strict=True):
-        assert vectors(run, group) == pytest.approx(np.tile(mean, (4, 1)), abs=1e-5)
-        for host in run.swarm.hosts:
-            if int(host.name) in group:
-                assert {run.swarm.links.by_id[peer].name for peer in host.peer.membership.alive()} == {
-                    str(other) for other in group if other != int(host.name)
-                }
-    run.swarm.run_until(80.0)
-    assert vectors(run, range(8)) == pytest.approx(np.tile(whole, (8, 1)), abs=1e-4)
-    assert all(len(host.peer.membership.alive()) == 7 for host in run.swarm.hosts)
-
-
-def test_three_groups_and_two_cuts_one_after_the_other():
-    cuts = (NetworkCut(at_s=0.0, until_s=40.0, groups=3), NetworkCut(at_s=40.0, until_s=60.0, groups=2))
-    run = Simulation(averaging(peers=6, network=NetworkSpec(partitions=cuts), duration_s=80.0))
-    start = run.learners.matrix.copy()
+def test_a_network_cut_twice_has_as_many_means_as_groups_and_one_when_healed():
+    """The first cut begins at the first instant, so each group's mean is that of its initial vectors."""
+    cuts = ({"at_s": 0.0, "until_s": 40.0, "groups": 3}, {"at_s": 40.0, "until_s": 60.0, "groups": 2})
+    run = Simulation(averaging(peers=6, network={"partitions": cuts}, duration_s=110.0))
+    hosts, start = run.swarm.hosts, run.learners.matrix.copy()
     run.swarm.run_until(39.9)  # most offers go to the others until these are held DEAD, after some 13 s
     for first in (0, 2, 4):
         pair = range(first, first + 2)
-        assert vectors(run, pair) == pytest.approx(np.tile(start[first : first + 2].mean(0), (2, 1)), abs=1e-5)
+        assert vectors(run, pair) == pytest.approx(np.tile(start[pair].mean(0), (2, 1)), abs=1e-5)
+        for one, other in ((hosts[first], hosts[first + 1]), (hosts[first + 1], hosts[first])):
+            assert list(one.peer.membership.alive()) == [other.id]
     run.swarm.run_until(40.5)
-    assert run.swarm.links.carrier.is_cut(run.swarm.hosts[0], run.swarm.hosts[3])
-    assert not run.swarm.links.carrier.is_cut(run.swarm.hosts[0], run.swarm.hosts[2])
-    run.swarm.run_until(60.5)
-    assert not run.swarm.links.carrier.is_cut(run.swarm.hosts[0], run.swarm.hosts[3])
+    assert run.swarm.links.carrier.is_cut(hosts[0], hosts[3])
+    assert not run.swarm.links.carrier.is_cut(hosts[0], hosts[2])
+    run.swarm.run_until(110.0)
+    assert vectors(run, range(6)) == pytest.approx(np.tile(start.mean(0), (6, 1)), abs=1e-4)
+    assert all(len(host.peer.membership.alive()) == 5 for host in hosts)
 
 
 # -- stragglers ------------------------------------------------------------------------------------------------------
@@ -224,14 +162,10 @@ def test_stragglers_slow_nobody(mode):
     intervals are uniform within a quarter is 0.4 %.
     """
     seconds, runs = 100.0, []
-    for stragglers in (None, Stragglers(share=0.25, slowdown=4)):
-        compute = Compute(step_s=Distribution.constant(0.1), stragglers=stragglers)
-        scenario = averaging(
-            peers=16, duration_s=seconds, compute=compute, gossip=Config(), membership=MembershipSpec(mode=mode)
-        )
-        run = played(scenario)
-        run.swarm.run_until(seconds)
-        runs.append(run)
+    for stragglers in (None, {"share": 0.25, "slowdown": 4}):
+        compute = {"step_s": 0.1, "stragglers": stragglers}
+        scenario = averaging(peers=16, duration_s=seconds, compute=compute, gossip=Config(), membership={"mode": mode})
+        runs.append(played(scenario))
     alike, uneven = runs
     slow = {name for name in uneven.names if uneven.times.slowdown(name) > 1}
     assert 2 <= len(slow) <= 6

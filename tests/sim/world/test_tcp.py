@@ -5,9 +5,8 @@ from __future__ import annotations
 import csv
 import math
 import statistics
-from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
@@ -33,36 +32,25 @@ def name(row):
     return f"{row.latency_ms:g}ms-{row.mbit_s:g}Mbit-{row.loss:g}-{row.congestion}-{row.bytes / 1e6:g}MB"
 
 
-# tcp_kernel.csv was measured over emulated links: two network namespaces, joined by TUN devices and a router in user
-# space. The router limits the rate (with a tail-drop queue of 100 ms), delays packets, and drops a share at random.
-# Seconds are from the first byte written to the last one read, over successive connections.
-class Row(NamedTuple):
-    latency_ms: float
-    mbit_s: float
-    loss: float
-    congestion: str
-    bytes: int
-    median_s: float
-    low_s: float
-    high_s: float
-    runs: int
+def measured():
+    """Yield the rows of tcp_kernel.csv, measured over emulated links.
 
-
-def measured() -> Iterator[Row]:
+    These are two network namespaces, joined by TUN devices and a router in user space. The router limits the rate,
+    with a tail-drop queue of 100 ms, delays packets, and drops a share at random. Seconds are from the first byte
+    written to the last one read, over successive connections.
+    """
     with (MEASURED / "tcp_kernel.csv").open(newline="") as file:
         for row in csv.DictReader(file):
-            numbers = (float(row["latency_ms"]), float(row["mbit_s"]), float(row["loss"]))
-            seconds = (float(row["median_s"]), float(row["low_s"]), float(row["high_s"]))
-            yield Row(*numbers, row["congestion"], int(row["bytes"]), *seconds, int(row["runs"]))
+            numbers = {key: float(value) for key, value in row.items() if key != "congestion"}
+            yield SimpleNamespace(congestion=row["congestion"], **numbers)
 
 
-def modelled(row: Row) -> list[float]:
+def modelled(row):
     """Return the model's seconds, sorted: one value, or DRAWS samples if packets are lost."""
     transport = Transport(row.congestion)
     rtt = 2e-3 * row.latency_ms + PING_MORE_S
-    count = DRAWS if row.loss else 1
-    lines = [Line(0x1234_5678_9ABC_DEF1 * (number + 1), 0.0, row.loss) for number in range(count)]
-    return sorted(transport.seconds(line, row.bytes, row.mbit_s * 1e6 / 8, rtt, 0.0) for line in lines)
+    lines = [line(number, row.loss) for number in range(1, 1 + (DRAWS if row.loss else 1))]
+    return sorted(transport.seconds(each, row.bytes, row.mbit_s * 1e6 / 8, rtt, 0.0) for each in lines)
 
 
 ROWS = list(measured())
@@ -180,24 +168,13 @@ def test_lossy_cubics_first_stream_takes_what_linux_took(size):
     """
     with (MEASURED / "tcp_strangers.csv").open(newline="") as file:
         took = [float(row["seconds"]) for row in csv.DictReader(file) if int(row["bytes"]) == size]
-    lines = [Line(0x1234_5678_9ABC_DEF1 * number, 0.0, 0.01) for number in range(1, 1001)]
-    modelled = [Transport("cubic").seconds(line, size, MBIT_20, 0.0504, 0.0) for line in lines]
-    assert statistics.median(modelled) == pytest.approx(statistics.median(took), rel=0.15)
-    assert statistics.mean(modelled) == pytest.approx(statistics.mean(took), rel=0.15)
+    lines = [line(number, 0.01) for number in range(1, 1001)]
+    seconds = [Transport("cubic").seconds(each, size, MBIT_20, 0.0504, 0.0) for each in lines]
+    assert statistics.median(seconds) == pytest.approx(statistics.median(took), rel=0.15)
+    assert statistics.mean(seconds) == pytest.approx(statistics.mean(took), rel=0.15)
 
 
 def test_a_dial_knocks_again_as_linux_does():
     """SYNs into a cut went out after 1.02, 2.04, 3.07, 4.09, 5.11, 7.13 and 11.3 s (Linux 6.18, medians of three)."""
     assert [syn_again_s(tries) for tries in range(6)] == pytest.approx([1.02, 2.04, 3.07, 4.09, 5.11, 7.13], abs=0.015)
     assert syn_again_s(6) == pytest.approx(11.3, abs=0.1)
-
-
-def test_a_lines_draws_are_its_own():
-    tcp = Transport("bbr")
-    alone = [tcp.late_s(one, RTT) for one in [line(3, 0.1)] for _ in range(50)]
-    one, other = line(3, 0.1), line(4, 0.1)
-    beside = []
-    for _ in range(50):
-        beside.append(tcp.late_s(one, RTT))
-        tcp.stream(other, 1e6, MBIT_20, RTT, 0.0)
-    assert beside == alone
