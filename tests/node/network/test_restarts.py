@@ -152,7 +152,11 @@ def test_samples_trained_while_the_network_side_backs_off_count_when_it_is_back(
 def test_the_next_network_side_goes_on_from_the_same_outer_step(make_pair, monkeypatch):
     pair = make_pair(config=dataclasses.replace(QUICK, outer_momentum=0.5))
     live, seen, held, released = pair.side.live, [], threading.Event(), threading.Event()
-    pair.trainees[1].do(lambda node: pair.trainees[1].model["x"].fill(5.0))
+
+    def work():
+        pair.trainees[1].model["x"] += 1.0
+
+    pair.trainees[1].work = work  # Without progress the momentum would be 0 again after some mixes.
     until(lambda: live.outer._momentum.any())
 
     def hold(node):  # At no boundary, so that no exchange moves the outer step.
