@@ -18,28 +18,19 @@ from tests.harness import warm
 FIRST, SECOND = b"a" * 16, b"b" * 16
 
 
-@pytest.fixture
-def full(monkeypatch):
-    """Return a function that makes every later write fail after four bytes."""
+def no_space(*_, **__):
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
+
+def test_the_end_of_a_run_that_cannot_be_written_is_told_and_leaves_the_earlier_one(tmp_path, monkeypatch):
     def write_bytes(path, data):
         with path.open("wb") as file:
             file.write(data[:4])
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        no_space()
 
-    def write_text(path, text, **_):
-        write_bytes(path, text.encode())
-
-    return lambda: (
-        monkeypatch.setattr(Path, "write_bytes", write_bytes),
-        monkeypatch.setattr(Path, "write_text", write_text),
-    )
-
-
-def test_the_end_of_a_run_that_cannot_be_written_is_told_and_leaves_the_earlier_one(tmp_path, full):
     state = StateDir(tmp_path)
     assert state.store_finished(FIRST) == ""
-    full()
+    monkeypatch.setattr(Path, "write_bytes", write_bytes)
     assert state.store_finished(SECOND) == (
         f"The end of this run cannot be written to {tmp_path} (No space left on device): a node that starts "
         "there alone trains again."
@@ -49,13 +40,8 @@ def test_the_end_of_a_run_that_cannot_be_written_is_told_and_leaves_the_earlier_
 
 
 def test_weights_for_which_there_is_no_folder_are_not_given_up(train, monkeypatch):
-    trainee = train(nn.Linear(4, 2))
-
-    def no_room(*_, **__):
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    monkeypatch.setattr(tempfile, "mkdtemp", no_room)
-    kept = trainee.side.live.boundary.backup
+    kept = train(nn.Linear(4, 2)).side.live.boundary.backup
+    monkeypatch.setattr(tempfile, "mkdtemp", no_space)
     assert kept.keep() is False
     assert kept.why_not == "No temporary folder can be made for them: No space left on device."
 

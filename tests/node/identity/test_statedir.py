@@ -15,7 +15,7 @@ from gossip.errors import IdentityError, LocalError
 from gossip.ids import Address, MemberRecord, PeerId
 from gossip.wire.records import MAX_COUNT
 from node import Node
-from node.identity.keys import InviteToken, new_secret, read_secret
+from node.identity.keys import InviteToken, new_secret, parse_secret, read_secret
 from node.identity.statedir import VERSION, Memory, StateDir, checksum
 from node.settings import NodeOptions, Settings, advertised_address, own_addresses
 from tests.harness import warm
@@ -29,12 +29,6 @@ BOOK = [
 def written(path, *values):
     body = msgpack.packb(values)
     (path / "members.bin").write_bytes(body + checksum(body))
-
-
-def test_what_was_written_is_read_again(tmp_path):
-    assert StateDir(tmp_path).read() == Memory()
-    StateDir(tmp_path).write(7, 1000, BOOK)
-    assert StateDir(tmp_path).read() == Memory(7, 1000, BOOK)
 
 
 def test_no_bit_of_an_address_book_flips_unnoticed(tmp_path):
@@ -55,7 +49,7 @@ def test_no_bit_of_an_address_book_flips_unnoticed(tmp_path):
         assert StateDir(tmp_path).read() == Memory()
 
 
-def test_what_a_newer_version_wrote_behind_the_rest_is_written_again(tmp_path):
+def test_values_that_a_newer_version_appended_are_kept(tmp_path):
     written(tmp_path, VERSION, 7, 1000, [], {"run": b"r"}, "new")
     state = StateDir(tmp_path)
     assert state.read() == Memory(7, 1000, [], ({"run": b"r"}, "new"))
@@ -73,7 +67,7 @@ def test_a_format_that_cannot_be_read_is_set_aside_and_both_are_named(tmp_path):
     assert not (tmp_path / "members.damaged").exists()
 
 
-def test_counts_that_cannot_be_are_damage_whatever_the_checksum_says(tmp_path):
+def test_impossible_counts_are_damage_although_the_checksum_is_right(tmp_path):
     for counts in ((-1, 0), (0, -1), (MAX_COUNT, 0), (0, MAX_COUNT), (True, 0), (0.5, 0), (None, 0)):
         written(tmp_path, VERSION, *counts, [])
         state = StateDir(tmp_path)
@@ -89,18 +83,6 @@ from node.identity.statedir import StateDir
 print(StateDir(Path(sys.argv[1])).lock(), flush=True)
 sys.stdin.read()
 """
-
-
-def test_a_directory_belongs_to_one_node_until_it_ends(tmp_path):
-    state = StateDir(tmp_path / "new")
-    assert state.lock()
-    assert state.lock()
-    other = StateDir(tmp_path / "new")
-    assert not other.lock()
-    assert other.holder == "another node of this process"
-    state.release()
-    assert other.lock()
-    other.release()
 
 
 def test_a_directory_that_another_process_holds_is_free_when_it_was_killed(tmp_path):
@@ -120,7 +102,7 @@ def test_a_second_node_in_a_directory_is_refused_in_a_sentence_and_the_first_goe
 ):
     monkeypatch.setattr("node.network.service.HANDOVER_S", 0.2)
     first = train(nn.Linear(4, 2), state_dir=tmp_path)
-    with pytest.raises(IdentityError, match="in use by another node of this process"):
+    with pytest.raises(IdentityError, match=r"another node of this process: close\(\) that one, or give this one"):
         Node(nn.Linear(4, 2), state_dir=tmp_path, config=quick).__enter__()
     first.stop()
     with Node(nn.Linear(4, 2), state_dir=tmp_path, config=quick) as again:
@@ -174,22 +156,14 @@ def gathered(state_dir, *seeds, environment=None):
     return Settings.gather(NodeOptions(seeds=seeds, state_dir=state_dir, config=Config()), environment or {})
 
 
-def secret_in(folder):
-    path = folder / "given.secret"
-    path.write_text(new_secret())
-    path.chmod(0o600)
-    return path
-
-
-def test_gathering_settings_writes_nothing(tmp_path):
+def test_gathering_settings_writes_nothing(tmp_path, secret):
     invite = InviteToken(b"s" * 32, (Address("10.0.0.5", 7700),), PeerId(b"i" * 16)).text
     seeds = tmp_path / "seeds"
     seeds.write_text(invite)
-    given = secret_in(tmp_path)
     before = sorted(tmp_path.iterdir())
     assert gathered(tmp_path / "state", invite).secret == b"s" * 32
     assert gathered(tmp_path / "state", f"@{seeds}").secret == b"s" * 32
-    assert gathered(tmp_path / "state", environment={"GOSSIP_SECRET_FILE": str(given)}).secret == read_secret(given)
+    assert gathered(tmp_path / "state", environment={"GOSSIP_SECRET_FILE": str(secret)}).secret == read_secret(secret)
     assert sorted(tmp_path.iterdir()) == before
 
 
@@ -203,30 +177,26 @@ def test_the_secret_that_an_invite_brought_is_there_at_the_next_start(train, tmp
 
 
 @pytest.mark.parametrize("way", ["argument", "environment"])
-def test_no_node_of_a_swarm_with_a_secret_runs_open_after_a_restart(way, train, tmp_path, until, monkeypatch):
-    given = secret_in(tmp_path)
+def test_no_node_of_a_swarm_with_a_secret_runs_open_after_a_restart(way, train, tmp_path, until, monkeypatch, secret):
     if way == "environment":
-        monkeypatch.setenv("GOSSIP_SECRET_FILE", str(given))
-    options = {"secret": given} if way == "argument" else {}
+        monkeypatch.setenv("GOSSIP_SECRET_FILE", str(secret))
+    options = {"secret": secret} if way == "argument" else {}
     first = train(nn.Linear(4, 2), state_dir=tmp_path / "first", **options)
     later = train(nn.Linear(4, 2), state_dir=tmp_path / "later", seeds=[first.node.address], **options)
     until(lambda: later.node.id in {member.id for member in first.node.members})
     first.stop(), later.stop()
     monkeypatch.delenv("GOSSIP_SECRET_FILE", raising=False)
-    for name in ("first", "later"):
-        assert gathered(tmp_path / name).secret == read_secret(given)
     first = train(nn.Linear(4, 2), state_dir=tmp_path / "first")
     later = train(nn.Linear(4, 2), state_dir=tmp_path / "later", seeds=[first.node.address])
-    assert first.side.service.settings.secret == later.side.service.settings.secret == read_secret(given)
+    assert first.side.service.settings.secret == later.side.service.settings.secret == read_secret(secret)
     until(lambda: later.node.id in {member.id for member in first.node.members})
 
 
-def test_a_secret_that_is_given_replaces_the_one_that_was_kept(train, tmp_path):
-    (tmp_path / "new").mkdir()
-    old, new = secret_in(tmp_path), secret_in(tmp_path / "new")
-    for given in (old, new):
-        train(nn.Linear(4, 2), secret=given, state_dir=tmp_path / "state").stop()
-        assert gathered(tmp_path / "state").secret == read_secret(given)
+def test_a_secret_that_is_given_replaces_the_one_that_was_kept(train, tmp_path, secret):
+    for text in (new_secret(), new_secret()):
+        secret.write_text(text)
+        train(nn.Linear(4, 2), secret=secret, state_dir=tmp_path / "state").stop()
+        assert gathered(tmp_path / "state").secret == parse_secret(text)
 
 
 @pytest.mark.parametrize(

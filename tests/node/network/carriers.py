@@ -24,7 +24,7 @@ from node.links.stripes import Lane
 from node.network.transfers.sessions import StreamSession, StreamSessions
 from node.transport.blocking_io import BlockingIoPool
 from node.transport.byte_stream import BrokenLinkError, ByteStream, PlainStream
-from node.transport.sealed import leave_tls
+from node.transport.sealed import RECORD_BYTES, leave_tls
 from tests.node.transport.sealing import ACCEPTOR, DIALLER
 from tests.node.transport.test_tls import receive_exactly, tls_ends
 
@@ -74,6 +74,7 @@ class Carrier(NamedTuple):
     large: bool = False
     lanes: int = 0
     threads: bool = False  # Threads carry the vector.
+    chunk: int = CHUNK  # Elements of a chunk where both ends are ours.
 
 
 CARRIERS = {
@@ -81,7 +82,8 @@ CARRIERS = {
     "threads": Carrier(loopback_pair, large=True, threads=True),
     "TLS": Carrier(tls_pair, large=True),
     "sealed": Carrier(sealed_pair),
-    "sealed threads": Carrier(sealed_pair, large=True, threads=True),
+    # Raw chunks of several records, of which the last is short. Elsewhere such a chunk is one whole record.
+    "sealed threads": Carrier(sealed_pair, large=True, threads=True, chunk=3 * RECORD_BYTES // 4 + 256),
     "stripes": Carrier(loopback_pair, large=True, lanes=3),
 }
 
@@ -153,16 +155,14 @@ class Receiver(DifferenceReceiver):
 class End:
     """One end of a connection: a link and one session. Its vector is worth a thread unless ``large`` is False."""
 
-    def __init__(self, stream, ours, codec=FP32, receiver=None, hands=None, chunk=CHUNK, large=True):
+    def __init__(self, stream, ours, codec=FP32, receiver=None, io_pool=None, chunk=CHUNK, large=True):
         self.link = Link(stream, FrameReader(stream), PARTNER)
-        self.link.io_pool = hands or BlockingIoPool()
+        self.link.io_pool = io_pool or BlockingIoPool()
         self.sessions, self.messages, self.flowed = StreamSessions(), [], []
         self.receiver = receiver or Receiver(1, ours, np.zeros_like(ours), codec)
         self.receiver.threads = set()
         self.large = large
-        self.session = StreamSession(
-            1, PARTNER, self.link, Sender(1, ours, codec, chunk), receiver=self.receiver
-        )  # fmt: skip
+        self.session = StreamSession(1, PARTNER, self.link, Sender(1, ours, codec, chunk), self.receiver)
 
     def begin(self, nursery, both=True):
         """Start the link and the session, which sends nothing unless ``both``."""
@@ -201,7 +201,8 @@ async def two_ends(name, nursery, a, b, codec=FP32):
     """Return two ends joined by a carrier, their lanes open."""
     carrier = CARRIERS[name]
     near, far = await carrier.streams()
-    ends = [End(near, a, codec, large=carrier.large), End(far, b, codec, large=carrier.large)]
+    options = {"chunk": carrier.chunk, "large": carrier.large}
+    ends = [End(near, a, codec, **options), End(far, b, codec, **options)]
     for _ in range(carrier.lanes):
         near, far = await loopback_pair()
         nursery.start_soon(ends[0].join, nursery, near, True)

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import functools
 import math
 import random
 from types import SimpleNamespace
 
 import numpy as np
-import trio
 
 from gossip.arithmetic.group_mean import member_slices, trimmed_mean
 from gossip.arithmetic.mixing import OuterStep
@@ -91,8 +89,7 @@ class One:
         self.averager.snapshots[SESSION] = snapshot
 
     def begin(self, members, codec):
-        effect = Gather(SESSION, members, members.index(self.me), codec)
-        group = self.averager.begin_group(effect)
+        group = self.averager.begin_group(Gather(SESSION, members, members.index(self.me), codec))
         if not isinstance(group, str):
             self.gathers.stream_to_members(group)
         return group
@@ -135,9 +132,10 @@ class Group:
             assert self.nodes[k].begin(self.ids, self.codec)
 
     def ways(self):
+        """Return the pairs of nodes that are linked, of which the first has something to send to the second."""
         return [
             (a, b) for a in self.nodes for b in self.nodes
-            if a is not b and a.links[b.me].bulk and not b.links[a.me].is_closed
+            if b.me in a.links and a.links[b.me].bulk and not b.links[a.me].is_closed
         ]  # fmt: skip
 
     def pump(self):
@@ -146,20 +144,32 @@ class Group:
         if not ways:
             return False
         a, b = self.rng.choice(ways)
-        end = a.links[b.me]
-        session, bulk = end.bulk.popitem()
-        frame = bulk.next_frame()
-        if frame is None:
-            return True
-        end.bulk[session] = bulk
-        header, body = frame
-        self.deliver(b, b.links[a.me], *self.change(a, b, decode(header[PREFIX_BYTES:], len(body)), bytes(body)))
+        sent = self.next_chunk(a, b)
+        if sent is not None:
+            self.deliver(b, b.links[a.me], *self.change(a, b, *sent))
         return True
+
+    @staticmethod
+    def next_chunk(sender, to):
+        """Return the next chunk from one node to another, and its body; None after the last."""
+        bulk = sender.links[to.me].bulk
+        frame = bulk[SESSION].next_frame()
+        if frame is None:
+            del bulk[SESSION]
+            return None
+        header, body = frame
+        return decode(header[PREFIX_BYTES:], len(body)), bytes(body)
 
     @staticmethod
     def deliver(node, link, chunk, body):
         node.gathers.buffer_for(link, chunk, len(body))[:] = body
         node.gathers.on_body(link, chunk)
+
+    def run_jobs(self):
+        for node in self.nodes:
+            for job in node.tasks:
+                job.run()
+                job.finish()
 
     def run(self):
         while self.pump():
@@ -183,16 +193,3 @@ class Group:
 
     def differences(self):
         return np.stack([node.averager.groups[SESSION].difference.array for node in self.nodes])
-
-
-def in_trio(test):
-    """Run a test inside trio, because the code under test asks trio for the time."""
-
-    @functools.wraps(test)
-    def inside(*arguments, **named):
-        async def main():
-            test(*arguments, **named)
-
-        trio.run(main)
-
-    return inside

@@ -12,11 +12,11 @@ import threading
 import pytest
 from torch import nn
 
-import node.network.service
-from gossip.errors import IdentityError, LocalError
+from gossip.errors import LocalError
 from node import Node, running
 from node.identity.statedir import StateDir
 from tests.node.conftest import QUICK
+from tests.node.trainees import state_of
 
 
 @pytest.mark.parametrize("call", ["step", "settle", "finish"])
@@ -28,32 +28,17 @@ def test_a_closed_node_says_that_it_trains_with_nobody(call):
         getattr(one, call)()
 
 
-def test_of_two_nodes_over_one_model_the_second_goes_on(train, until):
+def test_of_two_nodes_over_one_model_the_second_goes_on_and_the_user_is_told(train, until, caplog):
     partner, model = train(nn.Linear(2, 2)), nn.Linear(2, 2)
     first = Node(model, config=QUICK, seeds=[partner.node.address]).start()
-    second = Node(model, config=QUICK, seeds=[partner.node.address]).start()
-    try:
+    with Node(model, config=QUICK, seeds=[partner.node.address]) as second:
         with pytest.raises(LocalError, match="closed"):
             first.step()
         second.step()
-        until(lambda: {one.id: one.state for one in partner.node.members}[first.id] == "left")
-    finally:
-        second.close()
+        until(lambda: state_of(partner.node, first.id) == "left")
     assert running._running == [partner.side]
-
-
-def test_nodes_over_other_models_stay(train):
-    a, b = train(nn.Linear(2, 2)), train(nn.Linear(2, 2))
-    a.do(lambda node: node.step())
-    b.do(lambda node: node.step())
-
-
-def test_whoever_holds_the_same_model_is_named(caplog):
-    model = nn.Linear(2, 2)
-    with Node(model, config=QUICK), Node(model, config=QUICK):
-        pass
-    said = "Another Node over this model was still running in this process, and is closed now."
-    assert sum(record.message.endswith(said) for record in caplog.records) == 1
+    told = "Another Node over this model was still running in this process, and is closed now."
+    assert sum(record.message.endswith(told) for record in caplog.records) == 1
 
 
 def test_a_node_that_its_program_lets_go_of_leaves(train, until):
@@ -62,19 +47,8 @@ def test_a_node_that_its_program_lets_go_of_leaves(train, until):
     name = forgotten.id
     del forgotten
     gc.collect()
-    until(lambda: {one.id: one.state for one in partner.node.members}[name] == "left")
+    until(lambda: state_of(partner.node, name) == "left")
     assert running._running == [partner.side]
-
-
-def test_a_child_that_lets_go_of_a_node_closes_nothing():
-    one = Node(nn.Linear(2, 2), config=QUICK).start()
-    child = os.fork()
-    if not child:
-        running._close(one._training, os.getppid())
-        os._exit(0 if running._running else 1)
-    assert os.waitpid(child, 0)[1] == 0
-    one.step()
-    one.close()
 
 
 def test_a_forked_child_that_steps_its_parents_node_is_told(until):
@@ -109,15 +83,6 @@ def test_a_node_may_be_closed_from_another_thread(until):
     assert not failed
 
 
-def test_a_state_directory_of_this_process_is_freed_by_closing(tmp_path, monkeypatch):
-    monkeypatch.setattr(node.network.service, "HANDOVER_S", 0.2)
-    with (
-        Node(nn.Linear(2, 2), config=QUICK, state_dir=tmp_path),
-        pytest.raises(IdentityError, match=r"another node of this process: close\(\) that one, or give this one"),
-    ):
-        Node(nn.Linear(2, 2), config=QUICK, state_dir=tmp_path).start()
-
-
 def test_a_partner_that_came_late_is_remembered_at_once(train, until, tmp_path):
     ours = train(nn.Linear(2, 2), state_dir=tmp_path)
     book, writes = ours.side.service.book, []
@@ -140,4 +105,4 @@ def test_a_process_that_ends_without_closing_says_so(train, until):
     )
     assert done.returncode == 1
     assert "ValueError" in done.stderr
-    until(lambda: {one.id: one.state for one in partner.node.members}[done.stdout.strip()] == "left", 1.0)
+    until(lambda: state_of(partner.node, done.stdout.strip()) == "left", 1.0)

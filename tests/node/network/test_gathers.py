@@ -16,12 +16,19 @@ from gossip.codecs import ALIGN, CODECS
 from gossip.errors import ProtocolError
 from gossip.exchange.session import State
 from gossip.ids import PeerId
-from gossip.wire.frames import PREFIX_BYTES, decode
 from gossip.wire.messages import Chunk
+from node.network.transfers import streams
 from tests.harness.configs import tuned
-from tests.node.network.gather_harness import SESSION, End, Group, in_trio
+from tests.node.network.gather_harness import SESSION, End, Group
+from tests.node.offline import in_trio
 
+# The codecs that need no bounds.
 RAW = [name for name in CODECS if not CODECS[name].needs_spread]
+
+
+def begin_chunk(node, sender, start):
+    """Return the buffer for a raw chunk of 1,024 elements, whose body is about to come to ``node``."""
+    return node.gathers.buffer_for(node.links[sender.me], Chunk(SESSION, start, 1024, 0), 4096)
 
 
 @pytest.mark.parametrize("codec", RAW)
@@ -41,7 +48,7 @@ def test_all_come_to_the_mean_of_what_all_decode_bit_for_bit(codec, members, ele
 
 @pytest.mark.parametrize("seed", range(8))
 @in_trio
-def test_what_comes_before_a_group_began_here_waits_for_it(seed):
+def test_chunks_that_come_before_a_group_began_here_are_kept_for_it(seed):
     group = Group(4, 9_000, "int8", seed)
     early = 0
     for k in group.rng.sample(range(4), 4):
@@ -60,17 +67,13 @@ def test_a_body_that_was_on_its_way_when_the_group_began_is_used_once_it_is_fill
     group = Group(2, 3_000)
     a, b = group.nodes
     group.begin(0)
-    sent = []
-    group.change = lambda sender, to, chunk, body: sent.append((chunk, body)) or (chunk, body)
-    header, body = a.links[b.me].bulk[SESSION].next_frame()
-    chunk = decode(header[PREFIX_BYTES:], len(body))
+    chunk, body = group.next_chunk(a, b)
     place = b.gathers.buffer_for(b.links[a.me], chunk, len(body))
     group.begin(1)
-    place[:] = bytes(body)
+    place[:] = body
     b.gathers.on_body(b.links[a.me], chunk)
     group.run()
     assert np.array_equal(group.differences(), group.expected())
-    assert chunk.start + chunk.elements == sent[0][0].start or sent[0][0].start == 0
 
 
 @in_trio
@@ -79,12 +82,7 @@ def test_streams_to_a_member_begin_when_there_is_a_link():
     a, _, c = group.nodes
     ends = a.links.pop(c.me), c.links.pop(a.me)
     group.begin()
-    while any(one.links.get(other.me) and one.links[other.me].bulk for one in group.nodes for other in group.nodes):
-        group.ways = lambda: [
-            (x, y) for x in group.nodes for y in group.nodes
-            if x is not y and y.me in x.links and x.links[y.me].bulk
-        ]  # fmt: skip
-        group.pump()
+    group.run()
     assert not any(one.said for one in group.nodes)
     a.links[c.me], c.links[a.me] = ends
     group.begin()
@@ -92,68 +90,46 @@ def test_streams_to_a_member_begin_when_there_is_a_link():
     assert np.array_equal(group.differences(), group.expected())
 
 
-def test_a_large_slice_is_averaged_beside_and_comes_to_the_same(monkeypatch):
-    monkeypatch.setattr("node.network.transfers.streams.INLINE_ELEMENTS", 0)
+@in_trio
+def test_a_large_slice_is_averaged_in_a_job_and_comes_to_the_same(monkeypatch):
+    monkeypatch.setattr(streams, "INLINE_ELEMENTS", 0)
     group = Group(3, 9_000, "bf16", filter="trimmed")
-
-    async def main():
-        group.begin()
-        group.run()
-        for one in group.nodes:
-            (job,) = one.tasks
-            job.run()
-            job.finish()
-        group.run()
-
-    trio.run(main)
+    group.begin()
+    group.run()
+    assert [len(one.tasks) for one in group.nodes] == [1, 1, 1]
+    group.run_jobs()
+    group.run()
     assert np.array_equal(group.differences(), group.expected(trim=1))
 
 
-@pytest.mark.parametrize("beside", [False, True])
+@pytest.mark.parametrize("inline", [True, False])
 @pytest.mark.parametrize("after", [0, 1, 5, 15, 25, 1000])
-def test_whenever_a_group_ends_its_buffers_go_back(after, beside, monkeypatch):
-    if beside:
-        monkeypatch.setattr("node.network.transfers.streams.INLINE_ELEMENTS", 0)
+@in_trio
+def test_whenever_a_group_ends_its_buffers_go_back(after, inline, monkeypatch):
+    if not inline:
+        monkeypatch.setattr(streams, "INLINE_ELEMENTS", 0)
     group = Group(3, 9_000, "int8")
-
-    async def main():
-        group.begin()
-        for _ in range(after):
-            group.pump()
-        for one in group.nodes:
-            one.release()
-            one.release()
-        for one in group.nodes:
-            for job in one.tasks:
-                job.run()
-                job.finish()
-
-    trio.run(main)
+    group.begin()
+    for _ in range(after):
+        group.pump()
+    for one in group.nodes:
+        one.release()
+        one.release()
+    group.run_jobs()
     assert [one.pool.out for one in group.nodes] == [0, 0, 0]
     assert not any(end.bulk for one in group.nodes for end in one.links.values())
     assert not any(one.gathers.transfers or one.gathers.early for one in group.nodes)
 
 
-@in_trio
-def test_a_buffer_that_a_link_still_fills_is_not_used_again():
-    group = Group(2, 3_000)
-    a, b = group.nodes
-    group.begin()
-    header, body = a.links[b.me].bulk[SESSION].next_frame()
-    b.gathers.buffer_for(b.links[a.me], decode(header[PREFIX_BYTES:], len(body)), len(body))
-    b.release()
-    assert b.pool.out == 1
+def flipped(body):
+    return body[:-1] + bytes([body[-1] ^ 1])
 
 
 @in_trio
 def test_a_flipped_bit_costs_the_link_and_its_member_is_left_out():
     group = Group(3, 4_000)
     a, b, _ = group.nodes
-
-    def flip(sender, to, chunk, body):
-        return chunk, (body[:-1] + bytes([body[-1] ^ 1]) if (sender, to) == (a, b) else body)
-
-    group.change = flip
+    group.change = lambda sender, to, chunk, body: (chunk, flipped(body) if (sender, to) == (a, b) else body)
     group.begin()
     group.run()
     assert b.links[a.me].is_closed
@@ -171,19 +147,16 @@ def test_a_flipped_bit_costs_the_link_and_its_member_is_left_out():
 
 
 @pytest.mark.parametrize("codec", ["fp32", "int8"])
-@pytest.mark.parametrize("statistics", [0, 700])
 @in_trio
-def test_what_a_late_member_still_sends_changes_nothing(codec, statistics):
+def test_chunks_of_a_member_that_was_left_out_change_nothing(codec):
     """A chunk of its mean is arriving when the member is left out. A raw codec writes into the result's own memory."""
     group = Group(2, 4_000, codec)
     a, b = group.nodes
-    for one in group.nodes:
-        one.averager.outer_step.parameters = 4_000 - statistics
     group.begin()
-    chunks = []
+    chunks, where = [], member_slices(4_000, 2)[0]
 
     def hold(sender, to, chunk, body):
-        if to is b and chunk.start in range(*member_slices(4_000, 2)[0].indices(4_000)):
+        if to is b and chunk.start < where.stop:
             chunks.append((chunk, body))
         return chunk, body
 
@@ -199,7 +172,7 @@ def test_what_a_late_member_still_sends_changes_nothing(codec, statistics):
     b.leave_out(None, means=True)
     assert [(what[0], what[5]) for what in b.said] == [("gathered", [a.me])]
     result = b.averager.groups[SESSION].difference.array
-    where, before = member_slices(4_000, 2)[0], result.copy()
+    before = result.copy()
     assert not before[where].any()
     buffer[:] = body
     b.gathers.on_body(link, first)
@@ -225,16 +198,17 @@ def test_statistics_stay_as_they_are_where_a_mean_is_missing():
     assert np.array_equal(result[1_000:], b.vector[where][1_000:])
 
 
+@pytest.mark.parametrize("is_left_out", [False, True])
 @pytest.mark.parametrize("part", ["values", "mean"])
 @in_trio
-def test_a_vector_that_a_link_fills_for_a_late_member_is_not_used_again(part):
+def test_a_vector_that_a_link_still_fills_is_not_used_again(part, is_left_out):
     group = Group(2, 4_000)
     a, b = group.nodes
     group.begin()
-    own, theirs = member_slices(4_000, 2)[1], member_slices(4_000, 2)[0]
-    start = own.start if part == "values" else theirs.start
-    buffer = b.gathers.buffer_for(b.links[a.me], Chunk(SESSION, start, 1024, 0), 4096)
-    b.leave_out([a.me], means=True)
+    theirs, own = member_slices(4_000, 2)
+    buffer = begin_chunk(b, a, own.start if part == "values" else theirs.start)
+    if is_left_out:
+        b.leave_out([a.me], means=True)
     b.release()
     reused = [b.pool.take_scratch(4_000 + 17 * ALIGN).array, *(b.pool.take().array for _ in range(4))]
     buffer[:] = bytes([255]) * 4096
@@ -263,12 +237,11 @@ def test_chunks_that_belong_to_no_part_are_protocol_errors():
     group = Group(3, 4_000)
     a, b, _ = group.nodes
     group.begin()
-    own, theirs = member_slices(4_000, 3)[1], member_slices(4_000, 3)[0]
-    link = b.links[a.me]
-    right = Chunk(SESSION, own.start, 1024, 0)
-    assert len(b.gathers.buffer_for(link, right, 4096)) == 4096
+    theirs, own, another = member_slices(4_000, 3)
+    link, right = b.links[a.me], Chunk(SESSION, own.start, 1024, 0)
+    assert len(begin_chunk(b, a, own.start)) == 4096
     for chunk in (
-        dataclasses.replace(right, start=member_slices(4_000, 3)[2].start),  # The slice of another member.
+        dataclasses.replace(right, start=another.start),
         dataclasses.replace(right, start=own.start + ALIGN),  # A chunk out of order.
         dataclasses.replace(right, start=4_000),
         dataclasses.replace(right, elements=own.stop - own.start + 1),
@@ -281,13 +254,12 @@ def test_chunks_that_belong_to_no_part_are_protocol_errors():
 
 
 @in_trio
-def test_what_is_kept_of_what_comes_early_is_no_more_than_a_vector():
-    one = Group(2, 4_000).nodes[0]
-    link = one.links[PeerId(b"\x02" * 16)]
+def test_early_chunks_take_no_more_than_a_vector():
+    one, other = Group(2, 4_000).nodes
     for number in range(3):  # 12,288 of 16,000 bytes
-        one.gathers.buffer_for(link, Chunk(SESSION, 1024 * number, 1024, 0), 4096)
+        begin_chunk(one, other, 1024 * number)
     with pytest.raises(ProtocolError, match="early"):
-        one.gathers.buffer_for(link, Chunk(SESSION, 3072, 1024, 0), 4096)
+        begin_chunk(one, other, 3072)
     one.gathers.release(SESSION)
     assert not one.gathers.early
 
@@ -295,16 +267,13 @@ def test_what_is_kept_of_what_comes_early_is_no_more_than_a_vector():
 @in_trio
 def test_one_member_that_sends_too_much_early_costs_the_others_nothing():
     """Once, such a member used up the room of all, and the next honest chunk ended an honest link."""
-    group = Group(4, 8_000)
-    one = group.nodes[0]
-    liar, honest, _ = (one.links[peer] for peer in group.ids[1:])
+    one, liar, honest, _ = Group(4, 8_000).nodes
     for number in range(6):
-        one.gathers.buffer_for(liar, Chunk(SESSION, 1024 * number, 1024, 0), 4096)
-    one.gathers.buffer_for(honest, Chunk(SESSION, 0, 1024, 0), 4096)
-    body = one.gathers.buffer_for(honest, Chunk(SESSION, 1024, 1024, 0), 4096)
-    assert liar.is_closed
-    assert not honest.is_closed
-    assert body.nbytes == 4096
+        begin_chunk(one, liar, 1024 * number)
+    begin_chunk(one, honest, 0)
+    assert begin_chunk(one, honest, 1024).nbytes == 4096
+    assert one.links[liar.me].is_closed
+    assert not one.links[honest.me].is_closed
     assert one.gathers.early[SESSION].chunks == 2
     assert one.gathers.early[SESSION].bytes == 8192
 
@@ -313,12 +282,10 @@ def test_one_member_that_sends_too_much_early_costs_the_others_nothing():
 def test_small_chunks_that_come_early_are_looked_at_one_by_one():
     """Searching all early chunks for each one takes minutes of the network thread."""
     group = Group(2, 1 << 22)
-    one, peer = group.nodes[0], group.ids[1]
+    one, other = group.nodes
     begun = time.process_time()
     for number in range(4_000):
-        chunk = Chunk(SESSION, 1024 * number, 1024, 0)
-        one.gathers.buffer_for(one.links[peer], chunk, 4096)
-        one.gathers.on_body(one.links[peer], chunk)
+        group.deliver(one, one.links[other.me], Chunk(SESSION, 1024 * number, 1024, 0), bytes(4096))
     assert one.gathers.early[SESSION].chunks == 4_000
     assert len(one.gathers.early[SESSION].filled_chunks()) == 4_000
     # It takes 0.02 s. Once, it took 2 s, and four times as much for twice as many.
@@ -326,12 +293,12 @@ def test_small_chunks_that_come_early_are_looked_at_one_by_one():
 
 
 @in_trio
-def test_early_chunks_of_who_was_not_invited_end_its_link_alone():
+def test_early_chunks_of_a_member_that_was_not_invited_end_its_link_alone():
     group = Group(3)
-    one = group.nodes[0]
-    one.peer.exchanges.table.get(SESSION).invite_list = (group.ids[0], group.ids[1])
+    one, _, stranger = group.nodes
+    one.peer.exchanges.table[SESSION].invite_list = group.ids[:2]
     with pytest.raises(ProtocolError, match="invited"):
-        one.gathers.buffer_for(one.links[group.ids[2]], Chunk(SESSION, 0, 1024, 0), 4096)
+        begin_chunk(one, stranger, 0)
     assert not one.gathers.early
 
 
@@ -340,7 +307,7 @@ def test_early_chunks_are_kept_only_of_a_group_that_this_node_joined():
     one = Group(2).nodes[0]
     assert one.gathers.is_group(SESSION)
     assert not one.gathers.is_group(SESSION + 1)
-    exchange = one.peer.exchanges.table.get(SESSION)
+    exchange = one.peer.exchanges.table[SESSION]
     exchange.is_initiator = True
     assert not one.gathers.is_group(SESSION)
     exchange.is_initiator, exchange.state = False, State.PREPARING
@@ -367,16 +334,15 @@ def test_only_links_over_which_something_is_owed_have_stalled():
     a.links[b.me].received_at = now + 2.0  # Bytes of an incomplete chunk arrive.
     assert a.gathers.stalled_links(now + 4.0, 3.0) == [a.links[c.me]]
     a.links[b.me].received_at = -math.inf
-    while b.links[a.me].bulk and a.averager.groups[SESSION].missing_values.get(1) is not None:
-        header, body = b.links[a.me].bulk[SESSION].next_frame()
-        group.deliver(a, a.links[b.me], decode(header[PREFIX_BYTES:], len(body)), bytes(body))
+    while a.averager.groups[SESSION].missing_values.get(1) is not None:
+        group.deliver(a, a.links[b.me], *group.next_chunk(b, a))
     now = trio.current_time()
     assert a.gathers.stalled_links(now + 4.0, 3.0) == [a.links[c.me]]  # b's mean waits for c as well.
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, 1e30])
 @in_trio
-def test_a_mean_that_nobody_may_take_changes_nothing_and_its_owner_is_reported(value):
+def test_a_refused_mean_changes_nothing_and_its_owner_is_reported(value):
     group = Group(3, 4_000)
     for one in group.nodes:
         one.config = tuned(one.config, norm_bound=1e-9 if one is group.nodes[0] else 10.0)
@@ -386,7 +352,7 @@ def test_a_mean_that_nobody_may_take_changes_nothing_and_its_owner_is_reported(v
         own = member_slices(4_000, 3)[0]
         if sender is a and own.start <= chunk.start < own.stop:
             body = np.full(len(body) // 4, value, np.float32).tobytes()
-            chunk = dataclasses.replace(chunk, checksum=checksum(body))
+            chunk = dataclasses.replace(chunk, checksum=xxhash.xxh3_64_intdigest(body))
         return chunk, body
 
     group.change = lie
@@ -397,10 +363,6 @@ def test_a_mean_that_nobody_may_take_changes_nothing_and_its_owner_is_reported(v
     result, where = b.averager.groups[SESSION].difference.array, member_slices(4_000, 3)[0]
     assert not result[where].any()
     assert difference_sq == pytest.approx(float(np.sum(result.astype(np.float64) ** 2)), rel=1e-4)
-
-
-def checksum(body):
-    return xxhash.xxh3_64_intdigest(body)
 
 
 @in_trio

@@ -1,4 +1,4 @@
-"""The number of vectors that a node holds, and the first touch of their memory.
+"""The number of vectors that a node holds, the first touch of their memory, and pieces of it for newcomers.
 
 A node holds its model, a snapshot and a difference; the outer step has two vectors more.
 """
@@ -6,17 +6,19 @@ A node holds its model, a snapshot and a difference; the outer step has two vect
 from __future__ import annotations
 
 from collections import Counter, defaultdict
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from gossip.averaging.boundary import Boundary
-from gossip.averaging.model import Pending
 from gossip.averaging.visit import Update
 from gossip.config import Config
-from gossip.effects import ReceivePiece
+from gossip.effects import CopyPiece, ReceivePiece
 from gossip.exchange import exchanges
 from gossip.exchange.exchanges import MAX_OVERLAP_ELEMENTS
+from gossip.state_transfer.donating import ServedPiece
+from gossip.wire.messages import Fetch
 from node.model.pool import VectorPool
 from node.model.snapshot import ModelState
 from node.network.transfers import streams
@@ -26,60 +28,19 @@ from sim.world.network import NetworkModel
 from tests.node.model.test_boundary import PLAIN, boundary, ignore
 from tests.node.offline import ELEMENTS, OTHER, in_trio, runtime, wants_snapshot
 
-# The outer step is a node's default.
-OUTER = Config(mix_every_steps=1, filter="none", outer_momentum=0.5, outer_rate=0.7)
+
+def three_peers(rate_bytes_s):
+    """Return a simulated swarm whose peers take the outer step, as nodes do by default."""
+    config = Config(mix_every_steps=1, filter="none", outer_momentum=0.5, outer_rate=0.7)
+    swarm = Swarm(0, NetworkModel(rate_bytes_s=rate_bytes_s), config)
+    for index in range(3):
+        swarm.add_peer(np.full(ELEMENTS, float(index), np.float32), seeds=[0] if index else [])
+    return swarm
 
 
-def counting(pool):
-    made = []
-    fresh, pool.state.buffer = pool.state.buffer, lambda size: made.append(size) or fresh(size)
-    return made
-
-
-def test_whoever_wants_a_copy_of_one_boundary_has_the_same_one():
-    meeting, pool, vector = boundary(3.0)
-    made = counting(pool)
-    meeting.request_snapshot(1)
-    meeting.request_snapshot(2)
-    visit = meeting.visit(ignore, spare=True, keep=True)
-    copies = [*(copy for _, copy, _ in visit.snapshots), visit.spare_copy, visit.newcomers_copy]
-    assert len(copies) == 4
-    assert len(made) == 1
-    for copy in copies:
-        assert copy is copies[0]
-        assert (copy.array == 3.0).all()
-    for left in (3, 2, 1):
-        pool.give(copies[0])
-        assert copies[0].users == left
-        assert not pool.free_arrays.get(vector.size), "others read it"
-    pool.give(copies[0])
-    assert len(pool.free_arrays[vector.size]) == 1
-
-
-def test_the_next_copy_is_made_where_the_difference_lay_that_was_just_added():
-    meeting, pool, vector = boundary(1.0)
-    made = counting(pool)
-    brought = pool.take()
-    brought.array.fill(2.0)
-    meeting.begin_update()
-    meeting.deliver_update(Update(brought))
-    visit = meeting.visit(ignore, spare=True)
-    assert (vector == 3.0).all()
-    assert visit.spare_copy is not None
-    assert (visit.spare_copy.array == 3.0).all()
-    assert visit.spare_copy.array is brought.array
-    assert len(made) == 1
-
-
-def test_a_difference_that_a_device_still_reads_is_given_back_when_it_has_been():
-    class Reading(Pending):
-        over = False
-
-        def done(self):
-            return self.over
-
+def test_a_difference_that_a_device_still_reads_is_not_used_again():
     meeting, pool, _ = boundary()
-    reading = Reading()
+    reading = SimpleNamespace(done=lambda: False, is_narrow=False)
     meeting.model.add, meeting.model.add_read = lambda values: reading, lambda values, weight: False
     brought = pool.take()
     meeting.begin_update()
@@ -116,10 +77,7 @@ def test_nodes_that_want_a_mix_at_every_step_hold_so_many_vectors_each(monkeypat
     plain = HostVectors.take
     monkeypatch.setattr(HostVectors, "take", take)
     monkeypatch.setattr(HostVectors, "give", give)
-    swarm = Swarm(0, NetworkModel(rate_bytes_s=1e6), OUTER)
-    vectors = [np.full(ELEMENTS, float(index), np.float32) for index in range(3)]
-    for index, vector in enumerate(vectors):
-        swarm.add_peer(vector, seeds=[0] if index else [])
+    swarm = three_peers(rate_bytes_s=1e6)
     swarm.run_until(60.0)
     assert all(host.peer.exchanges.done_count > 50 for host in swarm.alive())
     assert max(most.values()) <= vectors_each
@@ -127,18 +85,12 @@ def test_nodes_that_want_a_mix_at_every_step_hold_so_many_vectors_each(monkeypat
 
 
 @in_trio
-async def test_a_newcomer_collects_where_its_exchanges_will_be(monkeypatch):
-    made = []
-    fresh = ModelState.buffer
-    monkeypatch.setattr(ModelState, "buffer", lambda self, elements: made.append(elements) or fresh(self, elements))
+async def test_a_newcomer_collects_where_its_exchanges_will_be():
     node = runtime(Config(filter="none", outer_momentum=0.0))
     first = node.streams.pool.take()
     node.streams.pool.give(first)
-    before = len(made)
-    collecting = node.averager.joining_array(ReceivePiece(1, OTHER, 0, 100, ELEMENTS))
-    assert collecting is first.array
-    assert len(made) == before
-    assert node.averager.joining_array(ReceivePiece(2, OTHER, 100, 200, ELEMENTS)) is collecting
+    for session, start, stop in ((1, 0, 100), (2, 100, 200)):
+        assert node.averager.joining_array(ReceivePiece(session, OTHER, start, stop, ELEMENTS)) is first.array
 
 
 def test_no_copy_is_taken_along_for_a_mix_that_cannot_begin(monkeypatch):
@@ -153,9 +105,7 @@ def test_no_copy_is_taken_along_for_a_mix_that_cannot_begin(monkeypatch):
 
     plain = Boundary.visit
     monkeypatch.setattr(Boundary, "visit", visit)
-    swarm = Swarm(0, NetworkModel(rate_bytes_s=1e4), OUTER)  # A stream takes longer than a step.
-    for index in range(3):
-        swarm.add_peer(np.full(ELEMENTS, float(index), np.float32), seeds=[0] if index else [])
+    swarm = three_peers(rate_bytes_s=1e4)  # A stream takes longer than a step.
     swarm.run_until(60.0)
     assert taken.count((True, False)) > 50
     assert taken.count((False, True)) > 50
@@ -171,15 +121,12 @@ def test_large_vectors_of_an_exchange_are_touched_before_the_first_step(config, 
     """
     monkeypatch.setattr(streams, "LARGE_BYTES", 1)
     made = []
-    plain = ModelState.buffer
 
-    def touched(self, elements):
-        array = plain(self, elements)
-        array.fill(7.0)  # Mark the memory as not fresh.
-        made.append(array)
-        return array
+    def buffer(self, elements):
+        made.append(np.full(elements, 7.0, np.float32))  # Mark the memory as not fresh.
+        return made[-1]
 
-    monkeypatch.setattr(ModelState, "buffer", touched)
+    monkeypatch.setattr(ModelState, "buffer", buffer)
     node = runtime(Config(filter="none", outer_momentum=0.0, **config))
     assert len(made) == expected
     assert not any(array.any() for array in made), "written to, and not only taken"
@@ -212,3 +159,57 @@ async def test_no_boundary_waits_for_memory_that_nobody_has_touched(short, monke
     [vector] = pool.free_arrays[ELEMENTS]
     [(_, snapshot, _)] = boundary.visit(ignore).snapshots
     assert snapshot.array is vector
+
+
+def test_parts_of_many_sizes_leave_the_pool_no_larger_than_eight_vectors():
+    pool = VectorPool(ModelState({"x": np.zeros(2_000, np.float32)}))
+    pool.give(pool.take())
+    for size in range(1, 2_000):
+        pool.give(pool.take(size))
+        free = sum(size * len(arrays) for size, arrays in pool.free_arrays.items())
+        assert free == pool.free_elements <= pool.MAX_FREE * 2_000
+
+
+# -- pieces for newcomers ----------------------------------------------------------------------------------------------
+def donor(*sessions):
+    """Return a node that is asked for pieces in these sessions, and whose optimizer has five elements, each a 7."""
+    node = runtime(Config())
+    fetches = {session: ServedPiece(OTHER, Fetch(session, (), 0, 1), 1e9) for session in sessions}
+    node.peer.donating.table.update(fetches)
+    model = node.averager.boundary.model
+    model.optimizer_range = lambda: range(ELEMENTS, ELEMENTS + 5)
+    model.begin_read_optimizer = lambda out, start: out.fill(7.0)
+    return node, node.averager
+
+
+@in_trio
+def test_a_piece_for_a_newcomer_is_no_snapshot_of_the_weights():
+    node, averager = donor(1, 2, 3)
+    averager.boundary.request_snapshot(1)
+    moved = []
+    averager.movement.measure = averager.movement.measure_sample = lambda values: moved.append(values.size) or 0.0
+    averager.perform(CopyPiece(2, ELEMENTS, ELEMENTS + 5))
+    averager.perform(CopyPiece(3, 0, 5))
+    averager.use_copies(averager.boundary.visit(ignore))
+    weights, state, piece = (averager.snapshots[session] for session in (1, 2, 3))
+    assert piece.has_piece(0, 5)
+    assert not piece.has_piece(0, 6)
+    assert (state.start, state.array.tolist()) == (ELEMENTS, [7.0] * 5)
+    assert state.has_piece(ELEMENTS + 1, ELEMENTS + 5)
+    assert not state.has_piece(0, 5)
+    assert not weights.has_piece(0, ELEMENTS + 1)
+    assert node.streams.pool.newest is weights
+    assert moved == [ELEMENTS], "how far local steps went is of the weights"
+
+
+@in_trio
+def test_no_boundary_pays_for_fresh_memory_for_a_newcomer():
+    """Once, while exchanges had all the vectors, the copy went into untouched pages."""
+    node, averager = donor(1, 2)
+    taken = [node.streams.pool.take() for _ in range(3)]
+    averager.perform(CopyPiece(1, 3, 9))
+    averager.perform(CopyPiece(2, ELEMENTS, ELEMENTS + 5))
+    node.streams.pool.allocate = None  # Any further allocation fails.
+    averager.use_copies(averager.boundary.visit(ignore))
+    assert averager.snapshots.keys() == {1, 2}
+    assert all(averager.snapshots[1].array is not one.array for one in taken)

@@ -15,7 +15,6 @@ from gossip.averaging.averager import Averager
 from gossip.averaging.vectors import Vector
 from gossip.averaging.visit import Visit
 from gossip.config import Config
-from gossip.effects import ReceivePiece
 from gossip.wire.messages import Fetch
 from node import Node
 from node.loop.training import TrainingSide
@@ -23,7 +22,6 @@ from node.model.snapshot import ModelState
 from node.network.runtime import Runtime
 from node.network.transfers import streams
 from node.network.transfers.streams import Streams
-from tests.node.offline import ELEMENTS, OTHER, in_trio, runtime
 
 RARELY = {"mix_every_steps": 1_000_000, "join_timeout_s": 3.0}  # Nothing is mixed.
 PLAIN = {"outer_momentum": 0.0, "outer_rate": 1.0}
@@ -37,15 +35,29 @@ class Norm(nn.Sequential):
         super().__init__(nn.Linear(40, 20), nn.BatchNorm1d(20))
 
 
-def work_of(model, optimizer):
-    """Return a step that leaves the weights as they are, but gives the optimizer a state."""
+@pytest.fixture
+def join(train, until):
+    """``join(config, adam)`` starts a node, and another that takes over its weights. Return both.
 
-    def work():
-        for parameter in model.parameters():
-            parameter.grad = torch.ones_like(parameter)
-        optimizer.step()
+    With ``adam`` both have an optimizer, and the first a step that leaves the weights as they are.
+    """
 
-    return work
+    def start(config, adam):
+        models = [Norm(0), Norm(1)]
+        optimizers = [torch.optim.AdamW(one.parameters(), lr=0.0, weight_decay=0.0) if adam else None for one in models]
+
+        def work():
+            for parameter in models[0].parameters():
+                parameter.grad = torch.ones_like(parameter)
+            optimizers[0].step()
+
+        if adam:
+            work()  # The optimizer has its state before the first copy for newcomers.
+        first = train(models[0], optimizers[0], work if adam else None, config=config)
+        until(lambda: first.side.run.steps > 3)
+        return first, train(models[1], optimizers[1], config=config, seeds=[first.node.address])
+
+    return start
 
 
 def weights_of(side):
@@ -86,33 +98,20 @@ def noted(monkeypatch):
 
 
 def of(side, events):
-    mine = (
-        side,
-        side.network.runtime,
-        side.live.state,
-        side.live.outer,
-        side.network.runtime.streams,
-        side.network.runtime.averager,
-    )
+    """Return what one node did."""
+    runtime, live = side.network.runtime, side.live
+    mine = (side, runtime, runtime.streams, runtime.averager, live.state, live.outer)
     return [word for who, word in events if any(who is one for one in mine)]
 
 
 @pytest.mark.parametrize("outer", [{}, PLAIN])
 @pytest.mark.parametrize("adam", [False, True])
-def test_a_newcomer_asks_first_and_has_its_memory_before_it_adopts(train, until, noted, monkeypatch, outer, adam):
+def test_a_newcomer_asks_first_and_has_its_memory_before_it_adopts(join, until, noted, monkeypatch, outer, adam):
     """Once, where fresh pages are expensive, 11 of the 18 s of joining with 400 MB passed before the node asked."""
-    config = Config(**RARELY, **outer)
     plain = Streams.touch_vectors
     monkeypatch.setattr(streams, "INLINE_ELEMENTS", 1)
     monkeypatch.setattr(Streams, "touch_vectors", lambda self, vectors=2: (time.sleep(0.3), plain(self, vectors))[1])
-    models = [Norm(0), Norm(1)]
-    optimizers = [torch.optim.AdamW(model.parameters(), lr=0.0, weight_decay=0.0) if adam else None for model in models]
-    work = work_of(models[0], optimizers[0]) if adam else None
-    if adam:
-        work()  # The optimizer has its state before the first copy for newcomers.
-    first = train(models[0], optimizers[0], work, config=config)
-    until(lambda: first.side.run.steps > 3)
-    second = train(models[1], optimizers[1], config=config, seeds=[first.node.address])
+    first, second = join(Config(**RARELY, **outer), adam)
     side = second.side
     until(lambda: "steps" in of(side, noted))
     events = of(side, noted)
@@ -124,23 +123,18 @@ def test_a_newcomer_asks_first_and_has_its_memory_before_it_adopts(train, until,
     assert "touched" not in events[events.index("adopts") :]
     assert np.array_equal(weights_of(side), weights_of(first.side))
     if adam:
-        assert optimizers[1].state[models[1][0].weight]["exp_avg"].any(), "its state came too"
+        assert second.optimizer.state[second.model[0].weight]["exp_avg"].any(), "its state came too"
 
 
 @pytest.mark.parametrize("adam", [False, True])
 def test_the_outer_step_is_that_of_the_adopted_weights_and_lies_where_they_were_collected(
-    train, until, monkeypatch, adam
+    join, until, monkeypatch, adam
 ):
     made = []
     plain = Vector.mapped
     monkeypatch.setattr(Vector, "mapped", lambda elements: made.append(plain(elements)) or made[-1])
-    config = Config(**RARELY)
-    models = [Norm(0), Norm(1)]
-    optimizers = [torch.optim.AdamW(model.parameters(), lr=0.0, weight_decay=0.0) if adam else None for model in models]
-    first = train(models[0], optimizers[0], work_of(models[0], optimizers[0]) if adam else None, config=config)
-    until(lambda: first.side.run.steps > 3)
-    second = train(models[1], optimizers[1], config=config, seeds=[first.node.address])
-    outer, parameters = second.side.live.outer, sum(map(torch.numel, models[1].parameters()))
+    first, second = join(Config(**RARELY), adam)
+    outer, parameters = second.side.live.outer, sum(map(torch.numel, second.model.parameters()))
     [collected] = made
     until(lambda: collected.array.size == parameters)  # The rest of the memory was given back.
     assert np.shares_memory(outer._phi, collected.array)
@@ -148,18 +142,8 @@ def test_the_outer_step_is_that_of_the_adopted_weights_and_lies_where_they_were_
     assert outer._momentum.shape == (parameters,)
     assert not outer._momentum.any()
     assert second.side.network.runtime.averager.joining_vector is None
-    assert not any(
-        np.shares_memory(one, outer._phi) for kept in second.side.live.pool.free_arrays.values() for one in kept
-    ), "no exchange writes there"
-
-
-def test_who_joins_mixes_from_the_weights_that_it_adopted(train, until):
-    config = Config(mix_every_steps=1, join_timeout_s=3.0)
-    first = train(Norm(0), config=config)
-    second = train(Norm(1), config=config, seeds=[first.node.address])
-    until(lambda: second.node.metrics().exchanges_done > 3)
-    apart = np.abs(weights_of(first.side) - weights_of(second.side)).max()
-    assert apart < 1e-6, "both hold what the first began with: nobody trains"
+    free = [array for arrays in second.side.live.pool.free_arrays.values() for array in arrays]
+    assert not any(np.shares_memory(array, outer._phi) for array in free), "no exchange writes there"
 
 
 @pytest.mark.parametrize("seeds", [[], ["127.0.0.1:9"]])
@@ -198,19 +182,7 @@ def test_no_snapshot_is_told_before_the_outer_step_has_begun():
     assert np.array_equal(side.live.outer._phi, vector)
 
 
-@in_trio
-async def test_a_newcomer_collects_where_its_outer_step_will_be():
-    node = runtime(Config(filter="none", outer_momentum=0.5, outer_rate=0.7))
-    collecting = node.averager.joining_array(ReceivePiece(1, OTHER, 0, 100, ELEMENTS))
-    assert node.averager.joining_array(ReceivePiece(2, OTHER, 100, 200, ELEMENTS)) is collecting
-    assert not node.streams.pool.free_arrays
-    node.averager.outer_step.take_over(collecting)
-    assert node.averager.outer_step.has_taken_over(collecting)
-    again = node.averager.joining_array(ReceivePiece(3, OTHER, 0, 100, ELEMENTS + 1))
-    assert not node.averager.outer_step.has_taken_over(again)
-
-
-def test_what_is_collected_beyond_the_outer_steps_part_goes_back_to_the_system():
+def test_memory_collected_beyond_the_outer_steps_part_goes_back_to_the_system():
     def held():
         with open("/proc/self/statm") as file:
             return int(file.read().split()[1]) * 4096

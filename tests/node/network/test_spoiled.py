@@ -7,14 +7,10 @@ import math
 import time
 
 import torch
-from torch import nn
+
+from tests.node.trainees import linear
 
 QUIET_S = 1.5
-
-
-def linear(seed=0):
-    torch.manual_seed(seed)
-    return nn.Linear(4, 2)
 
 
 def work_of(model, optimizer, broken):
@@ -40,14 +36,14 @@ def said(log, kind):
     return [row["sentence"] for row in rows if row["event"] == kind]
 
 
-def pair(train, quick, monkeypatch, tmp_path, broken, **second):
+def pair(train, quick, monkeypatch, tmp_path, broken):
     """Start two nodes. The second has a log, and breaks while ``broken`` is not empty."""
     first, model = linear(), linear(1)
     one = train(first, None, work_of(first, torch.optim.SGD(first.parameters(), lr=0.05), []), config=quick)
     log = tmp_path / "log"
     monkeypatch.setenv("GOSSIP_LOG", str(log))
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
-    two = train(model, optimizer, work_of(model, optimizer, broken), seeds=[one.node.address], config=quick, **second)
+    two = train(model, optimizer, work_of(model, optimizer, broken), seeds=[one.node.address], config=quick)
     return one, two, first, model, log
 
 
@@ -93,21 +89,14 @@ def test_a_loss_that_is_no_number_beside_sound_weights_is_said_once_and_stops_no
 def test_weights_that_the_loop_mends_by_itself_are_mixed_again(train, quick, until):
     model = linear()
     alone = train(model, None, lambda: None, config=quick)
-    before = [p.detach().clone() for p in model.parameters()]
 
-    def spoil():
+    def fill(value):
         with torch.no_grad():
-            model.weight.fill_(math.inf)
-        return torch.tensor(math.nan)
+            model.weight.fill_(value)
+        return torch.tensor(value)
 
-    alone.work = spoil
+    alone.work = lambda: fill(math.inf)
     until(lambda: not alone.side.network.peer.local.sound, 10)
     assert not alone.side.network.peer.view.ready
-
-    def mend():
-        with torch.no_grad():
-            for live, kept in zip(model.parameters(), before, strict=True):
-                live.copy_(kept)
-
-    alone.work = mend
+    alone.work = lambda: fill(1.0)
     until(lambda: alone.side.network.peer.local.sound and alone.side.network.peer.view.ready, 10)

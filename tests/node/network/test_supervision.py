@@ -2,97 +2,32 @@
 
 from __future__ import annotations
 
+import dataclasses
 import gc
 import os
-import re
 import threading
 from types import SimpleNamespace
 
 import pytest
+import trio
 
-from gossip.arithmetic.moments import MomentForm
-from gossip.effects import (
-    Adopt,
-    Confirm,
-    CopyFrozen,
-    CopyMoments,
-    CopyPiece,
-    Dial,
-    Effect,
-    Gather,
-    HashFrozen,
-    LeaveOut,
-    LookUp,
-    MemberChanged,
-    MemberState,
-    Merge,
-    Mix,
-    MixMoments,
-    Notice,
-    ReceiveMoments,
-    ReceivePiece,
-    Release,
-    Rename,
-    Restore,
-    Send,
-    SendMoments,
-    SendPiece,
-    Snapshot,
-    Transfer,
-    TryDial,
-    UseLastSnapshot,
-)
+from gossip.effects import Mix, Release, Send, Snapshot, Transfer
 from gossip.handlers import HANDLERS
-from gossip.ids import Address, PeerId
-from gossip.membership import members
-from gossip.membership.protocol import Membership
+from gossip.ids import Claim, PeerId
+from gossip.membership.members import MEMBERSHIP_MESSAGES
 from gossip.peer import Peer
-from gossip.wire.messages import (
-    Abort,
-    Accept,
-    Ack,
-    Begin,
-    Busy,
-    Close,
-    Commit,
-    Digest,
-    Fetch,
-    Gossip,
-    Invite,
-    Joined,
-    Nack,
-    Offer,
-    Outcome,
-    Ping,
-    PingReq,
-    Reach,
-    Reached,
-    Records,
-    Refuse,
-    Serving,
-    Settled,
-    StatusQuery,
-    Widen,
-)
+from gossip.wire.messages import Close, StatusQuery, Widen
 from node.links.connector import Connector
 from node.network import link_life
 from node.network.runtime import REPORTS, Runtime
 from node.network.striping import Striping
 from node.network.transfers.streams import Streams
-from node.observe.page.exposition import Exposition
 from tests.node.conftest import end, until
 from tests.node.faulty import Pair, crash, raises
+from tests.node.offline import in_trio, runtime
 
-NOBODY = b"\x07" * 16
 FAULTS = 12  # More than the descriptors or threads that may be in use for a moment.
-MESSAGES = [
-    Offer(1, "", b"", 0.0, 0.5, "fp32"), Accept(1, 0.0, 0.5, "fp32"), Commit(1), Outcome(1), Settled(1, True),
-    Invite(1, "", b"", 0.0, "fp32"), Joined(1, 0.0, "fp32"), Begin(1, (), 0.0, "fp32"), Busy(1), Refuse(1, "layout"),
-    Abort(1, "late"), Fetch(1, (), 0, 0), Serving(1, 0.0, b"", (), ()), Reach(), Reached(True),
-]  # fmt: skip
-MEMBERSHIP_MESSAGES = [
-    Ping(1, ()), Ack(1, ()), PingReq(1, PeerId(NOBODY), ()), Nack(1), Gossip(()), Digest(b""), Records((), b""),
-]  # fmt: skip
+PEER_MESSAGES = sorted({*HANDLERS, *MEMBERSHIP_MESSAGES}, key=lambda kind: kind.__name__)
 # Messages that the reader of a link does not pass to the peer. Each has an example, the owner and the name of its
 # handler, and the part of the network side that the handler belongs to.
 DISPATCHED = {
@@ -100,19 +35,19 @@ DISPATCHED = {
     Close: (Close("version", "Another version.", ()), Connector, "notify_once", "connector"),
     Widen: (Widen(1), Striping, "on_widen", "striping"),
 }
-MOMENTS = MomentForm(("sum",), ("second",), 1)
-EFFECTS = [
-    Send(NOBODY, Reach()), Dial(Address("127.0.0.1", 1)), LookUp(), TryDial(NOBODY, Address("127.0.0.1", 1)),
-    Snapshot(1), CopyPiece(1, 0, 1), UseLastSnapshot(1), CopyFrozen(1, 0, 1), HashFrozen(0, 1),
-    Transfer(1, NOBODY, "fp32"), Gather(1, (), 0, "fp32"), LeaveOut(1, None, means=True), Mix(1, 0.5), Merge(1, 0.5),
-    Rename(1, 2), Release(1), SendPiece(1, NOBODY, 0, 1), ReceivePiece(1, NOBODY, 0, 1, 1), Adopt((), ()), Confirm(),
-    Restore(), MemberChanged(NOBODY, None, MemberState.ALIVE), Notice("fault", ""), CopyMoments(1, MOMENTS, 0, 1),
-    SendMoments(1, NOBODY, MOMENTS, 0, 1), ReceiveMoments(1, NOBODY, MOMENTS, 0, 1), MixMoments(1),
-]  # fmt: skip
+# Values that change nothing, by the kind of a message's field.
+HARMLESS = {
+    "int": 1, "float": 0.5, "bool": True, "text": "", "bytes": b"", "id": PeerId(b"\x07" * 16), "ids": (),
+    "record?": None, "updates": (), "names": (), "scalars": (), "claim": Claim(0, 0, 0, 0), "any": (),
+}  # fmt: skip
 
 
-def named(one):
-    return type(one).__name__
+def harmless(kind):
+    return kind(**{field.name: HARMLESS[field.metadata["kind"].form] for field in dataclasses.fields(kind)})
+
+
+def by_name(kind):
+    return kind.__name__
 
 
 @pytest.fixture(scope="module")
@@ -122,14 +57,8 @@ def pair():
     end(made.trainees)
 
 
-def test_every_handler_effect_and_report_is_tried():
-    assert {type(message) for message in MESSAGES} == set(HANDLERS)
-    assert {type(message) for message in MEMBERSHIP_MESSAGES} == members.MEMBERSHIP_MESSAGES
-    assert {type(effect) for effect in EFFECTS} == set(Effect.__args__)
-    assert all(callable(getattr(Peer, report)) for report in REPORTS)
-
-
-def raise_once(monkeypatch, owner, name, is_meant=lambda *_: True):
+# -- faults that end a link --------------------------------------------------------------------------------------------
+def raise_once(monkeypatch, owner, name, is_meant):
     """Make the next call whose arguments satisfy ``is_meant`` raise."""
     plain, left = getattr(owner, name), [1]
 
@@ -142,7 +71,7 @@ def raise_once(monkeypatch, owner, name, is_meant=lambda *_: True):
     monkeypatch.setattr(owner, name, function)
 
 
-def a_fault_ends_its_link_alone(pair, message):
+def check_that_a_link_alone_ends(pair, message):
     """Assert that a message of the second node causes a fault in the first, which ends their link only.
 
     Without a message, wait for one that the second node sends by itself.
@@ -161,76 +90,67 @@ def a_fault_ends_its_link_alone(pair, message):
     assert found.restarts == restarts
 
 
-@pytest.mark.parametrize("message", MESSAGES, ids=named)
-def test_a_fault_at_a_message_ends_its_link_alone(pair, message, monkeypatch):
-    peer, handlers = pair.side.network.peer, SimpleNamespace(handler=HANDLERS[type(message)])
-    raise_once(monkeypatch, handlers, "handler", lambda who, *_: who is peer)
-    monkeypatch.setitem(HANDLERS, type(message), handlers.handler)
-    a_fault_ends_its_link_alone(pair, message)
+@pytest.mark.parametrize("kind", PEER_MESSAGES, ids=by_name)
+def test_a_fault_of_the_peer_at_a_message_ends_its_link_alone(pair, kind, monkeypatch):
+    peer = pair.side.network.peer
+    raise_once(monkeypatch, Peer, "receive", lambda who, _, message, __: who is peer and type(message) is kind)
+    check_that_a_link_alone_ends(pair, harmless(kind))
 
 
-@pytest.mark.parametrize("message", MEMBERSHIP_MESSAGES, ids=named)
-def test_a_fault_at_a_message_of_the_membership_ends_its_link_alone(pair, message, monkeypatch):
-    members = pair.side.network.peer.membership
-    raise_once(
-        monkeypatch, Membership, "receive", lambda who, _, one, __: who is members and type(one) is type(message)
-    )
-    a_fault_ends_its_link_alone(pair, message)
-
-
-@pytest.mark.parametrize("kind", DISPATCHED, ids=lambda kind: kind.__name__)
+@pytest.mark.parametrize("kind", DISPATCHED, ids=by_name)
 def test_a_fault_at_a_message_that_concerns_a_link_ends_that_link_alone(pair, kind, monkeypatch):
     """The messages concern the status page, the end of a link, and its lanes."""
     message, owner, name, part = DISPATCHED[kind]
-    runtime = pair.side.network.runtime
-    ours = None if part is None else getattr(runtime, part)
+    ours = None if part is None else getattr(pair.side.network.runtime, part)
     raise_once(monkeypatch, owner, name, lambda who, *_: ours is None or who is ours)
-    a_fault_ends_its_link_alone(pair, message)
+    check_that_a_link_alone_ends(pair, message)
 
 
 @pytest.mark.parametrize("name", ["buffer_for", "on_body"])
 def test_a_fault_at_a_chunk_ends_its_link_alone(pair, name, monkeypatch):
     streams = pair.side.network.runtime.streams
     raise_once(monkeypatch, Streams, name, lambda who, *_: who is streams)
-    a_fault_ends_its_link_alone(pair, None)
+    check_that_a_link_alone_ends(pair, None)
 
 
-@pytest.mark.parametrize("effect", EFFECTS, ids=named)
-def test_a_fault_in_performing_an_effect_begins_the_network_side_anew(pair, effect, monkeypatch):
+# -- faults that end the network side ----------------------------------------------------------------------------------
+@pytest.mark.parametrize("report", REPORTS)
+@in_trio
+def test_a_fault_in_any_report_to_the_peer_ends_the_network_side(report, monkeypatch):
+    plain, is_faulty = getattr(Peer, report), []
+
+    def reported(*arguments, **named):
+        return raises() if is_faulty else plain(*arguments, **named)
+
+    monkeypatch.setattr(Peer, report, reported)
+    node = runtime()
+    node.nursery = SimpleNamespace(cancel_scope=trio.CancelScope())
+    is_faulty.append(True)
+    assert getattr(node.peer, report)() == []
+    assert isinstance(node.failure, ZeroDivisionError)
+    assert node.nursery.cancel_scope.cancel_called
+
+
+def faulty(*_, **__):
+    raises()
+
+
+@pytest.mark.parametrize("report", ["tick", "on_stepped", "update_counts", "on_snapshotted", "on_streamed"])
+def test_a_fault_in_a_report_of_a_running_node_begins_the_network_side_anew(pair, report):
+    runtime = pair.side.network.runtime
+    pair.begins_anew(lambda: setattr(runtime.peer, report, runtime.guard_report(faulty)))
+
+
+@pytest.mark.parametrize("kind", [Send, Snapshot, Transfer, Mix, Release], ids=by_name)
+def test_a_fault_in_performing_an_effect_begins_the_network_side_anew(pair, kind, monkeypatch):
     runtime, plain = pair.side.network.runtime, Runtime.perform_one
 
-    def perform_one(self, one):
-        if self is runtime and type(one) is type(effect):
-            raise ZeroDivisionError
-        plain(self, one)
+    def perform_one(self, effect):
+        if self is runtime and type(effect) is kind:
+            raises()
+        plain(self, effect)
 
-    def fault():
-        monkeypatch.setattr(Runtime, "perform_one", perform_one)
-        if not isinstance(effect, Send | Snapshot | Transfer | Mix | Release):  # These come by themselves.
-            pair.call(lambda: runtime.perform([effect]))
-
-    pair.begins_anew(fault)
-
-
-@pytest.mark.parametrize("report", REPORTS)
-def test_a_fault_in_a_report_to_the_peer_begins_the_network_side_anew(pair, report):
-    runtime = pair.side.network.runtime
-
-    def faulty(*_, **__):
-        raise ZeroDivisionError
-
-    def fault():
-        setattr(runtime.peer, report, runtime.guard_report(faulty))
-        if report not in (
-            "tick",
-            "on_stepped",
-            "update_counts",
-            "on_snapshotted",
-            "on_streamed",
-        ):  # These come by themselves.
-            pair.call(getattr(runtime.peer, report))
-
-    pair.begins_anew(fault)
+    pair.begins_anew(lambda: monkeypatch.setattr(Runtime, "perform_one", perform_one))
 
 
 async def dies():
@@ -240,33 +160,14 @@ async def dies():
 @pytest.mark.parametrize("where", ["a call", "a task", "a link's end", "the loop", "the deadline"])
 def test_a_fault_anywhere_in_the_network_thread_begins_the_network_side_anew(pair, where, monkeypatch):
     runtime = pair.side.network.runtime
-
-    def fault():
-        match where:
-            case "a call":
-                pair.call(raises)
-            case "a task":
-                pair.call(lambda: runtime.spawn(dies))
-            case "a link's end":
-                monkeypatch.setattr(runtime.links, "flush", raises)
-            case "the loop":
-                pair.call(crash)
-            case "the deadline":
-                monkeypatch.setattr(runtime, "on_batch_end", raises)
-
-    pair.begins_anew(fault)
-
-
-def test_a_fault_is_told_with_its_traceback_and_counted(pair, caplog):
-    caplog.clear()
-    pair.begins_anew(lambda: pair.call(raises))
-    restarts = pair.service.faults.restarts
-    assert re.search(r"A fault of this library \(ZeroDivisionError in faulty.py:\d+\)", caplog.text)
-    assert "Report the traceback" in caplog.text
-    assert "in raises" in caplog.text
-    assert pair.node.metrics().network_restarts == restarts > 0
-    assert f"gossip_network_restarts_total {restarts}.0" in Exposition().render(pair.side.source()).decode()
-    assert "restarted" in [event.kind for event in pair.node.history()]
+    faults = {
+        "a call": lambda: pair.call(raises),
+        "a task": lambda: pair.call(lambda: runtime.spawn(dies)),
+        "a link's end": lambda: monkeypatch.setattr(runtime.links, "flush", raises),
+        "the loop": lambda: pair.call(crash),
+        "the deadline": lambda: monkeypatch.setattr(runtime, "on_batch_end", raises),
+    }
+    pair.begins_anew(faults[where])
 
 
 def test_the_next_network_side_is_a_later_life_of_the_same_node(pair):

@@ -64,7 +64,12 @@ def fill(node, value):
         node._training.live.model.weight.fill_(value)
 
 
+def weight_of(node):
+    return float(node._training.live.model.weight[0, 0].detach())
+
+
 def drained(node):
+    """Wait until the node has no upload left."""
     node._training.run.uploads.wait(url="faulty://b/none")
     uploads = node._training.run.uploads
     end = time.monotonic() + 20
@@ -73,13 +78,21 @@ def drained(node):
         time.sleep(0.005)
 
 
+def save_each(node, *values, **options):
+    """Save the model with each of these weights at faulty://b/run, and wait for each upload to end."""
+    for value in values:
+        fill(node, value)
+        node.save("faulty://b/run", **options)
+        drained(node)
+
+
 def notices(node, *kinds):
     node._training.network.sync()
     return [event.sentence for event in node.history() if event.kind in kinds]
 
 
-def weight_at(path, tmp_path, files=Faulty):
+def weight_at(path, tmp_path):
     """Return the weight in a checkpoint of the store."""
     local = tmp_path / f"copy{next(names)}.safetensors"
-    local.write_bytes(files().cat_file(path))
+    local.write_bytes(Faulty().cat_file(path))
     return float(checkpoint.load(local).tensors["weight"][0, 0])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import errno
 import os
 import threading
@@ -12,12 +13,13 @@ import trio
 import trio.lowlevel
 
 from gossip.averaging.streams import DifferenceReceiver, Sender
-from gossip.wire.frames import encode
+from gossip.errors import ProtocolError
+from gossip.wire.frames import PREFIX_BYTES, decode, encode
 from gossip.wire.messages import Nack
-from node.identity.keys import new_secret
 from node.links.frame_reader import FrameReader
 from node.network.transfers import streams
-from node.transport.blocking_io import BlockingIoPool, run_to_end
+from node.transport.blocking_io import BlockingIoPool, BlockingSealed, run_to_end
+from node.transport.sealed import leave_tls
 from node.transport.tls import TlsStream
 from tests.node.network.carriers import (
     CHUNK,
@@ -28,20 +30,33 @@ from tests.node.network.carriers import (
     half_a_chunk,
     in_trio,
     loopback_pair,
+    sealed_pair,
     until,
     vectors,
 )
-from tests.node.transport.test_tls import ALICE_CONTEXTS, memory_pair
+from tests.node.transport.sealing import ACCEPTOR, DIALLER
+from tests.node.transport.test_tls import ALICE_CONTEXTS, memory_pair, receive_exactly, tls_ends
+
+plain_and_sealed = pytest.mark.parametrize("pair", [loopback_pair, sealed_pair])
 
 
+@plain_and_sealed
 @in_trio
-async def test_what_is_sent_meanwhile_goes_between_two_chunks_of_a_thread():
-    (ours,) = vectors(1)
-    near, far = await loopback_pair()
-    end, reader = End(near, ours), FrameReader(far)
-    found = []
+async def test_messages_go_both_ways_between_the_chunks_of_threads(pair):
+    ours, theirs = vectors()
+    near, far = await pair()
+    end, reader, found = End(near, ours), FrameReader(far), []
+
+    async def send():
+        sender = Sender(1, theirs, FP32, CHUNK)
+        for number in range(SIZE // CHUNK):
+            for piece in sender.next_frame():
+                await far.send_all(piece)
+            await far.send_all(encode(Nack(number)))
+
     async with trio.open_nursery() as nursery:
         end.begin(nursery)
+        nursery.start_soon(send)
         while len(found) < SIZE // CHUNK + 1:
             message, body_bytes = await reader.read_message()
             if not found:
@@ -50,30 +65,18 @@ async def test_what_is_sent_meanwhile_goes_between_two_chunks_of_a_thread():
             found.append(message)
             await reader.discard(body_bytes)
         assert found.index(Nack(5)) in (1, 2, 3, 4, 5), "behind what the sockets hold, and ahead of the rest"
-        await until(lambda: "gossip-send" not in at_work())
-        nursery.cancel_scope.cancel()
-
-
-@in_trio
-async def test_what_comes_meanwhile_is_heard_and_the_vector_goes_on():
-    ours, theirs = vectors()
-    near, other = await loopback_pair()
-    end = End(near, ours)
-    sender = Sender(1, theirs, FP32, CHUNK)
-    async with trio.open_nursery() as nursery:
-        end.begin(nursery, both=False)
-        for number in range(SIZE // CHUNK):
-            for piece in sender.next_frame():
-                await other.send_all(piece)
-            await other.send_all(encode(Nack(number)))
         await until(lambda: end.receiver.is_complete and len(end.messages) == SIZE // CHUNK)
+        await until(lambda: not at_work())
         nursery.cancel_scope.cancel()
     assert end.messages == [Nack(number) for number in range(SIZE // CHUNK)]
     assert np.array_equal(end.receiver.out, theirs - ours)
 
 
-async def unwanted_is_not_waited_for(near, far):
+@plain_and_sealed
+@in_trio
+async def test_a_thread_does_not_wait_for_a_vector_that_nobody_wants(pair):
     ours, theirs = vectors()
+    near, far = await pair()
     end = End(near, ours)
     async with trio.open_nursery() as nursery:
         end.begin(nursery, both=False)
@@ -89,12 +92,7 @@ async def unwanted_is_not_waited_for(near, far):
 
 
 @in_trio
-async def test_a_thread_does_not_wait_for_a_vector_that_nobody_wants():
-    await unwanted_is_not_waited_for(*await loopback_pair())
-
-
-@in_trio
-async def test_who_leaves_a_chunk_of_a_session_that_is_over_half_sent_holds_a_thread_no_longer_than_a_stall():
+async def test_a_peer_that_stops_inside_a_chunk_of_an_ended_session_holds_a_thread_no_longer_than_a_stall():
     ours, theirs = vectors()
     near, other = await loopback_pair()
     end = End(near, ours)
@@ -119,13 +117,13 @@ def no_descriptor(number):
 async def test_without_a_thread_or_a_descriptor_for_it_a_stream_goes_on_in_the_loop(lacking, monkeypatch):
     ours, theirs = vectors()
     near, far = await loopback_pair()
-    hands = BlockingIoPool(2)
+    pool = BlockingIoPool(2)
     if lacking == "thread":
         for _ in range(2):
-            hands.limiter.acquire_on_behalf_of_nowait(object())
+            pool.limiter.acquire_on_behalf_of_nowait(object())
     else:
         monkeypatch.setattr(os, "dup", no_descriptor)
-    ends = [End(near, ours, hands=hands), End(far, theirs, hands=hands)]
+    ends = [End(near, ours, io_pool=pool), End(far, theirs, io_pool=pool)]
     async with trio.open_nursery() as nursery:
         for end in ends:
             end.begin(nursery)
@@ -136,7 +134,7 @@ async def test_without_a_thread_or_a_descriptor_for_it_a_stream_goes_on_in_the_l
 
 
 @in_trio
-async def test_what_is_encrypted_or_no_socket_stays_in_the_loop():
+async def test_a_tls_stream_and_a_stream_without_a_socket_are_not_lent():
     near, _ = await memory_pair()
     assert BlockingIoPool().lend(near) is None
     plain, _ = await loopback_pair()
@@ -146,7 +144,69 @@ async def test_what_is_encrypted_or_no_socket_stays_in_the_loop():
     lent.close_now()
 
 
-def test_what_waits_for_the_loop_is_no_work_for_a_thread():
+@in_trio
+async def test_a_stream_is_lent_once_both_directions_are_sealed():
+    alice, bob = await tls_ends(loopback_pair)
+    pool = BlockingIoPool()
+    early = await leave_tls(alice, DIALLER, ACCEPTOR)
+    assert pool.lend(early) is None, "what comes may be TLS's still"
+    late = await leave_tls(bob, ACCEPTOR, DIALLER)
+    await late.send_all(b"w")
+    await receive_exactly(early, 1)
+    lent = pool.lend(early)
+    assert isinstance(lent, BlockingSealed)
+    lent.close_now()
+
+
+@pytest.mark.parametrize("place", [200, 150_000, -1])
+@in_trio
+async def test_a_changed_byte_of_a_sealed_chunk_ends_the_link_in_a_thread_and_nothing_of_it_is_used(place):
+    ours, theirs = vectors()
+    near, far = await sealed_pair()
+    end, sealed = End(near, ours), bytearray()
+
+    async def gather(*pieces):
+        for piece in pieces:
+            sealed.extend(piece)
+
+    async def feed():
+        async with trio.open_nursery() as nursery:
+            end.begin(nursery, both=False)
+            await far.inner.send_all(sealed)
+            await trio.sleep_forever()
+
+    await far.sealer.send(gather, *Sender(1, theirs, FP32, CHUNK).next_frame())
+    sealed[place] ^= 1
+    with pytest.raises(BaseExceptionGroup) as caught:
+        await feed()
+    assert caught.group_contains(ProtocolError)
+    assert at_work() == []
+    assert not end.receiver.threads
+    assert end.receiver.position == 0
+
+
+@pytest.mark.parametrize(
+    ("pair", "checksum", "fault"), [(sealed_pair, 0, ""), (sealed_pair, 1, "checksum"), (loopback_pair, 0, "checksum")]
+)
+@in_trio
+async def test_a_chunk_without_a_checksum_is_one_of_a_sealed_link_alone(pair, checksum, fault):
+    ours, theirs = vectors()
+    near, far = await pair()
+    end, other = End(near, ours), End(far, theirs)
+    async with trio.open_nursery() as nursery:
+        end.begin(nursery, both=False)
+        other.sessions.add(other.session)
+        header, body = other.session.sender.next_frame()
+        chunk = decode(header[PREFIX_BYTES:], len(body))
+        assert (chunk.checksum == 0) is (pair is sealed_pair)
+        for piece in (encode(dataclasses.replace(chunk, checksum=checksum), len(body)), body):
+            await far.send_all(piece)
+        await until(lambda: end.flowed or end.receiver.position)
+        assert end.receiver.fault == fault
+        nursery.cancel_scope.cancel()
+
+
+def test_a_coroutine_that_waits_for_the_loop_is_an_error_in_a_thread():
     async def waits(stream):
         await trio.lowlevel.checkpoint()
 
@@ -155,12 +215,8 @@ def test_what_waits_for_the_loop_is_no_work_for_a_thread():
 
 
 @pytest.mark.parametrize("encrypted", [False, True])
-def test_nodes_mix_in_threads_which_end_with_them(encrypted, train, until, quick, monkeypatch, tmp_path):
-    options = {"config": quick}
-    if encrypted:
-        options["secret"] = tmp_path / "secret"
-        options["secret"].write_text(new_secret())
-        options["secret"].chmod(0o600)
+def test_nodes_mix_in_threads_which_end_with_them(encrypted, train, until, quick, monkeypatch, secret):
+    options = {"config": quick} | ({"secret": secret} if encrypted else {})
     monkeypatch.setattr(streams, "LARGE_BYTES", SIZE)
     seen = set()
     use = DifferenceReceiver.use_chunk
@@ -170,7 +226,7 @@ def test_nodes_mix_in_threads_which_end_with_them(encrypted, train, until, quick
         use(self, where, body)
 
     monkeypatch.setattr(DifferenceReceiver, "use_chunk", noted)
-    models = [{"x": np.full(SIZE, value, np.float32)} for value in (0.0, 0.0)]
+    models = [{"x": np.zeros(SIZE, np.float32)} for _ in range(2)]
     first = train(models[0], **options)
     second = train(models[1], seeds=[first.node.address], **options)
     second.do(lambda _: models[1]["x"].fill(1.0))

@@ -14,41 +14,31 @@ from tests.node.conftest import QUICK
 
 MASTER = {"MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "29501"}
 TORCHRUN = {**MASTER, "WORLD_SIZE": "3", "LOCAL_WORLD_SIZE": "1", "RANK": "1"}
+
+
+SRUN = {"SLURM_LAUNCH_NODE_IPADDR": "10.0.0.9", "SLURM_STEP_NUM_NODES": "2"}
 COORDINATOR = Address("10.0.0.1", 29501)
 
 
 @pytest.mark.parametrize(
-    "environment",
+    ("environment", "coordinator"),
     [
-        TORCHRUN,
-        {**MASTER, "WORLD_SIZE": "2", "RANK": "0"},  # The variables of Kubernetes' training operators.
-        {**MASTER, "OMPI_COMM_WORLD_SIZE": "4", "OMPI_COMM_WORLD_LOCAL_SIZE": "2"},
+        (TORCHRUN, COORDINATOR),
+        ({**MASTER, "WORLD_SIZE": "2", "RANK": "0"}, COORDINATOR),  # The variables of Kubernetes' training operators.
+        ({**MASTER, "OMPI_COMM_WORLD_SIZE": "4", "OMPI_COMM_WORLD_LOCAL_SIZE": "2"}, COORDINATOR),
+        (SRUN, Address("10.0.0.9", 29500)),
+        ({}, None),
+        ({**TORCHRUN, "MASTER_ADDR": "127.0.0.1"}, None),
+        ({**TORCHRUN, "MASTER_ADDR": "localhost"}, None),
+        ({**TORCHRUN, "LOCAL_WORLD_SIZE": "3"}, None),
+        ({**MASTER, "WORLD_SIZE": "1"}, None),
+        ({**MASTER, "WORLD_SIZE": "many"}, None),
+        ({"WORLD_SIZE": "3", "LOCAL_WORLD_SIZE": "1"}, None),
+        ({**SRUN, "SLURM_STEP_NUM_NODES": "1"}, None),
     ],
 )
-def test_a_launch_over_several_hosts_is_known_by_its_sizes(environment):
-    assert other_hosts(environment) == COORDINATOR
-
-
-@pytest.mark.parametrize(
-    "environment",
-    [
-        {},
-        {**TORCHRUN, "MASTER_ADDR": "127.0.0.1"},
-        {**TORCHRUN, "MASTER_ADDR": "localhost"},
-        {**TORCHRUN, "LOCAL_WORLD_SIZE": "3"},
-        {**MASTER, "WORLD_SIZE": "1"},
-        {**MASTER, "WORLD_SIZE": "many"},
-        {"WORLD_SIZE": "3", "LOCAL_WORLD_SIZE": "1"},
-        {"SLURM_LAUNCH_NODE_IPADDR": "10.0.0.1", "SLURM_STEP_NUM_NODES": "1"},
-    ],
-)
-def test_a_launch_on_one_host_names_no_others(environment):
-    assert other_hosts(environment) is None
-
-
-def test_srun_over_several_machines_names_the_one_that_it_was_called_on():
-    step = {"SLURM_LAUNCH_NODE_IPADDR": "10.0.0.9", "SLURM_STEP_NUM_NODES": "2"}
-    assert other_hosts(step).host == "10.0.0.9"
+def test_a_launch_over_several_hosts_is_known_by_its_sizes_and_one_on_one_host_names_none(environment, coordinator):
+    assert other_hosts(environment) == coordinator
 
 
 # -- settings ----------------------------------------------------------------------------------------------------------
@@ -63,15 +53,29 @@ def routes(monkeypatch):
     monkeypatch.setattr("node.settings.routed", lambda target, _v6: known.get(target.host, "192.168.7.5"))
 
 
+INSECURE = {**TORCHRUN, "GOSSIP_INSECURE": "1"}
+
+
 @pytest.mark.usefixtures("routes")
-def test_a_node_listens_where_the_other_hosts_of_its_launch_reach_it(secret):
-    named = {**TORCHRUN, "GOSSIP_SECRET_FILE": str(secret)}
-    assert gathered(named).listen == Address("10.0.0.2", 0)
-    assert gathered({**TORCHRUN, "GOSSIP_INSECURE": "1"}).listen == Address("10.0.0.2", 0)
-    assert gathered({**named, "MASTER_ADDR": "host0"}).listen == Address("192.168.7.5", 0), (
-        "a name that is loopback here"
-    )
-    everywhere = gathered({**named, "GOSSIP_LISTEN": "0.0.0.0:7700"})
+@pytest.mark.parametrize(
+    ("environment", "listen"),
+    [
+        (INSECURE, Address("10.0.0.2", 0)),
+        ({**INSECURE, "MASTER_ADDR": "host0"}, Address("192.168.7.5", 0)),  # A name that is loopback here.
+        ({**TORCHRUN, "GOSSIP_LISTEN": "127.0.0.1:0"}, Address("127.0.0.1", 0)),
+        ({**TORCHRUN, "GOSSIP_LISTEN": "none"}, None),
+        ({}, Address("127.0.0.1", 0)),
+    ],
+)
+def test_a_node_listens_where_it_is_told_or_else_where_the_other_hosts_of_its_launch_reach_it(environment, listen):
+    assert gathered(environment).listen == listen
+
+
+@pytest.mark.usefixtures("routes")
+def test_a_launched_node_with_a_secret_shows_its_address_on_the_way_to_the_other_hosts(secret):
+    launched = {**TORCHRUN, "GOSSIP_SECRET_FILE": str(secret)}
+    assert gathered(launched).listen == Address("10.0.0.2", 0)
+    everywhere = gathered({**launched, "GOSSIP_LISTEN": "0.0.0.0:7700"})
     assert advertised_address(everywhere, everywhere.listen) == Address("10.0.0.2", 7700)
 
 
@@ -94,12 +98,6 @@ def test_a_node_that_returns_without_its_launcher_shows_its_address_on_the_way_t
 def test_without_a_secret_a_launch_over_several_hosts_is_refused_with_how_to_give_one():
     with pytest.raises(ConfigError, match=r"10\.0\.0\.1:29501 is one of them.*GOSSIP_SECRET_FILE"):
         gathered(TORCHRUN)
-
-
-def test_what_is_said_of_where_to_listen_wins_over_the_launcher():
-    assert gathered({**TORCHRUN, "GOSSIP_LISTEN": "127.0.0.1:0"}).listen == Address("127.0.0.1", 0)
-    assert gathered({**TORCHRUN, "GOSSIP_LISTEN": "none"}).listen is None
-    assert gathered({}).listen == Address("127.0.0.1", 0)
 
 
 # -- whom it waits for -------------------------------------------------------------------------------------------------

@@ -16,6 +16,7 @@ from gossip.wire.frames import encode
 from gossip.wire.messages import Chunk, Ping
 from node.identity.keys import Identity
 from node.transport import sealed
+from node.transport.blocking_io import WHOLE_BYTES
 from node.transport.byte_stream import BrokenLinkError
 from node.transport.sealed import (
     AHEAD_BYTES,
@@ -32,15 +33,9 @@ from node.transport.sealed import (
     leave_tls,
 )
 from node.transport.tls import swarm_contexts
+from tests.node.offline import in_trio
 from tests.node.transport.sealing import ACCEPTOR, DIALLER, ENDS, KEY, slow_keys, slow_next, slow_record
-from tests.node.transport.test_tls import (
-    ALICE_CONTEXTS,
-    BOB_CONTEXTS,
-    SECRET,
-    in_trio,
-    memory_pair,
-    tls_ends,
-)
+from tests.node.transport.test_tls import ALICE_CONTEXTS, BOB_CONTEXTS, SECRET, memory_pair, tls_ends
 
 PAGE = (Path(__file__).parents[3] / "docs" / "protocol.md").read_text()
 
@@ -72,19 +67,28 @@ def sealed_bytes(*pieces, key=KEY, end=False, first=0):
     return bytes(sent)
 
 
-def opened_bytes(sent, key=KEY, first=0, buffer_bytes=RECORD_BYTES, read_bytes=None):
-    """Return what the other side reads of ``sent``, and the error that ends it, or None."""
-    left, found = memoryview(sent), bytearray()
-    opener = Opener(key, "there")
-    opener.direction.records = first
-    buffer = memoryview(bytearray(buffer_bytes))
+def reader_of(sent, read_bytes=None, thread=False):
+    """Return a function that reads ``sent``, at most ``read_bytes`` a call.
+
+    With ``thread`` it fails where a thread would wait: a call for many bytes returns when all of them have come.
+    """
+    left = memoryview(sent)
 
     async def read(into):
         nonlocal left
+        assert not thread or len(into) < WHOLE_BYTES or len(into) <= len(left), "more than there will be"
         count = min(len(into), len(left), read_bytes or len(left))
         into[:count], left = left[:count], left[count:]
         return count
 
+    return read
+
+
+def opened_bytes(sent, key=KEY, first=0, buffer_bytes=RECORD_BYTES, read_bytes=None):
+    """Return what the other side reads of ``sent``, and the error that ends it, or None."""
+    opener, read, found = Opener(key, "there"), reader_of(sent, read_bytes), bytearray()
+    opener.direction.records = first
+    buffer = memoryview(bytearray(buffer_bytes))
     while True:
         try:
             count = at_once(opener.receive(read, buffer))
@@ -96,7 +100,7 @@ def opened_bytes(sent, key=KEY, first=0, buffer_bytes=RECORD_BYTES, read_bytes=N
 
 
 # -- the bytes, as others may write them -------------------------------------------------------------------------------
-def test_keys_and_records_are_what_a_slow_reading_of_the_page_makes_of_them():
+def test_keys_and_records_agree_with_a_plain_implementation_of_the_page():
     dialler, acceptor = direction_keys(*ENDS)
     assert (dialler, acceptor) == slow_keys(*ENDS)
     assert dialler != acceptor
@@ -154,19 +158,15 @@ def records_of(sent):
 
 
 def test_every_changed_bit_of_a_frame_ends_the_link_and_nothing_of_its_record_is_taken():
-    starts, at = [], 0
-    for record in records_of(SENT):
-        starts += [at] * len(record)
-        at += len(record)
-    whole = {0: b""} | {
-        sum(map(len, records_of(SENT)[:count])): b"".join(FRAMES[:count]) for count in range(1, len(FRAMES) + 1)
-    }
+    before = []  # By place, what the records before that of the place hold.
+    for number, record in enumerate(records_of(SENT)):
+        before += [b"".join(FRAMES[:number])] * len(record)
     for place in range(len(SENT)):
         for bit in range(8):
             changed = bytearray(SENT)
             changed[place] ^= 1 << bit
             found, error = opened_bytes(changed)
-            assert found == whole[starts[place]], (place, bit)
+            assert found == before[place], (place, bit)
             assert isinstance(error, ProtocolError | BrokenLinkError), (place, bit)
 
 
@@ -191,13 +191,6 @@ def test_nothing_comes_behind_the_end():
     assert opened_bytes(SENT + SENT) == (SAID, None)
 
 
-def test_what_a_side_sent_is_not_taken_for_the_others():
-    keys = direction_keys(*ENDS)
-    found, error = opened_bytes(sealed_bytes(b"mine", key=keys[0]), key=keys[1])
-    assert not found
-    assert isinstance(error, ProtocolError)
-
-
 @pytest.mark.parametrize("length", [0, 1, TAG_BYTES - 1, RECORD_BYTES + TAG_BYTES + 1, 2**31, 2**32 - 1])
 def test_a_length_that_nobody_seals_is_refused_before_anything_more_is_read(length):
     opener, asked = Opener(KEY, "there"), []
@@ -210,18 +203,6 @@ def test_a_length_that_nobody_seals_is_refused_before_anything_more_is_read(leng
     with pytest.raises(ProtocolError, match=f"{length} bytes"):
         at_once(opener.receive(read, memoryview(bytearray(8))))
     assert asked == [AHEAD_BYTES]
-
-
-def reader_of(sent):
-    left = memoryview(sent)
-
-    async def read(into):
-        nonlocal left
-        count = min(len(into), len(left))
-        into[:count], left = left[:count], left[count:]
-        return count
-
-    return read
 
 
 def test_large_records_pass_through_room_that_is_given_back(monkeypatch):
@@ -263,25 +244,16 @@ def test_all_comes_in_order_however_it_is_cut(sizes, buffer_bytes, read_bytes):
     assert opened_bytes(sent, buffer_bytes=buffer_bytes, read_bytes=read_bytes) == (b"".join(pieces), None)
 
 
-def test_what_may_not_come_is_never_waited_for():
+def test_a_read_asks_for_no_more_bytes_than_are_certain_to_come():
     """A call in a thread waits for all the bytes that it asks for, if these are many."""
     frames = [os.urandom(100), os.urandom(RECORD_BYTES), os.urandom(RECORD_BYTES // 2)]
-    sent = memoryview(sealed_bytes(*frames))
-
-    async def read(into):
-        nonlocal sent
-        assert len(into) < 65_536 or len(into) <= len(sent), "more than there will be"
-        count = min(len(into), len(sent))
-        into[:count], sent = sent[:count], sent[count:]
-        return count
-
-    opener, found = Opener(KEY, "there"), bytearray(sum(map(len, frames)))
-    view = memoryview(found)
-    assert at_once(opener.receive(read, view[:AHEAD_BYTES])) == 100
-    at = 100
+    opener, read = Opener(KEY, "there"), reader_of(sealed_bytes(*frames), thread=True)
+    found = memoryview(bytearray(sum(map(len, frames))))
+    at = at_once(opener.receive(read, found[:AHEAD_BYTES]))
+    assert at == 100
     while at < len(found):
-        at += at_once(opener.receive(read, view[at:]))
-    assert bytes(found) == b"".join(frames)
+        at += at_once(opener.receive(read, found[at:]))
+    assert found == b"".join(frames)
     assert not opener.is_ready
 
 

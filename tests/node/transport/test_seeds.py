@@ -8,12 +8,9 @@ import sys
 import threading
 import time
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
-import torch
 import trio
-from torch import nn
 
 from gossip.errors import ConfigError, LocalError
 from gossip.ids import Address, PeerId, parse_address
@@ -24,6 +21,7 @@ from node.transport import seeds as module
 from node.transport.seeds import MAX_FOUND, MAX_TEXTS, SeedLookup
 from tests.harness.ports import free_port
 from tests.node.conftest import QUICK
+from tests.node.trainees import alive, linear
 
 HERE, SOMEBODY = Address("127.0.0.1", 7700), PeerId(b"s" * 16)
 PATIENT = replace(QUICK, join_timeout_s=25.0)
@@ -37,9 +35,8 @@ def lookup(*texts, secret=None, bound=HERE, told=None):
 
 
 def found(made, times=1):
-    for _ in range(times):
-        last = trio.run(made.poll)
-    return last
+    """Look so many times. Return what the last look found."""
+    return [trio.run(made.poll) for _ in range(times)][-1]
 
 
 @pytest.fixture
@@ -69,7 +66,7 @@ def test_every_address_of_a_name_is_a_seed_without_our_own(resolver):
     assert not lookup("10.0.0.9:1", "[::1]:7").is_needed
 
 
-def test_who_listens_everywhere_knows_its_own_addresses_by_its_port(resolver):
+def test_a_node_that_listens_everywhere_knows_its_own_addresses_by_their_port(resolver):
     made = lookup("swarm:7700", bound=Address("0.0.0.0", 7700))
     resolver["swarm"] = ["127.0.0.1", "127.0.0.7", "192.0.2.1"]
     assert found(made).addresses == (Address("192.0.2.1", 7700),)
@@ -182,7 +179,7 @@ def test_an_invite_of_another_swarm_is_left_out_and_not_repeated(tmp_path):
     assert found(lookup(lambda: [invite], secret=secret)).addresses == (Address("10.0.0.4", 1),)
 
 
-def test_what_hangs_keeps_one_thread_and_nobody_from_being_found(monkeypatch, resolver):
+def test_a_function_that_hangs_takes_one_thread_and_hides_no_other_seed(monkeypatch, resolver):
     monkeypatch.setattr(module, "POLL_S", 0.05)
     let_go, running = threading.Event(), []
 
@@ -214,47 +211,32 @@ def test_what_is_no_seed_is_refused_before_anything_starts(text):
         lookup(text)
 
 
-def test_a_file_that_holds_an_invite_brings_the_secret_with_which_a_node_begins(tmp_path):
-    secret = parse_secret(new_secret())
-    file = tmp_path / "seeds"
-    file.write_text("10.0.0.5:1\n" + InviteToken(secret, (Address("10.0.0.4", 1),), SOMEBODY).text)
-    given = Settings.gather(NodeOptions(listen="0.0.0.0:0"), {"GOSSIP_SEEDS": f"a:1,@{file}"})
-    assert given.secret == secret
-    assert given.sources == (file,)
+def test_the_path_of_a_file_is_where_it_was_when_the_node_was_made(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    given = Settings.gather(NodeOptions(), {"GOSSIP_SEEDS": "a:1,@seeds"})
+    monkeypatch.chdir("/")
+    assert given.sources == (tmp_path / "seeds",)
     assert given.seeds == (Address("a", 1),)
 
 
-def test_the_path_of_a_file_is_where_it_was_when_the_node_was_made(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    given = Settings.gather(NodeOptions(seeds=["@seeds"]), {})
-    monkeypatch.chdir("/")
-    assert given.sources == (tmp_path / "seeds",)
-
-
-# -- nodes -------------------------------------------------------------------------------------------------------------
-def model(seed=0):
-    torch.manual_seed(seed)
-    return nn.Linear(4, 2)
-
-
-def company(*trainees, count=None):
+# -- nodes; when a peer looks again is in tests/gossip/test_bootstrap.py -----------------------------------------------
+def company(*trainees):
     """Return a check that all have begun, and that each sees all of them."""
-    count = count or len(trainees)
-    return lambda: all(t.node is not None and t.node.metrics().members_alive == count for t in trainees)
+    return lambda: all(one.node is not None and alive(one) == len(trainees) for one in trainees)
 
 
-def begun(caplog):
-    return [record.getMessage() for record in caplog.records if record.kind == "started"]
+def said(caplog, kind):
+    return [record.getMessage() for record in caplog.records if record.kind == kind]
 
 
 def test_nodes_whose_name_lists_their_own_address_first_find_each_other(resolver, launch, until, caplog):
     caplog.set_level(logging.INFO, "gossip")
     port = free_port()
-    resolver["swarm"] = [f"127.0.0.{n}" for n in (2, 3, 4)]
-    nodes = [launch(model(n), seeds=[f"swarm:{port}"], listen=f"127.0.0.{n}:{port}", config=PATIENT) for n in (2, 3, 4)]
+    hosts = resolver["swarm"] = ["127.0.0.2", "127.0.0.3", "127.0.0.4"]
+    nodes = [launch(linear(), seeds=[f"swarm:{port}"], listen=f"{host}:{port}", config=PATIENT) for host in hosts]
     until(company(*nodes))
     until(lambda: len({node.side.network.peer.view.run_id for node in nodes}) == 1)
-    assert not [said for said in begun(caplog) if "starts alone" in said]
+    assert not [sentence for sentence in said(caplog, "started") if "starts alone" in sentence]
 
 
 def test_nodes_with_one_empty_file_wait_until_it_fills_and_are_one_swarm(launch, until, caplog, tmp_path):
@@ -262,61 +244,30 @@ def test_nodes_with_one_empty_file_wait_until_it_fills_and_are_one_swarm(launch,
     file = tmp_path / "seeds"
     file.touch()
     where = [f"127.0.0.{n}:{free_port()}" for n in (2, 3)]
-    nodes = [launch(model(), seeds=[f"@{file}"], listen=each, config=PATIENT) for each in where]
+    nodes = [launch(linear(), seeds=[f"@{file}"], listen=each, config=PATIENT) for each in where]
     time.sleep(0.5)
     assert not any(node.running.is_set() for node in nodes)
     file.write_text("\n".join(where))
     until(company(*nodes))
-    assert len(begun(caplog)) == 1, "the run of both, which neither began alone"
-
-
-def test_a_node_that_has_begun_alone_finds_who_comes_to_its_file_later(train, until, tmp_path):
-    file = tmp_path / "seeds"
-    early = train(model(), seeds=[f"@{file}"], config=replace(QUICK, join_timeout_s=0.2))
-    late = train(model(1), config=QUICK)
-    file.write_text(late.node.address)
-    until(company(early, late))
-    # Two young runs of one speed each know an older count of the other, until both count as equal.
-    until(lambda: early.side.network.peer.view.run_id == late.side.network.peer.view.run_id, 60.0)
-
-
-def test_a_name_is_resolved_anew_when_the_last_member_is_gone(resolver, train, until):
-    port = free_port()
-    first = train(model(), listen=f"127.0.0.2:{port}")
-    resolver["swarm"] = ["127.0.0.2"]
-    stays = train(model(1), seeds=[f"swarm:{port}"])
-    until(company(first, stays))
-    third = train(model(2), listen=f"127.0.0.3:{port}")
-    resolver["swarm"] = ["127.0.0.3"]
-    first.stop()
-    until(company(stays, third))
+    assert len(said(caplog, "started")) == 1, "the run of both, which neither began alone"
 
 
 def test_a_node_joins_whatever_its_other_seeds_do(train, until):
     let_go = threading.Event()
-    first = train(model())
+    first = train(linear())
     try:
-        late = train(model(1), seeds=[lambda: [str(let_go.wait(60))], first.node.address], config=PATIENT)
+        late = train(linear(1), seeds=[lambda: [str(let_go.wait(60))], first.node.address], config=PATIENT)
         until(company(first, late))
         answer = iter([["junk"], [first.node.address]])
-        last = train(model(2), seeds=lambda: next(answer), config=PATIENT)
+        last = train(linear(2), seeds=lambda: next(answer), config=PATIENT)
         until(company(first, late, last))
     finally:
         let_go.set()
 
 
-def test_a_node_whose_only_seed_is_itself_begins_in_the_end(train):
-    port = free_port()
-    alone = train(
-        model(), listen=f"127.0.0.1:{port}", advertise=f"127.0.0.9:{port}", seeds=[f"127.0.0.1:{port}"],
-        config=replace(QUICK, join_timeout_s=0.5),
-    )  # fmt: skip
-    assert alone.node.metrics().members_alive == 1
-
-
 def test_a_node_that_must_join_says_what_its_sources_lack(tmp_path):
-    file = Path(tmp_path / "seeds")
-    node = Node(model(), seeds=[f"@{file}", lambda: []], config=QUICK, join_or_fail_s=0.5)
+    file = tmp_path / "seeds"
+    node = Node(linear(), seeds=[f"@{file}", lambda: []], config=QUICK, join_or_fail_s=0.5)
     with pytest.raises(LocalError) as error:
         node.start()
     assert str(error.value) == (
@@ -325,14 +276,13 @@ def test_a_node_that_must_join_says_what_its_sources_lack(tmp_path):
 
 
 def test_of_a_name_with_several_addresses_one_that_answers_is_enough(resolver, train, until, caplog):
-    first = train(model())
+    first = train(linear())
     port = parse_address(first.node.address).port
     resolver["swarm"] = ["127.0.0.9", "127.0.0.1"]
-    late = train(model(1), seeds=[f"swarm:{port}"])
+    late = train(linear(1), seeds=[f"swarm:{port}"])
     until(company(first, late))
-    assert not [record for record in caplog.records if record.kind == "seed"]
+    assert not said(caplog, "seed")
     resolver["nobody"] = ["127.0.0.8", "127.0.0.9"]
-    train(model(2), seeds=[f"nobody:{port}"], config=replace(QUICK, join_timeout_s=0.5))
-    said = [record.getMessage() for record in caplog.records if record.kind == "seed"]
-    assert len(said) == 1
-    assert f"Seed nobody:{port} refused the connection: no node listens there; it is tried again and again." in said[0]
+    train(linear(2), seeds=[f"nobody:{port}"], config=replace(QUICK, join_timeout_s=0.5))
+    (told,) = said(caplog, "seed")
+    assert f"Seed nobody:{port} refused the connection: no node listens there; it is tried again and again." in told
