@@ -22,7 +22,7 @@ from node.identity.keys import Identity
 from node.loop.startup import Startup
 from node.observe.reduced import STARTED, Figures
 from node.settings import NodeOptions, Settings
-from tests.node.conftest import QUICK, Trainee, until
+from tests.node.conftest import QUICK
 
 
 def model(seed=0):
@@ -104,34 +104,24 @@ def test_a_wait_for_more_members_than_the_others_waited_for_goes_on(launch, unti
     assert third.running.wait(30)
 
 
-def test_right_after_entering_samplers_and_members_know_all_that_were_waited_for(launch, monkeypatch):
+def test_right_after_entering_samplers_and_members_know_all_that_were_waited_for(launch, until, monkeypatch):
     """This holds even if the network thread looks for news of the members only later."""
     monkeypatch.setattr("node.network.service.POLL_S", 600.0)
     seen = {}
 
-    class Looking(Trainee):
-        def run(self):
-            self.made = Node(self.model, **self.options)
-            with self.made as node:
-                seen[self] = len(node.sampler(3_000, 10)), len(node.members)
-                self.node = node
-                self.running.set()
-                until(lambda: self.stopping)
+    def look():  # The loops call it before their first step.
+        node = threading.current_thread().node
+        if node not in seen:
+            seen[node] = len(node.sampler(3_000, 10)), len(node.members)
 
-    nodes = [Looking(model(), wait_for=3, wait_s=600.0)]
-    nodes[0].start()
-    until(lambda: nodes[0].made is not None and nodes[0].side.service.runtime is not None)
-    nodes += [Looking(model(n), seeds=[nodes[0].made.address], wait_for=3, wait_s=600.0) for n in (1, 2)]
-    for node in nodes[1:]:
-        node.start()
-    try:
-        until(lambda: all(node.running.is_set() for node in nodes))
-        assert [count for _, count in seen.values()] == [3, 3, 3]
-        batches = sum(length for length, _ in seen.values())
-        assert 300 <= batches <= 303, "the shares of 3,000 samples, of which the last batch may be short"
-    finally:
-        for node in nodes:
-            node.stop()
+    waits = {"wait_for": 3, "wait_s": 600.0}
+    first = launch(model(), None, look, **waits)
+    for number in (1, 2):
+        launch(model(number), None, look, seeds=[first.made.address], **waits)
+    until(lambda: len(seen) == 3)
+    assert [count for _, count in seen.values()] == [3, 3, 3]
+    batches = sum(length for length, _ in seen.values())
+    assert 300 <= batches <= 303, "the shares of 3,000 samples, of which the last batch may be short"
 
 
 def test_members_that_somebody_made_up_end_no_wait(train, launch, until):
@@ -184,11 +174,15 @@ def gathered(environment, **given):
 
 
 def test_arguments_win_over_the_environment_and_one_waits_for_nobody():
-    assert (gathered({}).wait_for, gathered({}).wait_s) == (1, 60.0)
-    named = {"GOSSIP_WAIT_FOR": "4", "GOSSIP_WAIT_S": "2.5"}
-    assert (gathered(named).wait_for, gathered(named).wait_s) == (4, 2.5)
-    assert gathered(named, wait_for=1, wait_s=0.0).wait_for == 1
-    assert gathered(named, wait_for=1, wait_s=0.0).wait_s == 0.0
+    def waits(environment, **given):
+        settings = gathered(environment, **given)
+        return settings.wait_for, settings.wait_s, settings.join_or_fail_s
+
+    named = {"GOSSIP_WAIT_FOR": "4", "GOSSIP_WAIT_S": "2.5", "GOSSIP_MUST_JOIN": "1.5"}
+    assert waits({}) == (1, 60.0, None)
+    assert waits(named) == (4, 2.5, 1.5)
+    assert waits(named, wait_for=1, wait_s=0.0, join_or_fail_s=3.0) == (1, 0.0, 3.0)
+    assert waits({}, wait_for=np.int64(3), wait_s=np.float32(2.5), join_or_fail_s=np.int64(4)) == (3, 2.5, 4.0)
 
 
 @pytest.mark.parametrize("count", [0, -1, 2.5, "many", True])
@@ -214,12 +208,8 @@ def test_a_time_that_is_none_is_refused(seconds):
         node.settle(wait_s=seconds)
 
 
-def test_to_join_in_no_time_is_impossible_and_to_wait_for_nobody_is_not():
+def test_to_join_in_no_time_is_impossible():
     with pytest.raises(ConfigError, match="join_or_fail_s is 0"):
         gathered({}, join_or_fail_s=0)
-    assert gathered({"GOSSIP_WAIT_S": "0"}).wait_s == 0
-
-
-def test_numbers_of_numpy_are_numbers():
-    settings = gathered({}, wait_for=np.int64(3), wait_s=np.float32(2.5), join_or_fail_s=np.int64(4))
-    assert (settings.wait_for, settings.wait_s, settings.join_or_fail_s) == (3, 2.5, 4.0)
+    with pytest.raises(ConfigError, match="GOSSIP_MUST_JOIN is 0"):
+        gathered({"GOSSIP_MUST_JOIN": "0"})
