@@ -249,14 +249,8 @@ class Stream(IterableDataset):
 def test_a_stream_that_reads_no_file_of_its_share_is_told(node, reads, workers):
     names = [str(number) for number in range(2 * UNREAD_BATCHES)]
     files = node.shards(names, epochs=1)
-    batches = node.loader(
-        DataLoader(
-            Stream(files if reads else names),
-            1,
-            num_workers=workers,
-            multiprocessing_context="fork" if workers else None,
-        )
-    )
+    stream, start = Stream(files if reads else names), "fork" if workers else None
+    batches = node.loader(DataLoader(stream, 1, num_workers=workers, multiprocessing_context=start))
     for _ in range(2):
         for _ in batches:
             node.step()

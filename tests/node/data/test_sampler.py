@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from gossip.errors import ConfigError, DataError
 from node import Node
-from node.data.division import MAX_BUCKETS, Sharers
+from node.data.division import MAX_BUCKETS
 from node.data.sampler import Samplers
 from tests.node.data.shares import Squares, shard, share
 from tests.node.sharers import IDS, Swarm, flat, groups
@@ -62,13 +62,8 @@ def test_the_last_short_batch_is_dropped_where_that_is_asked_and_no_other():
 @given(size=st.integers(3, 9), length=st.integers(1, 100))
 def test_no_rank_gets_a_batch_of_one_sample_unless_there_are_no_more(ranks, size, length):
     """BatchNorm refuses a batch of one sample, and the length of a share is random."""
-    alone = [IDS[0]]
-    each = [
-        Samplers(Sharers(lambda: IDS[0], lambda: alone, lambda: 0, lambda: 0, lambda: 0, rank, ranks)).make(
-            length, size
-        )
-        for rank in range(ranks)
-    ]
+    swarm = Swarm(IDS[0])
+    each = [Samplers(swarm.sharers(rank=rank, ranks=ranks)).make(length, size) for rank in range(ranks)]
     batches = [list(sampler) for sampler in each]
     assert {*map(len, batches)} == {len(sampler) for sampler in each}
     assert {index for given in batches for index in flat(given)} == set(range(length))

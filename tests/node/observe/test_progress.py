@@ -218,11 +218,6 @@ def test_a_full_disk_turns_the_log_off_with_one_notice_and_training_goes_on():
     ]  # fmt: skip
 
 
-def test_a_full_disk_is_told_even_where_the_line_is_off(capsys):
-    start(log=Path("/dev/full"), line=False)
-    assert "is off from here; training goes on." in capsys.readouterr().err
-
-
 def test_a_log_that_cannot_be_opened_is_refused_at_once(tmp_path):
     with pytest.raises(ConfigError, match=r"The log .*nowhere.* cannot be opened \(No such file or directory\)"):
         start(log=tmp_path / "nowhere" / "log")
