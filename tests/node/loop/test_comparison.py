@@ -152,8 +152,7 @@ def divide(length):
     def work(trainee):
         loader = DataLoader(TensorDataset(X[:length]), 4)
         while True:
-            for batch in trainee.node.loader(loader):
-                trainee.batch = batch
+            for _ in trainee.node.loader(loader):
                 yield
 
     return work
@@ -220,16 +219,9 @@ def test_a_short_first_pass_is_long_enough_to_hear_of_the_others():
 
 def losses(seed):
     def work(trainee):
-        draws, model = torch.Generator().manual_seed(seed), nn.Linear(4, 3)
-        nn.init.constant_(model.weight, 0.5)
-        nn.init.zeros_(model.bias)
+        draws = random.Random(seed)
         while True:
-            loss = nn.functional.cross_entropy(model(torch.randn(8, 4, generator=draws)), torch.arange(8) % 3)
-            model.zero_grad()
-            loss.backward()
-            with torch.no_grad():
-                model.weight -= 0.1 * model.weight.grad
-            yield loss
+            yield draws.random()
 
     return work
 
