@@ -162,10 +162,10 @@ def divide(length):
 def pair(train):
     """``pair(work, work)`` trains two nodes, each with a generator of the trainee as its work."""
 
-    def begin(*works, **options):
+    def begin(*works):
         for work in works:
             seeds = [trainees[0].node.address] if trainees else []
-            trainee = train(nn.Linear(4, 2), seeds=seeds, **options)
+            trainee = train(nn.Linear(4, 2), seeds=seeds)
             trainee.phase, running = 1, work(trainee)
             trainee.work = lambda running=running: next(running)
             trainees.append(trainee)
