@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import json
-import sys
 
 import pytest
 
-from gossip import __main__ as command
 from node.child import Child
 from node.cli.agreement import ADVICE, describe_agreement
-from tests.node.pretended import pretended
 
 
 class Ended(Child):
@@ -109,22 +106,6 @@ def test_nothing_is_said_of_one_node_and_of_nodes_that_failed(tmp_path):
     one, other = child(tmp_path, 0), child(tmp_path, 1)
     other.code = 1
     assert describe_agreement([one]) == describe_agreement([one, other]) == []
-
-
-@pytest.mark.usefixtures("warm_nodes")
-def test_a_local_swarm_ends_with_the_sentence(tmp_path, monkeypatch, capsys):
-    script = pretended(
-        tmp_path,
-        """
-        progress.tick(1.0, lambda: figures(12, 100))
-        progress.write_event(2.0, "settled", "Settled.", digest="ab", distance=0.0, tensor="")
-        progress.close(3.0, figures(12, 100))
-        """,
-    )
-    monkeypatch.setattr(sys, "argv", ["gossip", "local", "-n", "2", str(script)])
-    with pytest.raises(SystemExit):
-        command.main()
-    assert capsys.readouterr().err.rstrip().splitlines()[-1] == "The nodes agree to the bit."
 
 
 def test_rows_without_an_id_are_those_of_the_only_node(tmp_path):

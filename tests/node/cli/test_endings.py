@@ -9,7 +9,6 @@ import subprocess
 import sys
 import textwrap
 import threading
-import time
 from pathlib import Path
 
 import pytest
@@ -19,41 +18,43 @@ from tests.harness import warm
 from tests.node.commands import NODE, gossip, refused
 from tests.node.pretended import script_of
 
-
-def test_a_script_without_a_node_is_told_that_it_was_in_no_swarm_and_ends_with_code_2(tmp_path):
-    for text in ("print('trained')", "import sys; sys.exit(0)"):
-        done = gossip("run", script_of(tmp_path, text))
-        assert done.returncode == 2
-        assert done.stderr.endswith(
-            "train.py has ended and made no Node, so it was in no swarm. "
-            "Put 'with Node(model, optimizer) as node:' around its loop.\n"
-        )
-    done = gossip("run", script_of(tmp_path, "import sys; sys.exit(4)"))
-    assert (done.returncode, done.stderr) == (4, ""), "it says why itself"
-
-
 # Note that a Node was made, as Node does, but without the import of torch.
 MADE = "from node import running; running.note_made()"
-
-
-@pytest.mark.parametrize(
-    "text", [NODE, f"import subprocess, sys; subprocess.run([sys.executable, '-c', {MADE!r}], check=True)"]
+UNSTEPPED = f"{MADE}; running.note_unstepped()"
+NODELESS = (
+    "gossip: {script} has ended and made no Node, so it was in no swarm. "
+    "Put 'with Node(model, optimizer) as node:' around its loop.\n"
 )
-def test_a_node_counts_in_the_script_and_in_a_process_that_it_starts(tmp_path, text):
-    done = gossip("run", script_of(tmp_path, text))
-    assert (done.returncode, done.stderr) == (0, "")
+STEPLESS = "gossip: {script} has trained without node.step(), so it has mixed with nobody.\n"
 
 
-UNSTEPPED = "from node import running; running.note_made(); running.note_unstepped()"
+def in_a_process(text):
+    """Return a script that runs this text in a process of its own."""
+    return f"import subprocess, sys; subprocess.run([sys.executable, '-c', {text!r}], check=True)"
 
 
-@pytest.mark.parametrize(
-    "text", [UNSTEPPED, f"import subprocess, sys; subprocess.run([sys.executable, '-c', {UNSTEPPED!r}], check=True)"]
-)
-def test_a_script_that_trains_without_a_step_of_its_node_ends_with_code_2(tmp_path, text):
-    done = gossip("run", script_of(tmp_path, text))
-    assert done.returncode == 2
-    assert done.stderr.endswith("train.py has trained without node.step(), so it has mixed with nobody.\n")
+ENDS = {
+    "no node": ("print('trained')", 2, NODELESS),
+    "no node, exit 0": ("import sys; sys.exit(0)", 2, NODELESS),
+    "no node, exit 4": ("import sys; sys.exit(4)", 4, ""),
+    "no node, exit with a text": ("import sys; sys.exit('no data')", 1, "no data\n"),
+    "a node": (NODE, 0, ""),
+    "a node in a process": (in_a_process(MADE), 0, ""),
+    "no step": (UNSTEPPED, 2, STEPLESS),
+    "no step in a process": (in_a_process(UNSTEPPED), 2, STEPLESS),
+    "^C": ("raise KeyboardInterrupt", 130, ""),
+    "config": ("from gossip.errors import *; raise ConfigError('codec is unknown.')", 2, "gossip: codec is unknown.\n"),
+    "local": ("from gossip.errors import *; raise LocalError('Port 7 is in use.')", 3, "gossip: Port 7 is in use.\n"),
+    "fault": ("from gossip.errors import *; raise FaultError('A fault.')", 4, "gossip: A fault.\n"),
+    "refused": ("from gossip.errors import *; raise RefusedError('secret', 'Wrong.')", 3, "gossip: Wrong.\n"),
+}
+
+
+@pytest.mark.parametrize(("text", "code", "told"), ENDS.values(), ids=ENDS)
+def test_the_exit_code_says_who_has_to_act_and_a_sentence_what_was_forgotten(tmp_path, text, code, told):
+    script = script_of(tmp_path, text)
+    done = gossip("run", script)
+    assert (done.returncode, done.stderr) == (code, told.format(script=script))
 
 
 TELLING = """
@@ -99,29 +100,6 @@ def test_what_is_no_module_is_refused_before_anything_of_it_runs(tmp_path, modul
     assert done.stderr.count("\n") == 1
 
 
-def test_a_module_that_raises_ends_with_code_1_and_its_own_traceback(tmp_path):
-    file = script_of(tmp_path, "import absent_library", "train.py")
-    done = gossip("run", "-m", "train", cwd=tmp_path)
-    assert done.returncode == 1
-    assert done.stderr.startswith(f'Traceback (most recent call last):\n  File "{file}", line 1, in <module>\n')
-    assert done.stderr.endswith("ModuleNotFoundError: No module named 'absent_library'\n")
-
-
-def test_a_script_that_trains_without_a_node_is_told_so_while_it_runs(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(cli, "NODELESS_S", 0.2)
-    monkeypatch.setattr(cli.running, "has_made_node", lambda: False)
-    imports = iter([True, True, False, False])
-    monkeypatch.setattr(cli, "is_importing", lambda _thread: next(imports, False))
-    log = tmp_path / "log.jsonl"
-    cli.tell_of_missing_node(Path("train.py"), log)
-    assert next(imports, None) is None
-    said = "train.py has run for 0.2 s since its last import and has made no Node yet"
-    assert said in capsys.readouterr().err
-    (row,) = map(json.loads, log.read_text().splitlines())
-    assert row["event"] == "nodeless"
-    assert said in row["sentence"]
-
-
 class Clock:
     """A clock that only sleep() moves."""
 
@@ -137,38 +115,46 @@ class Clock:
         self.now += seconds
 
 
-def test_a_script_without_a_node_is_told_so_five_seconds_after_its_last_import(monkeypatch, capsys):
+@pytest.fixture
+def clock(monkeypatch):
+    """Return the clock of a script that imports for a minute."""
     clock = Clock()
     monkeypatch.setattr(cli, "time", clock)
-    monkeypatch.setattr(cli.running, "has_made_node", lambda: False)
     monkeypatch.setattr(cli, "is_importing", lambda _thread: clock.now < 60.0)
-    cli.tell_of_missing_node(Path("train.py"), None)
-    assert "has made no Node yet" in capsys.readouterr().err
+    return clock
+
+
+def test_a_script_without_a_node_is_told_so_five_seconds_after_its_last_import(clock, monkeypatch, capsys, tmp_path):
+    monkeypatch.setattr(cli.running, "has_made_node", lambda: False)
+    cli.tell_of_missing_node(Path("train.py"), log := tmp_path / "log.jsonl")
     assert 64.0 < clock.now < 66.0
+    said = "train.py has run for 5 s since its last import and has made no Node yet"
+    assert said in capsys.readouterr().err
+    (row,) = map(json.loads, log.read_text().splitlines())
+    assert row["event"] == "nodeless"
+    assert said in row["sentence"]
 
 
-def test_a_script_with_a_node_is_told_nothing_while_it_runs(monkeypatch, capsys):
-    monkeypatch.setattr(cli, "NODELESS_S", 0.2)
-    monkeypatch.setattr(cli.running, "has_made_node", lambda: True)
+def test_a_script_with_a_node_is_told_nothing_while_it_runs(clock, monkeypatch, capsys):
+    monkeypatch.setattr(cli.running, "has_made_node", lambda: clock.now > 62.0)
     cli.tell_of_missing_node(Path("train.py"), None)
     assert capsys.readouterr().err == ""
 
 
-def test_a_thread_that_imports_is_seen(tmp_path, monkeypatch):
+def test_a_thread_that_imports_is_seen(tmp_path, monkeypatch, until):
     go = str(tmp_path / "go")
     script_of(tmp_path, f"import os, time\nwhile not os.path.exists({go!r}): time.sleep(0.01)", "slow_module.py")
     monkeypatch.syspath_prepend(str(tmp_path))
     thread = threading.Thread(target=lambda: importlib.import_module("slow_module"))
     thread.start()
-    until = time.monotonic() + 30
-    while not cli.is_importing(thread):
-        assert time.monotonic() < until
+    until(lambda: cli.is_importing(thread), 30.0)
     (tmp_path / "go").touch()
     thread.join()
     assert not cli.is_importing(threading.current_thread())
 
 
-def test_a_script_that_raises_ends_with_code_1_and_its_own_traceback(tmp_path):
+@pytest.mark.parametrize("way", ["script", "module"])
+def test_a_script_that_raises_ends_with_code_1_and_its_own_traceback(tmp_path, way):
     script = script_of(
         tmp_path,
         """
@@ -179,7 +165,8 @@ def test_a_script_that_raises_ends_with_code_1_and_its_own_traceback(tmp_path):
             {}["weights"]
         """,
     )
-    done = gossip("run", script)
+    words = [script] if way == "script" else ["-m", "train"]
+    done = gossip("run", *words, cwd=tmp_path)
     assert done.returncode == 1
     assert done.stdout == "left\n"
     assert done.stderr.startswith(f'Traceback (most recent call last):\n  File "{script}", line 6, in <module>\n')
@@ -192,23 +179,6 @@ def test_a_script_that_does_not_parse_is_shown_where_it_breaks(tmp_path):
     assert done.returncode == 1
     assert "loss = = 3" in done.stderr
     assert "runpy" not in done.stderr
-
-
-@pytest.mark.parametrize(
-    ("text", "code", "told"),
-    [
-        ("import sys; sys.exit(5)", 5, ""),
-        ("import sys; sys.exit('no data')", 1, "no data\n"),
-        ("raise KeyboardInterrupt", 130, ""),
-        ("from gossip.errors import *; raise ConfigError('codec is unknown.')", 2, "gossip: codec is unknown.\n"),
-        ("from gossip.errors import *; raise LocalError('Port 7 is in use.')", 3, "gossip: Port 7 is in use.\n"),
-        ("from gossip.errors import *; raise FaultError('A fault ended it.')", 4, "gossip: A fault ended it.\n"),
-        ("from gossip.errors import *; raise RefusedError('secret', 'Wrong secret.')", 3, "gossip: Wrong secret.\n"),
-    ],
-)
-def test_the_exit_code_says_who_has_to_act(tmp_path, text, code, told):
-    done = gossip("run", script_of(tmp_path, text))
-    assert (done.returncode, done.stderr) == (code, told)
 
 
 def test_a_sigterm_that_an_import_swallows_ends_the_script_where_it_would_train(tmp_path):

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
-import re
 import signal
 import socket
 import subprocess
 import sys
 import textwrap
-import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -18,6 +18,7 @@ from gossip import __main__ as command
 from node.child import Child
 from node.cli import demo, demo_job, local
 from tests.harness import warm
+from tests.node.cli.test_agreement import Ended
 from tests.node.pretended import pretended, script_of
 
 pytestmark = pytest.mark.usefixtures("warm_nodes")
@@ -62,6 +63,19 @@ def test_a_local_swarm_has_one_seed_and_one_thread_each(tmp_path, local_command,
     assert len((tmp_path / "logs" / "node-2.jsonl").read_text().splitlines()) == 4
 
 
+def test_a_local_swarm_ends_with_how_far_its_models_agree(tmp_path, local_command):
+    script = pretended(
+        tmp_path,
+        """
+        progress.tick(1.0, lambda: figures(12, 100))
+        progress.write_event(2.0, "settled", "Settled.", digest="ab", distance=0.0, tensor="")
+        progress.close(3.0, figures(12, 100))
+        """,
+    )
+    done = local_command("-n", "2", script)
+    assert done.stderr.rstrip().splitlines()[-1] == "The nodes agree to the bit."
+
+
 def test_a_local_swarm_runs_a_module(tmp_path, local_command, monkeypatch):
     (tmp_path / "package").mkdir()
     pretended(tmp_path / "package", "print(__name__, __spec__.name, sys.argv[1:])")
@@ -88,22 +102,6 @@ def test_a_local_swarm_waits_for_no_more_than_it_starts(tmp_path, local_command)
     done = local_command("-n", "2", "--wait-for", "3", pretended(tmp_path, ""))
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == "gossip: --wait-for 3 waits for more members than -n 2 starts: lower it or raise -n.\n"
-
-
-@pytest.mark.slow
-def test_the_script_that_one_starts_with_is_trained_by_four_together_and_ends_on_all(tmp_path):
-    pytest.importorskip("sklearn")
-    page = (Path(__file__).parents[3] / "docs" / "start.md").read_text(encoding="utf-8")
-    (text,) = re.findall(r"^```python\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
-    script = script_of(tmp_path, text)
-    words = ("-m", "gossip", "local", "-n", "4", "--log-dir", tmp_path / "logs", script)
-    done = warm.run(*words, cwd=tmp_path, timeout=300)
-    assert done.returncode == 0, done.stderr
-    rows = [(tmp_path / "logs" / f"node-{number}.jsonl").read_text().splitlines() for number in range(4)]
-    samples = [json.loads(row[-1])["samples"] for row in rows]
-    assert min(samples) > 0, "a node trained nothing, or trained before the others were here"
-    assert 25_000 < sum(samples) < 45_000, "together, and not 30,000 each"
-    assert len(list(tmp_path.glob("digits-*.safetensors"))) == 4
 
 
 def test_scripts_without_a_node_are_named_and_no_table_of_zeros_is_shown(tmp_path, local_command):
@@ -139,8 +137,7 @@ def test_what_the_scripts_print_is_shown_line_by_line_while_they_run(tmp_path):
 
 def test_on_a_terminal_prints_stand_above_the_live_lines_and_in_a_pipe_they_are_alone(monkeypatch, capsys):
     monkeypatch.setenv("FORCE_COLOR", "1")  # rich takes stderr for a terminal
-    swarm = type("Swarm", (), {"children": []})()
-    with local.Screen(swarm) as screen:
+    with local.Screen(SimpleNamespace(children=[])) as screen:
         screen.print("node 0: in a file")
         monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
         screen.print("node 0: on a terminal")
@@ -150,11 +147,14 @@ def test_on_a_terminal_prints_stand_above_the_live_lines_and_in_a_pipe_they_are_
     assert "in a file" not in said.err
 
 
-def test_a_port_that_another_program_took_is_replaced(tmp_path, monkeypatch, capsys):
+@pytest.mark.parametrize("is_free_again", [False, True])
+def test_a_port_that_another_program_took_is_replaced(tmp_path, monkeypatch, capsys, is_free_again):
     script = pretended(tmp_path, "progress.close(1.0, figures(1, 1)); print('done')")
     with socket.create_server(("127.0.0.1", 0)) as server:
         ports = iter([server.getsockname()[1], local.free_port()])
         monkeypatch.setattr(local, "free_port", lambda: next(ports))
+        if is_free_again:  # when we look
+            monkeypatch.setattr(local, "is_taken", lambda port: False)
         code = local.run_local(script, [], nodes=2, threads=1, config=None, log_dir=None)
     assert code == 0
     assert set(capsys.readouterr().out.splitlines()) == {"node 0: done", "node 1: done"}
@@ -181,9 +181,7 @@ def test_a_node_that_fails_is_shown_with_its_traceback_while_the_others_go_on(tm
 
     monkeypatch.setattr(local.Screen, "say", say)
     assert local.run_local(script, [], nodes=2, threads=1, config=None, log_dir=None) == 1  # Node 0 ends with code 0.
-    (told,) = [
-        sentence for sentence in said if "node 1 ended with code" in sentence
-    ]  # lines of ten seconds have two " "
+    (told,) = [text for text in said if "node 1 ended with code" in text]  # Lines of ten seconds have two spaces.
     assert told.startswith("node 1 ended with code 1:\n  Traceback (most recent call last):\n")
     assert told.endswith("\n  ValueError: broke here")
 
@@ -195,30 +193,17 @@ def test_a_node_that_loads_for_long_says_for_how_long_and_then_what_it_waits_for
     monkeypatch.setattr(Child, "code", property(lambda self: None))
     now_s = 142.0
     assert child.line() == "node 2  starting: no Node yet, 42 s so far"
-    child.log.write_text('{"t":1,"event":"listening","address":"h:1"}\n')
-    child.new_rows()
+    child.read({"event": "listening", "address": "h:1"})
     assert child.start_s == 42.0
     assert child.line() == "node 2  listens on h:1, and looks for weights"
-    rows = {"event": "joined", "sentence": "Took the weights."}, {"event": "progress", "steps": 0, "members_alive": 2}
-    with child.log.open("a") as log:
-        log.writelines(json.dumps({"t": 2, **row}) + "\n" for row in rows)
-    child.new_rows()
+    child.read({"event": "joined", "sentence": "Took the weights."})
+    child.read({"event": "progress", "steps": 0, "members_alive": 2})
     assert child.line() == "node 2  Took the weights. 2 members are here; no step yet, 42 s so far"
-    child.figures["members_alive"] = 1
+    child.read({"event": "progress", "steps": 0, "members_alive": 1})
     assert child.line() == "node 2  Took the weights. No other member is here; no step yet, 42 s so far"
 
 
-def test_a_port_that_was_taken_and_is_free_again_is_replaced_too(tmp_path, monkeypatch, capsys):
-    script = pretended(tmp_path, "progress.close(1.0, figures(1, 1)); print('done')")
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        ports = iter([server.getsockname()[1], local.free_port()])
-        monkeypatch.setattr(local, "free_port", lambda: next(ports))
-        monkeypatch.setattr(local, "is_taken", lambda port: False)  # when we look
-        assert local.run_local(script, [], nodes=2, threads=1, config=None, log_dir=None) == 0
-    assert set(capsys.readouterr().out.splitlines()) == {"node 0: done", "node 1: done"}
-
-
-def test_sigterm_ends_every_process_of_a_local_swarm(tmp_path):
+def test_sigterm_ends_every_process_of_a_local_swarm(tmp_path, until):
     script = pretended(
         tmp_path,
         """
@@ -231,49 +216,43 @@ def test_sigterm_ends_every_process_of_a_local_swarm(tmp_path):
     pids.mkdir()
     words = ("-m", "gossip", "local", "-n", "2", script, pids)
     with warm.Python(*words, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
-        until = time.monotonic() + 30
-        while len(list(pids.iterdir())) < 2 and time.monotonic() < until:
-            time.sleep(0.05)
+        until(lambda: len(list(pids.iterdir())) == 2, 30.0)
         process.send_signal(signal.SIGTERM)
         process.communicate(timeout=30)
     assert process.returncode == 143
-    children = [int(path.name) for path in pids.iterdir()]
-    assert len(children) == 2
-    assert not any(Path(f"/proc/{pid}").exists() for pid in children)
+    assert not any(Path("/proc", pid.name).exists() for pid in pids.iterdir())
 
 
-def test_where_there_is_no_terminal_a_node_is_shown_every_ten_seconds_and_no_more_once_it_stands(monkeypatch, capsys):
-    class Line(str):
-        def line(self):
-            return str(self)
+@pytest.fixture
+def said_over(monkeypatch, capsys):
+    """Return a function that shows nodes at each of these times, by a function to the line of each, without a terminal.
 
-    now_s = 0.0
-    monkeypatch.setattr(local.time, "monotonic", lambda: now_s)
-    swarm = type("Swarm", (), {"children": [Line("node 0  ended with code 0"), Line("")]})()
-    with local.Screen(swarm) as screen:
-        for tenth in range(605):
-            now_s = tenth / 10
-            swarm.children[1] = Line(f"node 1  step {tenth}")
-            screen.show()
-    lines = capsys.readouterr().err.splitlines()
+    It returns the lines that are printed.
+    """
+
+    def show(times_s, *nodes):
+        clock = SimpleNamespace(now_s=0.0)
+        monkeypatch.setattr(local.time, "monotonic", lambda: clock.now_s)
+        children = [SimpleNamespace(line=lambda node=node: node(clock.now_s)) for node in nodes]
+        with local.Screen(SimpleNamespace(children=children)) as screen:
+            for clock.now_s in times_s:
+                screen.show()
+        return capsys.readouterr().err.splitlines()
+
+    return show
+
+
+def test_where_there_is_no_terminal_a_node_is_shown_every_ten_seconds_and_no_more_once_it_stands(said_over):
+    times_s = [tenth / 10 for tenth in range(605)]
+    lines = said_over(times_s, lambda _: "node 0  ended with code 0", lambda now_s: f"node 1  step {10 * now_s:.0f}")
     assert lines.count("node 0  ended with code 0") == 1
     assert [line for line in lines if "node 1" in line] == [f"node 1  step {step}" for step in range(0, 605, 100)]
 
 
-def test_a_long_wait_is_told_in_a_file_as_it_doubles(monkeypatch, capsys):
-    class Waits:
-        def line(self):
-            return f"node 1  starting: no Node yet, {now_s:.0f} s so far"
-
-    now_s = 0.0
-    monkeypatch.setattr(local.time, "monotonic", lambda: now_s)
-    swarm = type("Swarm", (), {"children": [Waits()]})()
-    with local.Screen(swarm) as screen:
-        for ten in range(31):
-            now_s = 10.0 * ten
-            screen.show()
-    told = [line.split()[-4] for line in capsys.readouterr().err.splitlines()]
-    assert told == ["0", "10", "20", "40", "70", "130", "260"]
+def test_a_long_wait_is_told_in_a_file_as_it_doubles(said_over):
+    times_s = range(0, 310, 10)
+    lines = said_over(times_s, lambda now_s: f"node 1  starting: no Node yet, {now_s:.0f} s so far")
+    assert [line.split()[-4] for line in lines] == ["0", "10", "20", "40", "70", "130", "260"]
 
 
 # -- gossip demo -------------------------------------------------------------------------------------------------------
@@ -348,54 +327,46 @@ def test_the_demo_ends_in_time_and_says_so(tmp_path, capsys):
     assert "time is up after " in json.loads(capsys.readouterr().out)["events"][-1]
 
 
-def test_the_demo_gives_a_slow_machine_more_time_for_as_long_as_something_happens(monkeypatch):
-    class Many:
-        children = ()
+@pytest.fixture
+def is_late_at(monkeypatch):
+    """Return a function that asks whether a demo of 90 s is late: at a time, with so many samples trained."""
+    now_s = 0.0
+    monkeypatch.setattr(demo.time, "monotonic", lambda: now_s)
+    children = []
+    stage = demo.Stage(SimpleNamespace(children=children), None)
 
-    clock = [0.0]
-    monkeypatch.setattr(demo.time, "monotonic", lambda: clock[0])
-    stage = demo.Stage(Many(), None)
-    for second in range(900):
-        clock[0] = float(second)
-        assert not stage.is_late(90.0, second)  # One sample a second.
-    clock[0] += demo.STILL_S + 1
-    assert stage.is_late(90.0, 899)
-    clock[0] = 901.0
-    assert stage.is_late(90.0, 5_000)  # Ten times the limit.
+    def is_late(at_s, trained):
+        nonlocal now_s
+        now_s = at_s
+        return stage.is_late(90.0, trained)
+
+    is_late.children = children
+    return is_late
 
 
-def test_the_demos_limits_grow_with_the_time_that_a_node_took_to_start(monkeypatch):
-    clock = [0.0]
-    monkeypatch.setattr(demo.time, "monotonic", lambda: clock[0])
+def test_the_demo_gives_a_slow_machine_more_time_for_as_long_as_something_happens(is_late_at):
+    assert not any(is_late_at(float(second), second) for second in range(900))  # One sample a second.
+    assert is_late_at(899.0 + demo.STILL_S + 1, 899)
+    assert is_late_at(901.0, 5_000)  # Ten times the limit.
 
-    class One:
-        start_s = 10 * demo.START_S
 
-    swarm = type("Swarm", (), {"children": [One()]})()
-    stage = demo.Stage(swarm, None)
-    clock[0] = 500.0
-    assert not stage.is_late(90.0, 1)
-    clock[0] += 10 * demo.STILL_S - 1  # nothing for so long, on a machine that is ten times as slow
-    assert not stage.is_late(90.0, 1)
-    clock[0] += 2
-    assert stage.is_late(90.0, 1)
+def test_the_demos_limits_grow_with_the_time_that_a_node_took_to_start(is_late_at):
+    is_late_at.children.append(SimpleNamespace(start_s=10 * demo.START_S))
+    assert not is_late_at(500.0, 1)
+    still_s = 10 * demo.STILL_S  # On a machine that is ten times as slow.
+    assert not is_late_at(500.0 + still_s - 1, 1)
+    assert is_late_at(500.0 + still_s + 1, 1)
 
 
 def test_nodes_of_the_demo_train_on_until_the_newcomer_has_come(monkeypatch, capsys):
     """On a busy machine a newcomer may still load its libraries when the others have trained everything."""
     pytest.importorskip("sklearn")
 
-    class Swarm:
+    class Swarm(contextlib.ExitStack):
         finished, steps = False, 0
 
         def __init__(self, *_):
-            pass
-
-        def __enter__(self):
-            return self
-
-        def __exit__(self, *_):
-            pass
+            super().__init__()
 
         @property
         def swarm_samples(self):
@@ -404,7 +375,7 @@ def test_nodes_of_the_demo_train_on_until_the_newcomer_has_come(monkeypatch, cap
         @property
         def members(self):  # The first is forgotten before the newcomer comes.
             ids = "abc" if self.steps < 50 else "bc" if self.steps < 150 else "bcd"
-            return [type("Member", (), {"id": one})() for one in ids]
+            return [SimpleNamespace(id=one) for one in ids]
 
         def shard(self, data, batch_size):
             return [(data[0][:batch_size], data[1][:batch_size])] * 90
@@ -432,14 +403,10 @@ def test_nodes_of_the_demo_train_on_until_the_newcomer_has_come(monkeypatch, cap
 
 
 def test_a_newcomer_that_found_everything_trained_is_no_failure_and_a_survivor_is(tmp_path):
-    child = Child(3, None, tmp_path / "log", tmp_path / "out", tmp_path / "err")
+    child = Ended(3, None, tmp_path / "log", tmp_path / "out", tmp_path / "err")
     (tmp_path / "out").write_text('{"accuracy": 0.97}\n')
-    type(child).code, code = property(lambda self: 0), type(child).code
-    try:
-        assert demo.describe(child, False, newcomer=True)["ok"]
-        assert not demo.describe(child, False, newcomer=False)["ok"]
-    finally:
-        type(child).code = code
+    assert demo.describe(child, False, newcomer=True)["ok"]
+    assert not demo.describe(child, False, newcomer=False)["ok"]
 
 
 def test_the_demo_shows_why_a_node_broke_instead_of_waiting_for_the_rest(tmp_path, capsys):

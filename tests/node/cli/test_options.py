@@ -23,7 +23,8 @@ def test_settings_become_the_variables_that_node_reads(tmp_path):
     config = script_of(tmp_path, 'preset = "wan"', "config.toml")
     settings = cli.RunSettings(
         seeds=("10.0.0.5:7700", "[::1]:7701"), listen="0.0.0.0:7700", advertise="1.2.3.4:80", secret_file=secret_file,
-        state_dir=tmp_path / "state", config=config, log=tmp_path / "log", quiet=True,
+        state_dir=tmp_path / "state", config=config, log=tmp_path / "log", quiet=True, must_join=2.5, wait_for=4,
+        wait_s=2.5,
     )  # fmt: skip
     assert cli.environment_of(settings, {"GOSSIP_INSECURE": "1"}) == {
         "GOSSIP_SEEDS": "10.0.0.5:7700,[::1]:7701",
@@ -35,11 +36,16 @@ def test_settings_become_the_variables_that_node_reads(tmp_path):
         "GOSSIP_CONFIG": str(config),
         "GOSSIP_LOG": str(tmp_path / "log"),
         "GOSSIP_PROGRESS": "off",
+        "GOSSIP_MUST_JOIN": "2.5",
+        "GOSSIP_WAIT_FOR": "4",
+        "GOSSIP_WAIT_S": "2.5",
     }
 
 
-def test_what_is_not_given_is_left_to_the_environment():
+def test_what_is_not_given_is_left_to_the_environment_which_is_checked():
     assert cli.environment_of(cli.RunSettings(), {"GOSSIP_SEEDS": "a:1"}) == {"GOSSIP_PROGRESS": "line"}
+    with pytest.raises(ConfigError, match="wait_for"):
+        cli.environment_of(cli.RunSettings(), {"GOSSIP_WAIT_FOR": "all"})
 
 
 def test_a_file_of_seeds_is_passed_on_as_one_and_from_where_the_command_was_given(tmp_path, monkeypatch):

@@ -5,13 +5,12 @@ from __future__ import annotations
 import io
 
 import pytest
-import torch
 from rich.console import Console
-from torch import nn
 
 from gossip.errors import LocalError
 from node.cli.main import top
 from node.cli.top import picture_of
+from tests.node.trainees import linear
 
 ANSWER = {
     "id": "ab" * 16, "address": "127.0.0.1:1", "swarm": "default",
@@ -49,8 +48,7 @@ def test_one_of_another_version_has_what_it_says():
 
 
 def test_where_there_is_no_terminal_it_is_printed_once(train, capsys):
-    torch.manual_seed(0)
-    node = train(nn.Linear(4, 2)).node
+    node = train(linear()).node
     assert top(node.address, secret_file=None, timeout_s=5.0, every_s=2.0) == 0
     assert capsys.readouterr().out.count(f"node {node.id[:8]}") == 1
 

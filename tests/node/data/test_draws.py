@@ -7,14 +7,12 @@ import pickle
 
 import pytest
 import torch
-from torch import nn
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 from gossip.errors import ConfigError, LocalError
-from node import Node
 from node.data.draws import COMPARED_ONES, EMPTY, EMPTY_STEPS, STEPS_AS_SAMPLES, UNDIVIDED
 from node.data.loader import UNREAD_BATCHES
-from node.data.share import Share
+from tests.node.data.shares import share
 from tests.node.sharers import IDS, Swarm
 
 TRAIN, HELD_OUT = TensorDataset(torch.randn(96, 4)), TensorDataset(torch.randn(40, 4))
@@ -30,187 +28,157 @@ def loader(data=TRAIN, size=16):
 
 
 # Samples that a loop states ------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("way", ["loader", "shard"])
 @pytest.mark.parametrize("stated", [lambda rows: 512 * rows.numel(), lambda rows: 1], ids=["tokens", "steps"])
-def test_rows_count_whatever_a_loop_states_and_it_is_told(quick, way, stated):
+def test_rows_count_whatever_a_loop_states_and_it_is_told(node, way, stated):
     batches, seen = loader(), 0
-    with Node(nn.Linear(4, 2), config=quick) as node:
-        for _ in node.epochs(4, batches):
-            for (rows,) in node.loader(batches) if way == "loader" else node.shard(TRAIN, 16):
-                node.step(samples=stated(rows))
-                seen += len(rows)
-        assert seen == node.swarm_samples == 4 * 96
-        [sentence] = told(node)
+    for _ in node.epochs(4, batches):
+        for (rows,) in node.loader(batches) if way == "loader" else node.shard(TRAIN, 16):
+            node.step(samples=stated(rows))
+            seen += len(rows)
+    assert seen == node.swarm_samples == 4 * 96
+    [sentence] = told(node)
     assert "samples in 8 steps, for which node.loader and node.shard gave 128. These count" in sentence
 
 
 @pytest.mark.parametrize("stated", [None, 16])
-def test_several_steps_on_a_batch_count_it_once(quick, stated):
+def test_several_steps_on_a_batch_count_it_once(node, stated):
     batches, steps = loader(), 0
-    with Node(nn.Linear(4, 2), config=quick) as node:
-        for _ in node.epochs(4, batches):
-            for _ in node.loader(batches):
-                for _ in range(4):
-                    node.step(samples=stated)
-                    steps += 1
-        assert (node.swarm_samples, steps) == (4 * 96, 4 * 6 * 4)
-        assert bool(told(node)) == (stated is not None)
-
-
-def test_a_loop_that_leaves_out_padding_or_bad_batches_is_told_nothing(quick):
-    batches = loader()
-    with Node(nn.Linear(4, 2), config=quick) as node:
-        for _ in node.epochs(8, batches):
-            for number, (rows,) in enumerate(node.loader(batches)):
-                node.step(samples=0 if number == 3 else len(rows))
-        assert node.swarm_samples == 8 * 96
-        assert not told(node)
-
-
-def test_a_batch_of_a_stream_counts_as_the_loop_states(quick):
-    class Lines(IterableDataset):
-        def __init__(self, names):
-            self.names = names
-
-        def __iter__(self):
-            return (torch.zeros(7) for _ in self.names)
-
-    def packed(lines):
-        return torch.cat(lines)
-
-    with Node(nn.Linear(4, 2), config=quick) as node:
-        files = node.shards([str(number) for number in range(8)], epochs=1)
-        for stated, counted in ((None, 2), (5, 5)):
-            before = node.swarm_samples
-            for batch in node.loader(DataLoader(Lines(files), 2, collate_fn=packed)):
-                assert len(batch) == 14, "tokens"
+    for _ in node.epochs(4, batches):
+        for _ in node.loader(batches):
+            for _ in range(4):
                 node.step(samples=stated)
-            assert node.swarm_samples == before + 4 * counted
-        assert not told(node)
+                steps += 1
+    assert (node.swarm_samples, steps) == (4 * 96, 4 * 6 * 4)
+    assert bool(told(node)) == (stated is not None)
+
+
+def test_a_loop_that_leaves_out_padding_or_bad_batches_is_told_nothing(node):
+    batches = loader()
+    for _ in node.epochs(8, batches):
+        for number, (rows,) in enumerate(node.loader(batches)):
+            node.step(samples=0 if number == 3 else len(rows))
+    assert node.swarm_samples == 8 * 96
+    assert not told(node)
+
+
+def test_a_batch_of_a_stream_counts_as_the_loop_states(node):
+    files = node.shards([str(number) for number in range(8)], epochs=1)
+    for stated, counted in ((None, 2), (5, 5)):
+        before = node.swarm_samples
+        for batch in node.loader(DataLoader(Stream(files), 2, collate_fn=torch.cat)):
+            assert len(batch) == 8, "tokens"
+            node.step(samples=stated)
+        assert node.swarm_samples == before + 4 * counted
+    assert not told(node)
 
 
 # Steps without samples -----------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("size", [None, 16])
-def test_a_loader_of_the_users_own_must_state_its_samples(quick, size):
-    with Node(nn.Linear(4, 2), config=quick) as node:
-        sampler = node.sampler(TRAIN, size)
-        batches = DataLoader(TRAIN, 16, sampler=sampler) if size is None else DataLoader(TRAIN, batch_sampler=sampler)
-        for (rows,) in batches:
-            with pytest.raises(ConfigError, match="drawn by a loader that this node does not see"):
-                node.step()
-            node.step(samples=len(rows))
-        assert node.swarm_samples == 96
+def test_a_loader_of_the_users_own_must_state_its_samples(node, size):
+    sampler = node.sampler(TRAIN, size)
+    batches = DataLoader(TRAIN, 16, sampler=sampler) if size is None else DataLoader(TRAIN, batch_sampler=sampler)
+    for (rows,) in batches:
+        with pytest.raises(ConfigError, match="drawn by a loader that this node does not see"):
+            node.step()
+        node.step(samples=len(rows))
+    assert node.swarm_samples == 96
 
 
 @pytest.mark.parametrize(
     ("stated", "steps", "is_told"), [(16, 200, False), (16 * 512, 8, True), (1, 7, False), (1, COMPARED_ONES, True)]
 )
-def test_what_a_loop_over_a_sampler_states_is_compared_with_what_it_was_given(quick, stated, steps, is_told):
-    with Node(nn.Linear(4, 2), config=quick) as node:
-        batches = (rows for _ in itertools.count() for rows in DataLoader(TRAIN, 16, sampler=node.sampler(TRAIN)))
-        for _ in itertools.islice(batches, steps):
-            node.step(samples=stated)
-        assert [f"for which node.sampler gave {16 * steps:,}" in text for text in told(node)] == [True] * is_told
+def test_what_a_loop_over_a_sampler_states_is_compared_with_what_it_was_given(node, stated, steps, is_told):
+    batches = (rows for _ in itertools.count() for rows in DataLoader(TRAIN, 16, sampler=node.sampler(TRAIN)))
+    for _ in itertools.islice(batches, steps):
+        node.step(samples=stated)
+    assert [f"for which node.sampler gave {16 * steps:,}" in text for text in told(node)] == [True] * is_told
 
 
-def test_a_sampler_of_an_evaluation_asks_for_no_samples(quick):
-    with Node(nn.Linear(4, 2), config=quick) as node:
-        with torch.no_grad():
-            assert len(list(DataLoader(HELD_OUT, 8, sampler=node.sampler(HELD_OUT)))) == 5
-        node.step()
-        assert node.swarm_samples == 1
+def test_a_sampler_of_an_evaluation_asks_for_no_samples(node):
+    with torch.no_grad():
+        assert len(list(DataLoader(HELD_OUT, 8, sampler=node.sampler(HELD_OUT)))) == 5
+    node.step()
+    assert node.swarm_samples == 1
 
 
-def test_epochs_of_a_loader_that_the_loop_does_not_share_are_refused_at_the_first_step(quick):
+def test_epochs_of_a_loader_that_the_loop_does_not_share_are_refused_at_the_first_step(node):
     batches = loader()
-    with Node(nn.Linear(4, 2), config=quick) as node:
-        for _ in node.epochs(3, batches):
-            for _ in batches:
-                with pytest.raises(ConfigError, match=r"loop over node.loader\(loader\)"):
-                    node.step()
-                node.step(samples=16)
-        assert node.swarm_samples == 3 * 96, "stated samples are those of a node's own data"
+    for _ in node.epochs(3, batches):
+        for _ in batches:
+            with pytest.raises(ConfigError, match=r"loop over node.loader\(loader\)"):
+                node.step()
+            node.step(samples=16)
+    assert node.swarm_samples == 3 * 96, "stated samples are those of a node's own data"
 
 
 @pytest.mark.parametrize("data", [loader(), TRAIN, 96], ids=["loader", "dataset", "number"])
 @pytest.mark.parametrize("workers", [0, 1])
 @pytest.mark.parametrize("way", ["plain", "loader", "sampler", "evaluated"])
-def test_epochs_of_data_of_which_nothing_is_drawn_are_told_once(quick, data, way, workers):
+def test_epochs_of_data_of_which_nothing_is_drawn_are_told_once(node, data, way, workers):
     """The loop forgets `node.loader`, and states the right samples, so that every node trains on all data."""
-    with Node(nn.Linear(4, 2), config=quick) as node:
-        batches = DataLoader(TRAIN, 8, sampler=node.sampler(TRAIN) if way == "sampler" else None, num_workers=workers)
-        for _ in node.epochs(2, data):
-            if way == "evaluated":
-                with torch.no_grad():
-                    list(node.loader(DataLoader(HELD_OUT, 8)))
-            for (rows,) in node.loader(batches) if way == "loader" else batches:
-                node.step(samples=len(rows))
-        assert told(node) == [UNDIVIDED] * (way in ("plain", "evaluated") and data != 96)
+    batches = DataLoader(TRAIN, 8, sampler=node.sampler(TRAIN) if way == "sampler" else None, num_workers=workers)
+    for _ in node.epochs(2, data):
+        if way == "evaluated":
+            with torch.no_grad():
+                list(node.loader(DataLoader(HELD_OUT, 8)))
+        for (rows,) in node.loader(batches) if way == "loader" else batches:
+            node.step(samples=len(rows))
+    assert told(node) == [UNDIVIDED] * (way in ("plain", "evaluated") and data != 96)
 
 
 @pytest.mark.parametrize(("length", "is_told"), [(10, False), (96, True)])
-def test_epochs_of_a_number_may_count_steps_but_not_rows(quick, length, is_told):
-    with Node(nn.Linear(4, 2), config=quick) as node:
-        for _ in node.epochs(2, length):
-            for _ in loader():
-                node.step()
-        assert node.swarm_samples >= 2 * length
-        assert told(node) == [STEPS_AS_SAMPLES] * is_told
-
-
-def test_steps_on_a_batch_of_a_pass_that_was_left_are_told(quick):
-    with Node(nn.Linear(4, 2), config=quick) as node:
-        left = iter(node.loader(loader()))
-        next(left)
-        for _ in range(1 + EMPTY_STEPS):
+def test_epochs_of_a_number_may_count_steps_but_not_rows(node, length, is_told):
+    for _ in node.epochs(2, length):
+        for _ in loader():
             node.step()
-        assert told(node) == [EMPTY]
-        assert node.swarm_samples == 16
+    assert node.swarm_samples >= 2 * length
+    assert told(node) == [STEPS_AS_SAMPLES] * is_told
 
 
-def test_steps_on_a_copy_of_a_pass_are_told(quick):
-    with Node(nn.Linear(4, 2), config=quick) as node:
-        for _ in itertools.islice(itertools.cycle(node.loader(loader())), 6 + 1 + EMPTY_STEPS):
-            node.step()
-        assert told(node) == [EMPTY]
+def test_steps_on_a_batch_of_a_pass_that_was_left_are_told(node):
+    left = iter(node.loader(loader()))
+    next(left)
+    for _ in range(1 + EMPTY_STEPS):
+        node.step()
+    assert told(node) == [EMPTY]
+    assert node.swarm_samples == 16
+
+
+def test_steps_on_a_copy_of_a_pass_are_told(node):
+    for _ in itertools.islice(itertools.cycle(node.loader(loader())), 6 + 1 + EMPTY_STEPS):
+        node.step()
+    assert told(node) == [EMPTY]
 
 
 # Evaluations ---------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("way", ["loader", "shard"])
 @pytest.mark.parametrize("data", [TRAIN, HELD_OUT], ids=["of the same data", "of other data"])
 @pytest.mark.parametrize("is_first", [True, False])
-def test_an_evaluation_is_whole_in_each_epoch_and_counts_nothing(quick, way, data, is_first):
+def test_an_evaluation_is_whole_in_each_epoch_and_counts_nothing(node, way, data, is_first):
     """An evaluation neither ends with the run, nor is it repeated in the last epoch."""
     batches, others = loader(), DataLoader(data, 8)
-    with Node(nn.Linear(4, 2), config=quick) as node:
 
-        def evaluate():
-            with torch.set_grad_enabled(data is HELD_OUT):  # other data are told apart without it
-                return sum(len(rows) for (rows,) in (node.loader(others) if way == "loader" else node.shard(data, 8)))
+    def evaluate():
+        with torch.set_grad_enabled(data is HELD_OUT):  # other data are told apart without it
+            return sum(len(rows) for (rows,) in (node.loader(others) if way == "loader" else node.shard(data, 8)))
 
-        for _ in node.epochs(3, batches):
-            assert not is_first or evaluate() == len(data)
-            for _ in node.loader(batches):
-                node.step()
-            assert is_first or evaluate() == len(data)
-        assert node.swarm_samples == 3 * 96
-
-
-def test_an_evaluation_between_a_batch_and_its_step_counts_nothing(quick):
-    with Node(nn.Linear(4, 2), config=quick) as node:
-        for (rows,) in node.loader(loader()):
-            with torch.no_grad():
-                assert len(list(node.shard(HELD_OUT, 8))) == 5
+    for _ in node.epochs(3, batches):
+        assert not is_first or evaluate() == len(data)
+        for _ in node.loader(batches):
             node.step()
-            node.step()
-            assert node.swarm_samples % len(rows) == 0
-        assert node.swarm_samples == 96
+        assert is_first or evaluate() == len(data)
+    assert node.swarm_samples == 3 * 96
+
+
+def test_an_evaluation_between_a_batch_and_its_step_counts_nothing(node):
+    for (rows,) in node.loader(loader()):
+        with torch.no_grad():
+            assert len(list(node.shard(HELD_OUT, 8))) == 5
+        node.step()
+        node.step()
+        assert node.swarm_samples % len(rows) == 0
+    assert node.swarm_samples == 96
 
 
 def test_the_evaluations_of_all_members_are_of_all_samples_whatever_each_has_counted():
@@ -218,9 +186,7 @@ def test_the_evaluations_of_all_members_are_of_all_samples_whatever_each_has_cou
     for me in IDS[:3]:
         swarm.trained += 55
         with torch.no_grad():
-            seen += [
-                int(row) for (row,) in Share(swarm.samplers(me)).loader(DataLoader(TensorDataset(torch.arange(40))))
-            ]
+            seen += [int(row) for (row,) in share(swarm, me).loader(DataLoader(TensorDataset(torch.arange(40))))]
     assert sorted(seen) == list(range(40))
 
 
@@ -241,37 +207,30 @@ def test_an_evaluation_after_a_restart_is_whole_and_the_training_goes_on_where_i
     assert sorted(trained + [int(row) for (rows,) in after for row in rows]) == list(range(96))
 
 
-def test_of_two_loaders_side_by_side_the_one_of_the_epochs_counts(quick):
+def test_of_two_loaders_side_by_side_the_one_of_the_epochs_counts(node):
     named, unnamed = loader(), loader(HELD_OUT, 4)
-    with Node(nn.Linear(4, 2), config=quick) as node:
-        for _ in node.epochs(3, named):
-            for _ in zip(node.loader(named), node.loader(unnamed), strict=False):
-                node.step()
-        assert node.swarm_samples == 3 * 96
+    for _ in node.epochs(3, named):
+        for _ in zip(node.loader(named), node.loader(unnamed), strict=False):
+            node.step()
+    assert node.swarm_samples == 3 * 96
 
 
-def test_a_loop_without_gradients_counts_what_it_draws(quick):
+def test_a_loop_without_gradients_counts_what_it_draws(node):
     batches = loader()
-    with Node(nn.Linear(4, 2), config=quick) as node, torch.no_grad():
+    with torch.no_grad():
         for _ in node.epochs(3, batches):
             for _ in node.loader(batches):
                 node.step()
-        assert node.swarm_samples == 3 * 96
+    assert node.swarm_samples == 3 * 96
 
 
 # Loops that would not end, streams -----------------------------------------------------------------------------------
-
-
 def test_a_last_epoch_without_a_step_ends_in_a_sentence():
     swarm = Swarm(IDS[0])
     ours, batches = share(swarm), loader()
     batches_of_all_epochs = (batch for _ in ours.epochs(1, batches) for batch in ours.loader(batches))
     with pytest.raises(LocalError, match="3 passes have drawn batches without node"):
         list(batches_of_all_epochs)
-
-
-def share(swarm):
-    return Share(swarm.samplers())
 
 
 class Stream(IterableDataset):
@@ -287,22 +246,15 @@ class Stream(IterableDataset):
 @pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")  # Python 3.12 warns at a fork.
 @pytest.mark.parametrize("workers", [0, 1])
 @pytest.mark.parametrize("reads", [True, False])
-def test_a_stream_that_reads_no_file_of_its_share_is_told(quick, reads, workers):
+def test_a_stream_that_reads_no_file_of_its_share_is_told(node, reads, workers):
     names = [str(number) for number in range(2 * UNREAD_BATCHES)]
-    with Node(nn.Linear(4, 2), config=quick) as node:
-        files = node.shards(names, epochs=1)
-        batches = node.loader(
-            DataLoader(
-                Stream(files if reads else names),
-                1,
-                num_workers=workers,
-                multiprocessing_context="fork" if workers else None,
-            )
-        )
-        for _ in range(2):
-            for _ in batches:
-                node.step()
-        sentences = told(node, "data")
+    files = node.shards(names, epochs=1)
+    stream, start = Stream(files if reads else names), "fork" if workers else None
+    batches = node.loader(DataLoader(stream, 1, num_workers=workers, multiprocessing_context=start))
+    for _ in range(2):
+        for _ in batches:
+            node.step()
+    sentences = told(node, "data")
     assert len(sentences) == (not reads)
     assert all("Stream has given 8 batches and taken no file from node.shards" in text for text in sentences)
 

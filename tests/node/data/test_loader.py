@@ -23,10 +23,8 @@ from torch.utils.data import (
 
 from gossip.errors import ConfigError, DataError
 from node import Node
-from node.data.share import Share
+from tests.node.data.shares import share
 from tests.node.sharers import IDS, Swarm, groups
-
-torch.set_num_threads(1)
 
 
 class Numbers(Dataset):
@@ -43,10 +41,6 @@ class Numbers(Dataset):
         return index, -1 if worker is None else worker.seed
 
 
-def share(swarm, me=IDS[0]):
-    return Share(swarm.samplers(me))
-
-
 def drawn(loader):
     return [int(index) for batch, _ in loader for index in batch]
 
@@ -56,8 +50,6 @@ def tagged(items):
 
 
 # Properties of the loader that are kept ------------------------------------------------------------------------------
-
-
 @given(st.integers(1, 200), groups, st.integers(1, 30), st.booleans())
 def test_the_loaders_of_all_members_give_everything_once(length, members, size, shuffle):
     swarm, loader = Swarm(*members), DataLoader(Numbers(length), size, shuffle=shuffle)
@@ -108,14 +100,6 @@ def test_workers_that_persist_serve_every_pass_and_epoch():
     assert whole.loader(loader) is whole.loader(loader)
 
 
-def test_a_change_of_members_is_followed_at_the_next_batch():
-    swarm = Swarm(*IDS[:2])
-    loader = iter(share(swarm).loader(DataLoader(Numbers(300), 10)))
-    first = next(loader)[0].tolist()
-    swarm.set(IDS[0])
-    assert sorted([*first, *drawn(loader)]) == list(range(300))
-
-
 def test_its_length_stays_while_a_pass_runs():
     swarm = Swarm(*IDS[:3])
     loader = share(swarm).loader(DataLoader(Numbers(300), 10))
@@ -134,22 +118,19 @@ def test_a_dataset_of_whole_batches_is_divided_by_batch():
     assert sorted(int(index) for loader in loaders for index, _ in loader) == list(range(20))
 
 
-def test_a_stream_of_a_nodes_files_is_used_as_it_is_and_counted(quick):
-    with Node(nn.Linear(4, 2), config=quick) as node:
-        node.shards(["a", "b"])
-        loader = DataLoader(Endless(), 4)
-        assert node.loader(loader).inner is loader
-        batches = []
-        for batch in node.loader(loader):
-            node.step()
-            batches.append(batch.tolist())
-        assert batches[-1] == [8, 9]
-        assert (node.metrics().steps, node.swarm_samples) == (3, 10)
+def test_a_stream_of_a_nodes_files_is_used_as_it_is_and_counted(node):
+    node.shards(["a", "b"])
+    loader = DataLoader(Endless(), 4)
+    assert node.loader(loader).inner is loader
+    batches = []
+    for batch in node.loader(loader):
+        node.step()
+        batches.append(batch.tolist())
+    assert batches[-1] == [8, 9]
+    assert (node.metrics().steps, node.swarm_samples) == (3, 10)
 
 
 # Samplers of the user ------------------------------------------------------------------------------------------------
-
-
 def test_a_subset_is_divided():
     subset = list(range(50, 90))
     swarm, loader = Swarm(*IDS[:3]), DataLoader(Numbers(), 8, sampler=SubsetRandomSampler(subset))
@@ -181,32 +162,21 @@ def test_equal_draws_of_all_members_are_divided_without_a_rest():
     assert Counter(draws) == Counter(RandomSampler(Numbers(), True, 77, generator=torch.Generator().manual_seed(5)))
 
 
-class Downwards(Sampler):
+class Listed(Sampler):
+    """A sampler of the user's own, which gives what it was made with."""
+
+    def __init__(self, *given):
+        self.given = given
+
     def __len__(self):
-        return 100
+        return len(self.given)
 
     def __iter__(self):
-        return iter(range(99, -1, -1))
+        return iter(self.given)
 
 
-class Unknown(Sampler):
+class Unsized(Listed):
     __len__ = None
-
-    def __iter__(self):
-        return iter(range(5))
-
-
-class Outside(Downwards):
-    def __iter__(self):
-        return iter([3, 100])
-
-
-class Pairs(Sampler):
-    def __len__(self):
-        return 50
-
-    def __iter__(self):
-        return ([index, index + 1] for index in range(0, 100, 2))
 
 
 class Endless(IterableDataset):
@@ -215,7 +185,8 @@ class Endless(IterableDataset):
 
 
 def test_a_sampler_of_the_users_own_keeps_its_order():
-    parts = [drawn(share(Swarm(*IDS[:2]), me).loader(DataLoader(Numbers(), 8, sampler=Downwards()))) for me in IDS[:2]]
+    loader = DataLoader(Numbers(), 8, sampler=Listed(*reversed(range(100))))
+    parts = [drawn(share(Swarm(*IDS[:2]), me).loader(loader)) for me in IDS[:2]]
     assert sorted(parts[0] + parts[1]) == list(range(100))
     assert all(part == sorted(part, reverse=True) for part in parts)
 
@@ -227,12 +198,12 @@ def refused_at_once(**options):
 @pytest.mark.parametrize(
     ("make", "error", "said"),
     [
-        (refused_at_once(batch_sampler=Pairs()), DataError, "makes its batches by a Pairs"),
+        (refused_at_once(batch_sampler=Listed([0, 1])), DataError, "makes its batches by a Listed"),
         (refused_at_once(batch_sampler=Swarm(IDS[0]).sampler(100, 8)), DataError, "has node.sampler's order already"),
         (refused_at_once(sampler=Swarm(IDS[0]).sampler(100)), DataError, "has node.sampler's order already"),
-        (refused_at_once(sampler=Unknown()), DataError, "Unknown has no length"),
+        (refused_at_once(sampler=Unsized(3)), DataError, "Unsized has no length"),
         (refused_at_once(sampler=SubsetRandomSampler([])), DataError, "is empty"),
-        (lambda: list(refused_at_once(sampler=Outside())()), DataError, "outside the dataset's 100"),
+        (lambda: list(refused_at_once(sampler=Listed(3, 100))()), DataError, "outside the dataset's 100"),
         (lambda: share(Swarm(IDS[0])).loader([1, 2]), ConfigError, "not a list: node.shard divides"),
         (lambda: share(Swarm(IDS[0])).loader(DataLoader(Endless(), 2)), DataError, "node.shards"),
     ],
@@ -245,8 +216,6 @@ def test_what_cannot_be_divided_is_refused_in_a_sentence(make, error, said):
 
 
 # In a loop -----------------------------------------------------------------------------------------------------------
-
-
 def train_epochs(node, count, loader, batches=10**6, **step):
     """Run a loop of epochs, and return their numbers and the sizes of all batches."""
     numbers, sizes = [], []
@@ -260,20 +229,13 @@ def train_epochs(node, count, loader, batches=10**6, **step):
     return numbers, sizes
 
 
-def test_epochs_of_one_node_are_those_of_a_plain_loop(quick):
-    loader = DataLoader(TensorDataset(torch.zeros(103, 4)), 16, shuffle=True)
-    with Node(nn.Linear(4, 2), config=quick) as node:
-        numbers, sizes = train_epochs(node, 4, loader)
-        assert numbers == [0, 1, 2, 3]
-        assert len(sizes) == 4 * len(loader)
-        assert node.swarm_samples == sum(sizes) == 4 * 103
-
-
-def test_dropped_batches_count_for_no_epoch(quick):
-    loader = DataLoader(TensorDataset(torch.zeros(103, 4)), 16, drop_last=True)
-    with Node(nn.Linear(4, 2), config=quick) as node:
-        numbers, sizes = train_epochs(node, 3, loader)
-        assert (numbers, sizes) == ([0, 1, 2], [16] * 18)
+@pytest.mark.parametrize(("drop_last", "length"), [(False, 103), (True, 96)])
+def test_epochs_of_one_node_are_those_of_a_plain_loop(node, drop_last, length):
+    loader = DataLoader(TensorDataset(torch.zeros(103, 4)), 16, shuffle=True, drop_last=drop_last)
+    numbers, sizes = train_epochs(node, 4, loader)
+    assert numbers == [0, 1, 2, 3]
+    assert len(sizes) == 4 * len(loader)
+    assert node.swarm_samples == sum(sizes) == 4 * length
 
 
 def test_a_killed_loop_goes_on_in_its_epoch_and_a_finished_one_gives_nothing(quick, tmp_path):
@@ -297,8 +259,7 @@ def test_the_run_ends_inside_a_pass(way):
     data, swarm = TensorDataset(torch.zeros(96, 4)), Swarm(IDS[0])
     ours, steps = share(swarm), 0
     for _ in ours.epochs(2, data):
-        batches = ours.loader(DataLoader(data, 16)) if way == "loader" else ours.shard(data, 16, True, 1, None, False)
-        for _ in batches:
+        for _ in ours.loader(DataLoader(data, 16)) if way == "loader" else ours.shard(data, 16, True, 1, None, False):
             swarm.trained += ours.draws.take(None)
             swarm.behind += 48  # The others train three times as much meanwhile.
             steps += 1
@@ -325,33 +286,26 @@ def test_epochs_that_cannot_be_are_refused(count, data, error):
 
 
 # The samples of a step -----------------------------------------------------------------------------------------------
-
-
-def test_a_step_counts_what_was_drawn_since_the_last(quick):
+def test_a_step_counts_what_was_drawn_since_the_last(node):
     data = TensorDataset(torch.zeros(90, 4))
-    with Node(nn.Linear(4, 2), config=quick) as node:
-        for number, _ in enumerate(node.loader(DataLoader(data, 10)), 1):
-            if number % 3 == 0:  # Accumulate gradients over three batches.
-                node.step()
-        assert node.swarm_samples == 90
-        for batch in node.shard(data, 10):
-            node.step(samples=len(batch[0]))
-        assert node.swarm_samples == 180, "samples that the loop gives come in place of those"
-        node.step()
-        assert node.swarm_samples == 181
+    for number, _ in enumerate(node.loader(DataLoader(data, 10)), 1):
+        if number % 3 == 0:  # Accumulate gradients over three batches.
+            node.step()
+    assert node.swarm_samples == 90
+    node.step()
+    assert node.swarm_samples == 91
 
 
 @pytest.mark.parametrize(
     ("samples", "count"),
     [(3, 3), (0, 0), (torch.tensor(5), 5), (torch.tensor([5]), 5), (torch.ones(7).sum(), 7), (8.0, 8)],
 )
-def test_whole_numbers_of_any_kind_are_samples(quick, samples, count):
-    with Node({"w": torch.zeros(4)}, config=quick) as node:
-        node.step(samples=samples)
-        if isinstance(samples, torch.Tensor):
-            samples.fill_(10**6)  # the loop's next value
-        assert node.swarm_samples == count
-        assert type(node.swarm_samples) is int
+def test_whole_numbers_of_any_kind_are_samples(node, samples, count):
+    node.step(samples=samples)
+    if isinstance(samples, torch.Tensor):
+        samples.fill_(10**6)  # the loop's next value
+    assert node.swarm_samples == count
+    assert type(node.swarm_samples) is int
 
 
 @pytest.mark.parametrize(
@@ -359,7 +313,7 @@ def test_whole_numbers_of_any_kind_are_samples(quick, samples, count):
     [-1, 2.5, float("nan"), float("inf"), "8", True, [8], torch.zeros(3), torch.tensor(float("nan")), torch.tensor(-2)],
     ids=range(10),
 )
-def test_other_samples_are_refused_in_a_sentence(quick, samples):
-    with Node({"w": torch.zeros(4)}, config=quick) as node, pytest.raises(ConfigError, match="samples is ") as caught:
+def test_other_samples_are_refused_in_a_sentence(node, samples):
+    with pytest.raises(ConfigError, match="samples is ") as caught:
         node.step(samples=samples)
     assert "\n" not in str(caught.value)

@@ -8,22 +8,23 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch.utils.data import DataLoader, IterableDataset, TensorDataset
+from torch.utils.data import DataLoader, TensorDataset
 
 from gossip.errors import ConfigError, DataError
 from node import Node
-from node.data.division import MAX_BUCKETS, Sharers
+from node.data.division import MAX_BUCKETS
 from node.data.sampler import Samplers
-from node.data.share import Share
+from tests.node.data.shares import Squares, shard, share
 from tests.node.sharers import IDS, Swarm, flat, groups
 
+
 # A pass --------------------------------------------------------------------------------------------------------------
-
-
-@given(st.integers(1, 200), groups, st.integers(1, 40), st.booleans(), st.data())
-def test_the_passes_of_all_members_cover_everything_once_whatever_their_seeds(length, members, size, shuffle, data):
-    swarm = Swarm(*members)
-    seen = []
+@given(st.integers(1, 200), groups, st.integers(1, 40), st.booleans(), st.integers(0, 3), st.data())
+def test_each_pass_of_all_members_covers_everything_once_whatever_their_seeds(
+    length, members, size, shuffle, number, data
+):
+    swarm, seen = Swarm(*members), []
+    swarm.behind = number * length
     for me in members:
         seed = data.draw(st.integers(-3, 2**70))
         seen += flat(swarm.sampler(length, size, shuffle, seed=seed, me=me))
@@ -33,9 +34,8 @@ def test_the_passes_of_all_members_cover_everything_once_whatever_their_seeds(le
 @given(st.integers(1, 200), groups, st.integers(1, 40), st.booleans())
 def test_a_sampler_gives_what_a_shard_gives_index_by_index_and_in_batches(length, members, size, shuffle):
     swarm = Swarm(*members)
-    shard = Share(swarm.samplers()).shard(torch.arange(length), size, shuffle, 2, None, False)
     batches, indices = swarm.sampler(length, size, shuffle), swarm.sampler(length, shuffle=shuffle)
-    want = [batch.tolist() for batch in shard]
+    want = [batch.tolist() for batch in shard(swarm, torch.arange(length), size, shuffle, epochs=2)]
     assert [*batches, *batches] == want
     assert [*indices, *indices] == flat(want)
 
@@ -62,13 +62,8 @@ def test_the_last_short_batch_is_dropped_where_that_is_asked_and_no_other():
 @given(size=st.integers(3, 9), length=st.integers(1, 100))
 def test_no_rank_gets_a_batch_of_one_sample_unless_there_are_no_more(ranks, size, length):
     """BatchNorm refuses a batch of one sample, and the length of a share is random."""
-    alone = [IDS[0]]
-    each = [
-        Samplers(Sharers(lambda: IDS[0], lambda: alone, lambda: 0, lambda: 0, lambda: 0, rank, ranks)).make(
-            length, size
-        )
-        for rank in range(ranks)
-    ]
+    swarm = Swarm(IDS[0])
+    each = [Samplers(swarm.sharers(rank=rank, ranks=ranks)).make(length, size) for rank in range(ranks)]
     batches = [list(sampler) for sampler in each]
     assert {*map(len, batches)} == {len(sampler) for sampler in each}
     assert {index for given in batches for index in flat(given)} == set(range(length))
@@ -79,13 +74,13 @@ def test_no_rank_gets_a_batch_of_one_sample_unless_there_are_no_more(ranks, size
 
 
 def test_it_divides_anew_between_two_batches_and_between_two_indices():
-    for size in (10, None):
-        swarm = Swarm(*IDS[:2])
-        mine = iter(swarm.sampler(300, size))
-        first = next(mine) if size else [next(mine) for _ in range(10)]
-        swarm.set(IDS[0])  # The other member leaves.
-        rest = flat(mine) if size else list(mine)
-        assert sorted([*first, *rest]) == list(range(300)), size
+    swarm = Swarm(*IDS[:2])
+    batches = (batch.tolist() for batch, _ in share(swarm).loader(DataLoader(Squares(300), 10)))
+    indices = iter(swarm.sampler(300))
+    first = flat(next(batches) for _ in range(10)), [next(indices) for _ in range(10)]
+    swarm.set(IDS[0])  # The other member leaves.
+    assert sorted([*first[0], *flat(batches)]) == list(range(300))
+    assert sorted([*first[1], *indices]) == list(range(300))
 
 
 def test_an_iterator_that_nobody_draws_from_costs_no_pass():
@@ -107,8 +102,6 @@ def test_the_number_of_the_pass_follows_the_swarm_and_an_epoch_that_is_set_chang
 
 
 # Its length ----------------------------------------------------------------------------------------------------------
-
-
 @given(st.integers(1, 300), groups, st.integers(1, 40), st.booleans())
 def test_its_length_is_that_of_the_pass_to_come_as_the_members_are_now(length, members, size, drop_last):
     swarm = Swarm(*members)
@@ -128,22 +121,12 @@ def test_the_length_of_a_large_share_is_its_mean():
 
 
 # Loaders and datasets ------------------------------------------------------------------------------------------------
-
-
-class Squares(torch.utils.data.Dataset):
-    def __len__(self):
-        return 60
-
-    def __getitem__(self, index):
-        return index, index**2
-
-
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")  # Python 3.12 warns at a fork.
 def test_any_loader_takes_it_with_workers_that_persist(workers):
     swarm, more = Swarm(*IDS[:2]), {"num_workers": workers, "persistent_workers": workers > 0}
-    batches = DataLoader(Squares(), batch_sampler=swarm.sampler(Squares(), 8), **more)
-    singly = DataLoader(Squares(), batch_size=8, sampler=swarm.sampler(Squares()), **more)
+    batches = DataLoader(Squares(60), batch_sampler=swarm.sampler(Squares(60), 8), **more)
+    singly = DataLoader(Squares(60), batch_size=8, sampler=swarm.sampler(Squares(60)), **more)
     want = list(swarm.sampler(60))
     for loader in (batches, singly):
         assert len(loader) == -(-len(want) // 8)
@@ -151,16 +134,6 @@ def test_any_loader_takes_it_with_workers_that_persist(workers):
         assert first == want
         assert len(second) != 0
         assert second != first
-
-
-class Endless(IterableDataset):
-    def __iter__(self):
-        return iter(())
-
-
-class Unknown:
-    def __getitem__(self, index):
-        return index
 
 
 X = torch.arange(20.0)
@@ -179,10 +152,6 @@ def test_it_divides_what_a_loader_would_index(dataset, length):
     ("dataset", "said"),
     [
         ((X, X), "columns or samples"),
-        ({"train": X}, "cannot be divided"),
-        (Endless(), "IterableDataset"),
-        (Unknown(), "cannot be divided"),
-        ([], "empty"),
         (0, "at least one"),
         (-3, "at least one"),
         (True, "cannot be divided"),
@@ -211,8 +180,6 @@ def test_numbers_that_cannot_be_are_refused_in_a_sentence(given, said):
 
 
 # The sampler of a node -----------------------------------------------------------------------------------------------
-
-
 def test_a_node_divides_with_the_others_and_its_checkpoints_have_the_rest_of_the_pass(train, until, quick, tmp_path):
     data = TensorDataset(torch.arange(300))
     other = train(torch.nn.Linear(2, 1))

@@ -10,56 +10,28 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch.utils.data import Dataset, IterableDataset, Subset, TensorDataset
+from torch.utils.data import IterableDataset, Subset, TensorDataset
 
 from gossip.errors import ConfigError, DataError
 from gossip.ids import PeerId
 from node.data.division import MAX_BUCKETS, Sharers, owned_buckets
 from node.data.sampler import Samplers
-from node.data.share import Share
-from tests.node.sharers import flat
+from tests.node.data.shares import Squares, shard
+from tests.node.sharers import IDS, Swarm, flat, groups
 from tests.theory.rendezvous import owners
 
-torch.set_num_threads(1)
 
-IDS = [PeerId(bytes([n]) * 16) for n in range(64)]
-groups = st.sets(st.sampled_from(IDS), min_size=1, max_size=12).map(sorted)
-
-
-def sharers(me, members, changes, **ranks):
-    return Sharers(lambda: me, members, changes, lambda: 0, lambda: 0, **ranks)
-
-
-class Swarm:
-    """Members that a test changes, with the counter a Shard polls."""
-
-    def __init__(self, *members):
-        self.alive = list(members)
-        self.epoch = 0
-
-    def set(self, *members):
-        self.alive = list(members)
-        self.epoch += 1
-
-    def shard(self, dataset, batch_size=4, shuffle=True, epochs=1, me=IDS[0], first_pass=0, **ranks):
-        here = sharers(me, lambda: self.alive, lambda: self.epoch, **ranks)
-        shard = Share(Samplers(here)).shard(dataset, batch_size, shuffle, epochs, None, False)
-        shard.batches.sampler.next_number = first_pass
-        return shard
-
-
-def indices(shard):
-    return [int(i) for batch in shard for i in batch]
+def indices(batches):
+    return [int(index) for batch in batches for index in batch]
 
 
 # Ownership -----------------------------------------------------------------------------------------------------------
-
-
-@given(st.integers(1, 300), groups, st.binary(max_size=8))
-def test_every_bucket_has_one_owner_and_both_ways_of_asking_agree(buckets, members, salt):
-    winners = owners(buckets, members, salt)
+@given(st.integers(1, 300), groups, st.binary(max_size=8), st.randoms())
+def test_every_bucket_has_one_owner_in_whatever_order_the_members_are_listed(buckets, members, salt, random):
+    winners, listed = owners(buckets, members, salt), 2 * members
+    random.shuffle(listed)
     for index, member in enumerate(members):
-        np.testing.assert_array_equal(owned_buckets(buckets, member, members, salt), winners == index)
+        np.testing.assert_array_equal(owned_buckets(buckets, member, listed, salt), winners == index)
 
 
 def test_the_weight_is_splitmix64_as_published():
@@ -83,24 +55,6 @@ def test_the_weight_is_splitmix64_as_published():
         assert weights.index(max(weights)) == winner
 
 
-@given(st.integers(1, 300), groups, st.data())
-def test_a_leaver_moves_only_its_own_buckets(buckets, members, data):
-    leaver = data.draw(st.sampled_from(members))
-    rest = [m for m in members if m != leaver]
-    if not rest:
-        return
-    before, after = owners(buckets, members, b"s"), owners(buckets, rest, b"s")
-    for was, now in zip(before, after, strict=True):
-        assert members[was] in (rest[now], leaver)
-
-
-@given(st.integers(1, 300), groups, st.randoms())
-def test_owners_do_not_depend_on_the_order_members_are_listed_in(buckets, members, random):
-    mixed = members * 2
-    random.shuffle(mixed)
-    np.testing.assert_array_equal(owners(buckets, members, b"s"), owners(buckets, mixed, b"s"))
-
-
 def test_shares_are_balanced_as_a_fair_draw_would_be():
     # A member's share of B buckets among n is Binomial(B, 1/n); the largest of n deviations stays under 5 standard
     # deviations with probability 1 - 64 * 6e-7. The seed (the salt) is fixed, so this is not a matter of luck.
@@ -108,11 +62,6 @@ def test_shares_are_balanced_as_a_fair_draw_would_be():
     counts = np.bincount(owners(buckets, members, b"fixed"), minlength=len(members))
     mean = buckets / len(members)
     assert np.abs(counts - mean).max() < 5 * (mean * (1 - 1 / len(members))) ** 0.5
-
-
-def test_another_salt_is_another_division():
-    one, two = owners(4096, IDS[:4], b"0"), owners(4096, IDS[:4], b"1")
-    assert abs((one == two).mean() - 0.25) < 0.05  # independent draws agree a quarter of the time, sd 0.007
 
 
 def test_ten_thousand_members_share_4096_buckets():
@@ -127,68 +76,15 @@ def test_ten_thousand_members_share_4096_buckets():
 # A pass --------------------------------------------------------------------------------------------------------------
 
 
-@given(st.integers(1, 200), groups, st.integers(1, 40), st.booleans(), st.integers(0, 3))
-def test_the_shares_of_all_members_cover_everything_once(length, members, batch_size, shuffle, number):
-    swarm = Swarm(*members)
-    data = torch.arange(length)
-    seen = [
-        index for me in members for index in indices(swarm.shard(data, batch_size, shuffle, me=me, first_pass=number))
-    ]
-    assert sorted(seen) == list(range(length))
-
-
-@given(st.integers(20, 200), groups, st.integers(1, 20), st.integers(0, 12), st.data())
-def test_a_pass_through_any_change_repeats_only_to_fill_a_batch_and_ends_owning_nothing_more(
-    length, members, batch_size, when, data
-):
-    me = data.draw(st.sampled_from(members))
-    later = sorted({*data.draw(groups), me})
-    swarm = Swarm(*members)
-    seen, after = [], []
-    for number, batch in enumerate(swarm.shard(torch.arange(length), batch_size, me=me)):
-        seen += batch.tolist()
-        if swarm.epoch:
-            after += batch.tolist()
-        if number == when:
-            swarm.set(*later)
-    repeated = len(seen) - len(set(seen))
-    assert repeated < -(-batch_size // 2), "at most one batch is filled up, to half of its size"
-    assert not repeated or (swarm.epoch and len(batch) <= -(-batch_size // 2))
-    if swarm.epoch:
-        mine = set(indices(Swarm(*later).shard(torch.arange(length), me=me)))
-        assert set(after) <= mine <= set(seen)
-
-
-def test_a_death_within_a_pass_brings_in_the_dead_members_part():
-    swarm = Swarm(*IDS[:3])
-    shards = {me: iter(swarm.shard(torch.arange(300), 10, me=me)) for me in IDS[:3]}
-    seen = [i for me in IDS[:3] for i in next(shards[me]).tolist()]
-    swarm.set(*IDS[:2])  # the third dies after one batch of 10
-    rest = [i for me in IDS[:2] for batch in shards[me] for i in batch.tolist()]
-    assert set(seen + rest) == set(range(300))
-    assert len(seen + rest) == 310  # the dead one's ten are done again, nothing else
-
-
-def test_a_newcomer_within_a_pass_takes_its_part_and_no_more():
-    swarm = Swarm(*IDS[:2])
-    shards = {me: iter(swarm.shard(torch.arange(300), 10, me=me)) for me in IDS[:2]}
-    before = [i for me in IDS[:2] for i in next(shards[me]).tolist()]
-    swarm.set(*IDS[:3])
-    shards[IDS[2]] = iter(swarm.shard(torch.arange(300), 10, me=IDS[2]))
-    newcomers = [i for batch in shards.pop(IDS[2]) for i in batch.tolist()]
-    after = [i for shard in shards.values() for batch in shard for i in batch.tolist()]
-    assert sorted(set(before) | set(newcomers) | set(after)) == list(range(300))
-    assert not set(newcomers) & set(after)
-
-
 def test_what_stays_pending_keeps_its_order_when_members_change():
-    calm = indices(Swarm(*IDS[:3]).shard(torch.arange(300), 1))
-    swarm = Swarm(*IDS[:3])
-    shaken = []
-    for batch in swarm.shard(torch.arange(300), 1):
+    calm = indices(shard(Swarm(*IDS[:3]), torch.arange(300), 1))
+    swarm, shaken = Swarm(*IDS[:3]), []
+    for batch in shard(swarm, torch.arange(300), 1):
         shaken += batch.tolist()
-        swarm.set(*IDS[:3])
-    assert shaken == calm
+        if len(shaken) == 10:
+            swarm.set(*IDS[:6])
+    assert 10 < len(shaken) < len(calm), "newcomers have taken some"
+    assert shaken == [index for index in calm if index in shaken]
 
 
 def test_a_change_between_the_counter_and_the_members_is_seen_at_the_next_batch():
@@ -201,78 +97,52 @@ def test_a_change_between_the_counter_and_the_members_is_seen_at_the_next_batch(
             return alive
         return swarm.alive
 
-    samplers = Samplers(sharers(IDS[0], members, lambda: swarm.epoch))
+    samplers = Samplers(Sharers(lambda: IDS[0], members, lambda: swarm.epoch, lambda: 0, lambda: 0))
     assert sorted(flat(samplers.make(100, 10))) == list(range(100))
 
 
-def test_a_node_that_is_alone_has_everything_even_if_it_is_not_listed():
-    assert sorted(indices(Swarm(IDS[0]).shard(torch.arange(50)))) == list(range(50))
-    assert sorted(indices(Swarm().shard(torch.arange(50)))) == list(range(50))
-
-
 def test_a_share_of_no_samples_gives_nothing_and_ends():
-    members = IDS[:10]
-    poor = next(m for n, m in enumerate(members) if n != owners(1, members, b"share 0 ")[0])
-    asked = []
-
-    def counter():
-        asked.append(None)
-        return 0
-
-    for _ in Samplers(sharers(poor, lambda: members, counter)).make(1, 4):
-        pytest.fail("it owns nothing")
-    assert len(asked) == 1
-
-
-def test_a_share_smaller_than_a_batch_is_one_short_batch():
-    batches = list(Swarm(IDS[0]).shard(torch.arange(3), 64))
-    assert [len(b) for b in batches] == [3]
+    swarm = Swarm(*IDS[:10])
+    poor = next(member for number, member in enumerate(IDS) if number != owners(1, IDS[:10], b"share 0 ")[0])
+    assert list(swarm.sampler(1, 4, me=poor)) == []
 
 
 def test_the_last_batches_of_a_pass_share_its_rest():
-    assert [len(b) for b in Swarm(IDS[0]).shard(torch.arange(10), 4, epochs=2)] == [4, 3, 3, 4, 3, 3]
-    assert [len(b) for b in Swarm(IDS[0]).shard(torch.arange(16 * 20 + 1), 16)] == [16] * 13 + [15] + [14] * 7
+    def sizes(length, batch_size, epochs=1):
+        return [len(batch) for batch in shard(Swarm(IDS[0]), torch.arange(length), batch_size, epochs=epochs)]
+
+    assert sizes(3, 64) == [3]
+    assert sizes(10, 4, epochs=2) == [4, 3, 3, 4, 3, 3]
+    assert sizes(16 * 20 + 1, 16) == [16] * 13 + [15] + [14] * 7
 
 
 def test_order_repeats_by_pass_and_node():
-    def order(me=IDS[0], **more):
-        return indices(Swarm(me).shard(torch.arange(100), me=me, **more))
+    def order(me=IDS[0], number=0, shuffle=True):
+        swarm = Swarm(me)
+        swarm.behind = 100 * number
+        return indices(shard(swarm, torch.arange(100), shuffle=shuffle, me=me))
 
     assert order() == order()
-    different = [order(), order(first_pass=1), order(me=IDS[1]), list(range(100))]
+    different = [order(), order(number=1), order(me=IDS[1]), list(range(100))]
     assert all(a != b for a, b in itertools.combinations(different, 2))
     assert order(shuffle=False) == list(range(100))
 
 
 def test_later_passes_and_later_loops_see_other_data():
-    shard = Swarm(*IDS[:4]).shard(torch.arange(400), 400)
-    first, second = set(indices(shard)), set(indices(shard))
-    both = set(indices(Swarm(*IDS[:4]).shard(torch.arange(400), 400, epochs=2)))
+    loop = shard(Swarm(*IDS[:4]), torch.arange(400), 400)
+    first, second = set(indices(loop)), set(indices(loop))
+    both = set(indices(shard(Swarm(*IDS[:4]), torch.arange(400), 400, epochs=2)))
     assert both == first | second
     assert len(first & second) < len(first) / 2  # a quarter in common expected
 
 
 # Datasets ------------------------------------------------------------------------------------------------------------
-
-
-class Squares(Dataset):
-    def __len__(self):
-        return 20
-
-    def __getitem__(self, index):
-        return {"x": torch.tensor([float(index)]), "y": index**2}
-
-
-class Batched(Squares):
-    def __getitems__(self, wanted):
-        return [self[index] for index in wanted]
-
-    def __getitem__(self, index):
-        assert isinstance(index, int)
-        return index, -index
-
-
 X, Y = torch.arange(20.0).reshape(20, 1), torch.arange(20) ** 2
+
+
+def read_only(array):
+    array.flags.writeable = False
+    return array
 
 
 @pytest.mark.parametrize(
@@ -281,16 +151,16 @@ X, Y = torch.arange(20.0).reshape(20, 1), torch.arange(20) ** 2
         (X, Y),
         [X, Y],
         TensorDataset(X, Y),
-        (X.numpy(), Y.numpy()),
+        (read_only(X.numpy().copy()), read_only(Y.numpy().copy())),
         (X, Y.numpy()),
         Subset(TensorDataset(X, Y), range(20)),
         [(x, y) for x, y in zip(X, Y, strict=True)],
     ],
-    ids=["tuple", "list", "TensorDataset", "arrays", "mixed", "Subset", "list of samples"],
+    ids=["tuple", "list", "TensorDataset", "read-only arrays", "mixed", "Subset", "list of samples"],
 )
 def test_pairs_come_out_as_tensors_row_by_row(dataset):
     rows = 0
-    for x, y in Swarm(*IDS[:2]).shard(dataset, 6):
+    for x, y in shard(Swarm(*IDS[:2]), dataset, 6):
         assert isinstance(x, torch.Tensor)
         assert isinstance(y, torch.Tensor)
         assert x.shape == (len(y), 1)
@@ -300,35 +170,32 @@ def test_pairs_come_out_as_tensors_row_by_row(dataset):
 
 
 def test_items_that_are_mappings_are_collated():
-    batches = list(Swarm(IDS[0]).shard(Squares(), 8))
+    items = [{"x": x, "y": int(y)} for x, y in zip(X, Y, strict=True)]
+    batches = list(shard(Swarm(IDS[0]), items, 8))
     assert [batch["x"].shape for batch in batches] == [(7, 1), (7, 1), (6, 1)]
     assert all(torch.equal(batch["x"][:, 0].long() ** 2, batch["y"]) for batch in batches)
 
 
 def test_a_dataset_that_fetches_whole_batches_is_asked_for_them():
-    (first, second), *_ = list(Swarm(IDS[0]).shard(Batched(), 20))
+    class Batched(Squares):
+        def __getitems__(self, wanted):
+            return [(index, -index) for index in wanted]
+
+    ((first, second),) = shard(Swarm(IDS[0]), Batched(), 20)
     assert sorted(first.tolist()) == list(range(20))
     assert torch.equal(first, -second)
 
 
-def test_a_read_only_array_will_do():
-    array = np.arange(10)
-    array.flags.writeable = False
-    assert sorted(indices(Swarm(IDS[0]).shard(array))) == list(range(10))
-
-
 @pytest.mark.parametrize("length", [MAX_BUCKETS, MAX_BUCKETS + 1, (1 << 20) + 7])  # the last in two blocks
 def test_a_large_dataset_is_divided_whole(length):
-    members = IDS[:3]
-    parts = [
-        np.concatenate([b.numpy() for b in Swarm(*members).shard(torch.arange(length), 50_000, me=m)]) for m in members
-    ]
-    assert np.array_equal(np.sort(np.concatenate(parts)), np.arange(length))
+    swarm = Swarm(*IDS[:3])
+    batches = [batch for me in swarm.alive for batch in shard(swarm, np.arange(length), 50_000, me=me)]
+    assert np.array_equal(np.sort(np.concatenate(batches)), np.arange(length))
 
 
 def test_neighbours_of_a_large_dataset_spread_over_the_members():
     # Sorted data: any thousand samples in a row must reach all of four nodes, 250 +- 5 * 13.7 (binomial) each.
-    winners = [set(indices(Swarm(*IDS[:4]).shard(torch.arange(100_000), 9999, me=m))) for m in IDS[:4]]
+    winners = [set(indices(shard(Swarm(*IDS[:4]), torch.arange(100_000), 9999, me=me))) for me in IDS[:4]]
     for start in (0, 50_000, 99_000):
         for mine in winners:
             assert abs(sum(i in mine for i in range(start, start + 1000)) - 250) < 70
@@ -367,11 +234,10 @@ class Unknown:
 )
 def test_what_cannot_be_divided_is_refused_in_one_sentence(dataset, sentence):
     with pytest.raises(DataError, match=sentence) as caught:
-        Swarm(IDS[0]).shard(dataset)
+        shard(Swarm(IDS[0]), dataset)
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("numbers", [{"batch_size": 0}, {"epochs": 0}])
-def test_impossible_numbers_are_refused(numbers):
+def test_a_shard_of_no_passes_is_refused():
     with pytest.raises(ConfigError, match="at least 1"):
-        Swarm(IDS[0]).shard(X, **numbers)
+        shard(Swarm(IDS[0]), X, epochs=0)

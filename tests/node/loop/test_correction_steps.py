@@ -11,19 +11,9 @@ import pytest
 from node.loop.training import TrainingSide
 
 INTERVAL = 8
-
-
-class Correction:
-    """A correction that notes the steps that it is asked about."""
-
-    interval_steps, version, rate = INTERVAL, 1, 0.0
-
-    def __init__(self):
-        self.pull, self.asked = np.ones(1, np.float32), []
-
-    def step_factor(self, steps):
-        self.asked.append(steps)
-        return steps / INTERVAL
+CORRECTION = SimpleNamespace(
+    interval_steps=INTERVAL, version=1, pull=np.ones(1, np.float32), step_factor=lambda steps: steps / INTERVAL
+)
 
 
 def loop(boundaries):
@@ -46,9 +36,9 @@ def loop(boundaries):
 @pytest.mark.parametrize("boundaries", [1, 2, 3, 5])
 def test_each_step_is_corrected_once_however_many_boundaries_an_addition_takes(boundaries):
     training, added = loop(boundaries)
-    correction, until = Correction(), 0
+    until = 0
     for training.run.steps in range(1, 121):
-        TrainingSide.apply_correction(training, correction)
+        TrainingSide.apply_correction(training, CORRECTION)
         if not training.correcting_steps:
             until = training.corrected_at_step
     assert until >= 120 - 2 * max(boundaries, INTERVAL)
@@ -57,10 +47,9 @@ def test_each_step_is_corrected_once_however_many_boundaries_an_addition_takes(b
 
 def test_steps_while_an_exchange_changes_the_correction_are_corrected_afterwards():
     training, added = loop(1)
-    correction = Correction()
     with training.live.outer_lock:
         for training.run.steps in range(1, 6):
-            TrainingSide.apply_correction(training, correction)
+            TrainingSide.apply_correction(training, CORRECTION)
     assert added == []
-    TrainingSide.apply_correction(training, correction)
+    TrainingSide.apply_correction(training, CORRECTION)
     assert added == [5 / INTERVAL]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import signal
 import socket
@@ -20,8 +19,8 @@ from torch import nn
 from gossip.config import Config
 from node import Node
 torch.set_num_threads(1)
-with Node(nn.Linear(4, 2), seeds=[s for s in sys.argv[1:] if s], config=Config(mix_every_steps=2)) as node:
-    while sys.argv[1:] and node.metrics().exchanges_done < 2:
+with Node(nn.Linear(4, 2), seeds=sys.argv[1:], config=Config(mix_every_steps=2)) as node:
+    while node.metrics().exchanges_done < 2:
         node.step()
         time.sleep(0.005)
     child = multiprocessing.get_context("fork").Process(target=time.sleep, args=(120,), daemon=True)
@@ -34,27 +33,6 @@ with Node(nn.Linear(4, 2), seeds=[s for s in sys.argv[1:] if s], config=Config(m
 """
 
 
-@pytest.fixture
-def parent():
-    started, children = [], []
-
-    def start(*seeds):
-        process = warm.Python("-c", PARENT, *seeds, stdout=subprocess.PIPE, text=True)
-        started.append(process)
-        address, child = process.stdout.readline().split()
-        children.append(int(child))
-        return process, address, int(child)
-
-    yield start
-    for process in started:
-        process.kill()
-        process.wait(10)
-        process.stdout.close()
-    for child in children:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(child, signal.SIGKILL)
-
-
 def alive(pid):
     try:
         os.kill(pid, 0)
@@ -63,22 +41,26 @@ def alive(pid):
     return True
 
 
-def test_a_worker_that_outlives_its_killed_parent_keeps_neither_its_port_nor_its_links(parent, train, until):
+def test_a_worker_that_outlives_its_killed_parent_keeps_neither_its_port_nor_its_links(train, until):
     here = train(nn.Linear(4, 2))
-    process, address, child = parent(here.node.address)
-    until(lambda: here.node.metrics().exchanges_done >= 2, 30)
-    host, _, port = address.rpartition(":")
-    with socket.create_connection((host, int(port)), 5):
-        pass
-    process.kill()
-    process.wait(10)
-    assert alive(child)
-    with pytest.raises(ConnectionRefusedError):
-        socket.create_connection((host, int(port)), 5)
-    died = time.monotonic()
-    until(lambda: not len(here.side.network.runtime.links), 10)
-    assert time.monotonic() - died < 5, "the end of a link comes with the process, and is not waited for"
-    assert alive(child)
+    with warm.Python("-c", PARENT, here.node.address, stdout=subprocess.PIPE, text=True) as parent:
+        address, child = parent.stdout.readline().split()
+        host, _, port = address.rpartition(":")
+        try:
+            until(lambda: here.node.metrics().exchanges_done >= 2, 30)
+            with socket.create_connection((host, int(port)), 5):
+                pass
+            parent.kill()
+            parent.wait(10)
+            with pytest.raises(ConnectionRefusedError):
+                socket.create_connection((host, int(port)), 5)
+            died = time.monotonic()
+            until(lambda: not len(here.side.network.runtime.links), 10)
+            assert time.monotonic() - died < 5, "the end of a link comes with the process, and is not waited for"
+            assert alive(int(child))
+        finally:
+            parent.kill()
+            os.kill(int(child), signal.SIGKILL)
 
 
 FORKING = """
@@ -101,20 +83,14 @@ with Node(nn.Linear(4, 2), seeds=[sys.argv[1]], config=Config(mix_every_steps=2)
         node.step()
         time.sleep(0.005)
     print("the child took", "long" if time.monotonic() - began > 20.0 else "no time", flush=True)
-    if not (child := os.fork()):
-        try:
-            early.start()
-        except Exception as error:
-            print(error, flush=True)
-        os._exit(0)
-    os.waitpid(child, 0)
-    if not (child := os.fork()):
-        try:
-            Node(nn.Linear(4, 2), state_dir=sys.argv[2]).start()
-        except Exception as error:
-            print(error, flush=True)
-        os._exit(0)
-    os.waitpid(child, 0)
+    for start in (early.start, lambda: Node(nn.Linear(4, 2), state_dir=sys.argv[2]).start()):
+        if not (child := os.fork()):
+            try:
+                start()
+            except Exception as error:
+                print(error, flush=True)
+            os._exit(0)
+        os.waitpid(child, 0)
     done = node.metrics().exchanges_done
     while node.metrics().exchanges_done < done + 2:
         node.step()

@@ -9,7 +9,7 @@ import torch
 
 from gossip import Config
 from gossip.config.internal import Internal
-from tests.node.loop.test_settling import sharing
+from tests.node.loop.test_settling import settling, sharing
 from tests.node.storage.stores import notices
 
 STEPS, STEP = 50, 0.2
@@ -82,20 +82,14 @@ def test_a_node_is_told_if_no_member_takes_its_last_steps(train, until):
 
 
 def test_after_settling_there_is_nothing_left_to_mix(train, until):
-    *others, last = swarm_of(train, until, 2)
-    for node in (*others, last):
+    other, last = nodes = swarm_of(train, until, 2)
+    for node in nodes:
         node.work = None
-    done = []
-    threads = [
-        threading.Thread(target=node.do, args=(lambda node: done.append(node.settle(5.0, 20.0)),))
-        for node in (*others, last)
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(30)
-    assert done == [0.0, 0.0]
-    mixes = others[0].side.network.peer.exchanges.done_count
+    answers = [settling(node, 5.0, 20.0) for node in nodes]
+    assert [answer.get(timeout=30) for answer in answers] == [0.0, 0.0]
+    mixes = other.side.network.peer.exchanges.done_count
+    other.leave.set()
     last.stopping = True
+    last.leave.set()
     last.join(10)
-    assert others[0].side.network.peer.exchanges.done_count == mixes
+    assert other.side.network.peer.exchanges.done_count == mixes

@@ -66,23 +66,10 @@ def test_whoever_waits_for_a_partner_that_is_killed_trains_on(train, until, chil
     until(lambda: trainee.node.metrics().steps > steps + 100)
 
 
-def test_three_that_all_wait_for_each_other_all_go_on(train, until):
-    trainees = [train(vector(), config=LOCKSTEP)]
-    trainees += [train(vector(), config=LOCKSTEP, seeds=[trainees[0].node.address]) for _ in range(2)]
-    until(lambda: all(trainee.node.metrics().members_alive == 3 for trainee in trainees))
-    before = [(mixes(trainee), trainee.node.metrics().steps) for trainee in trainees]
-    until(
-        lambda: all(
-            mixes(trainee) > mixed + 30 and trainee.node.metrics().steps > steps + 30
-            for trainee, (mixed, steps) in zip(trainees, before, strict=True)
-        )
-    )
-
-
 def test_a_mix_has_landed_when_the_step_returns(train, until):
     """In lockstep a step leaves no update for the next boundary."""
-    trainees = [train(vector(), config=LOCKSTEP)]
-    trainees.append(train(vector(), config=LOCKSTEP, seeds=[trainees[0].node.address]))
+    first = train(vector(), config=LOCKSTEP)
+    trainees = [first, train(vector(), config=LOCKSTEP, seeds=[first.node.address])]
     until(lambda: all(mixes(trainee) > 5 for trainee in trainees))
 
     def step(node) -> list[bool]:

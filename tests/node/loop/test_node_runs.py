@@ -25,6 +25,14 @@ def trained(trainee):
     return trainee.node.metrics().samples
 
 
+def run_id(trainee):
+    return trainee.side.network.peer.local.run_id
+
+
+def run_size(trainee):
+    return trainee.side.network.peer.membership.run_size
+
+
 def test_the_number_that_is_shown_falls_only_in_another_run_or_after_settling():
     service = SimpleNamespace(view=SwarmView(run=b"a", swarm_samples=1000, own_samples=300, sharers=4))
     held = HeldRun(
@@ -80,7 +88,7 @@ def test_a_state_directory_without_its_checkpoint_counts_from_nothing(train, unt
 
 def test_three_nodes_that_resume_count_what_is_behind_their_weights(train, until, quick, tmp_path):
     """Once, the count of three machines rose from 96,960 to 208,960 when they resumed."""
-    nodes = [train(linear(1), state_dir=tmp_path / "0")]
+    nodes = [train(linear(0), state_dir=tmp_path / "0")]
     nodes += [train(linear(n), state_dir=tmp_path / str(n), seeds=[nodes[0].node.address]) for n in (1, 2)]
     until(lambda: all(trained(one) > 200 for one in nodes))
     for one in nodes:  # Far more than the nodes train while they are watched below.
@@ -90,45 +98,31 @@ def test_three_nodes_that_resume_count_what_is_behind_their_weights(train, until
         one.do(lambda node, number=number: node.save(tmp_path / f"run{number}"))
     for one in nodes:
         one.stop()
-    again = [train(linear(1), state_dir=tmp_path / "0")]
-    began, saved = [], []
-
-    def resume(number):
-        def load(node):
-            before = node._training.run.samples
-            saved.append(node.load(tmp_path / f"run{number}")["swarm_samples"])
-            return before
-
-        return load
-
+    again, began, saved = [], [], []
     since_s = time.monotonic()
-    began.append(again[0].do(resume(0)))
-    for number in (1, 2):
+    for number in range(3):
         # Wait long: a node that begins alone on a busy machine resumes the same run by itself, and counts for itself
         # alone until it reaches the others. Parts that trained apart count as their mean then.
-        patient = dataclasses.replace(quick, join_timeout_s=25.0)
-        here = {"state_dir": tmp_path / str(number), "seeds": [again[0].node.address]}
-        again.append(train(linear(number), config=patient, **here))
-        began.append(again[-1].do(resume(number)))
+        config = dataclasses.replace(quick, join_timeout_s=25.0) if again else quick
+        seeds = [one.node.address for one in again[:1]]
+        again.append(train(linear(number), state_dir=tmp_path / str(number), seeds=seeds, config=config))
+
+        def load(node, number=number):
+            began.append(node._training.run.samples)
+            saved.append(node.load(tmp_path / f"run{number}")["swarm_samples"])
+
+        again[-1].do(load)
     until(lambda: all(trained(one) > 400 for one in again))
-    until(
-        lambda: (
-            len({run_id(one) for one in again}) == 1
-            and all(one.side.network.peer.membership.run_size == 3 for one in again)
-        )
-    )
+    until(lambda: len({run_id(one) for one in again}) == 1 and all(run_size(one) == 3 for one in again))
     # If a machine is too busy for one of them for seconds, the others suspect it: its steps count less meanwhile.
     began_s = seen_s = time.monotonic()
     uncounted_s = 0.0
     while seen_s < began_s + 2.0:
         time.sleep(0.02)
-        missing = sum(3 - one.side.network.peer.membership.run_size for one in again)
+        missing = sum(3 - run_size(one) for one in again)
         passed_s = time.monotonic() - seen_s
         seen_s, uncounted_s = seen_s + passed_s, uncounted_s + missing * passed_s
-    exchanged = [
-        (run_id(one).hex()[:8], one.side.network.peer.membership.run_size, one.node.metrics().exchanges_done)
-        for one in again
-    ]
+    exchanged = [(run_id(one).hex()[:8], run_size(one), one.node.metrics().exchanges_done) for one in again]
     for one in again:
         one.stop()
     made = sum(trained(one) - before for one, before in zip(again, began, strict=True))
@@ -139,11 +133,6 @@ def test_three_nodes_that_resume_count_what_is_behind_their_weights(train, until
     numbers = [one.side.network.peer.local.progress.samples for one in again]
     least, most = min(saved) + made - news - uncounted, max(saved) + made + news
     assert least <= sum(numbers) / 3 <= most, (exchanged, saved, made, numbers, uncounted)
-
-
-@pytest.fixture(autouse=True)
-def _one_thread():
-    torch.set_num_threads(1)
 
 
 # -- two runs meet ---------------------------------------------------------------------------------------------------
@@ -161,17 +150,13 @@ def pull(model, target, rate=0.05):
     return work
 
 
+def spread_from(model, target):
+    return max(float((weights - target).abs().max()) for weights in model.state_dict().values())
+
+
 def introduce(one, other):
     address = parse_address(other.node.address)
     one.side.network.call(lambda: one.side.network.runtime.connector.dial(address, None))
-
-
-def sharers(trainee):
-    return trainee.side.network.peer.membership.run_size
-
-
-def run_id(trainee):
-    return trainee.side.network.peer.local.run_id
 
 
 def test_another_runs_weights_that_prove_worse_are_put_back(train, until, tmp_path, quick):
@@ -186,10 +171,7 @@ def test_another_runs_weights_that_prove_worse_are_put_back(train, until, tmp_pa
     larger.do(lambda node: node.step(samples=20 * trained(larger)))
     introduce(ours, larger)
     joining = ours.side.network.peer.joining
-    until(
-        lambda: ours.side.run.before_merge_path is not None and joining.failed_trials,
-        seconds=60.0,
-    )
+    until(lambda: ours.side.run.before_merge_path is not None and joining.failed_trials, seconds=60.0)
     until(lambda: spread_from(good, 1.0) < 0.1)
     assert run_id(ours) == run
     kept = checkpoint.load(tmp_path / "before-merge.safetensors")
@@ -210,61 +192,47 @@ def test_another_runs_weights_that_are_no_worse_stay(train, until, quick):
     assert ours.side.run.before_merge_path.exists()
 
 
-def test_a_run_is_named_by_its_32_digits(train):
-    ours = train(linear(1))
-    with pytest.raises(LocalError, match="names no run"):
-        ours.node.merge("abc")
-
-
-def spread_from(model, target):
-    return max(float((weights - target).abs().max()) for weights in model.state_dict().values())
-
-
 # -- finished --------------------------------------------------------------------------------------------------------
-def test_a_node_that_returns_after_its_run_was_finished_trains_nothing_again(train, tmp_path):
+@pytest.fixture
+def finished(train, tmp_path):
+    """Return a node that has ended after it finished its run, and the samples behind the final weights."""
     first = train(linear(1), state_dir=tmp_path)
-    first.do(lambda node: node.finish(0.1))
+
+    def finish(node):  # The loop trains on afterwards, and its samples do not belong to the final weights.
+        node.step(samples=10)
+        node.finish(0.1)
+        return node.swarm_samples
+
+    samples = first.do(finish)
     assert first.node.finished
     first.stop()
-    again = train(linear(1), state_dir=tmp_path)
+    return first, samples
+
+
+def test_a_node_that_returns_has_the_final_weights_until_somebody_deletes_the_mark(finished, train, tmp_path):
+    first, samples = finished
+    again = train(linear(2), state_dir=tmp_path)
     assert again.node.finished
+    assert spread(again.model, first.model) == 0.0
+    assert run_id(again) == run_id(first)
+    assert again.node.swarm_samples >= samples
     again.stop()
     (tmp_path / "finished").unlink()
     assert not train(linear(1), state_dir=tmp_path).node.finished
 
 
-def test_a_node_that_returns_alone_has_the_final_weights_and_their_count(train, tmp_path, until):
-    first = train(linear(1), state_dir=tmp_path)
-    until(lambda: trained(first) > 10)
-
-    def finish(node):  # The loop trains on afterwards, and its samples do not belong to the final weights.
-        node.finish(0.1)
-        return node.swarm_samples
-
-    samples, run = first.do(finish), run_id(first)
-    first.stop()
-    again = train(linear(2), state_dir=tmp_path)
-    assert spread(again.model, first.model) == 0.0
-    assert run_id(again) == run
-    assert again.node.swarm_samples >= samples
-
-
+@pytest.mark.usefixtures("finished")
 @pytest.mark.parametrize("spoil", [Path.unlink, lambda file: file.write_bytes(b"cut off")])
-def test_a_node_whose_run_is_finished_and_whose_weights_are_gone_says_so(train, tmp_path, spoil):
-    first = train(linear(1), state_dir=tmp_path)
-    first.do(lambda node: node.finish(0.1))
-    first.stop()
+def test_a_node_whose_run_is_finished_and_whose_weights_are_gone_says_so(tmp_path, quick, spoil):
     spoil(tmp_path / "final.safetensors")
     with pytest.raises(LocalError, match=r"is finished, and its weights cannot be taken.*Delete its file 'finished'"):
-        Node(linear(2), state_dir=tmp_path, config=first.options["config"]).start()
+        Node(linear(2), state_dir=tmp_path, config=quick).start()
 
 
-def test_another_model_in_the_directory_of_a_finished_run_is_told_what_to_do(train, tmp_path):
-    first = train(linear(1), state_dir=tmp_path)
-    first.do(lambda node: node.finish(0.1))
-    first.stop()
+@pytest.mark.usefixtures("finished")
+def test_another_model_in_the_directory_of_a_finished_run_is_told_what_to_do(tmp_path, quick):
     with pytest.raises(LocalError, match=r"holds another model.*Delete its file 'finished' to begin anew"):
-        Node(torch.nn.Linear(3, 3), state_dir=tmp_path, config=first.options["config"]).start()
+        Node(torch.nn.Linear(3, 3), state_dir=tmp_path, config=quick).start()
 
 
 def test_final_weights_that_cannot_be_kept_are_told_and_the_run_is_finished(train, tmp_path, caplog):

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import queue
-import threading
 import time
 
 import pytest
@@ -14,10 +12,10 @@ from torch import nn
 from gossip.errors import ConfigError
 from node import Node
 from node.loop.settling import Settling
-from tests.node.loop.test_settling import bits, events, training
+from tests.node.loop.test_settling import bits, ending, events, training
 from tests.node.ranks.rank_loops import no_errors, ranks
 from tests.node.ranks.rank_threads import play
-from tests.node.trainees import children, filled, linear, state_of
+from tests.node.trainees import children, linear, state_of
 
 
 def further(nodes, samples=400):
@@ -42,72 +40,31 @@ def epochs(trainee, total, delay_s=0.005, settle=PATIENT):
     return loop
 
 
-def started(trainee, *parts):
-    """Let the node's loop run these functions in order, and then wait until the test ends."""
-    answer = queue.SimpleQueue()
-    trainee.leave = threading.Event()
-
-    def run(node):
-        for part in parts:
-            answer.put(part(node))
-        trainee.leave.wait(60)
-
-    trainee.tasks.put((run, queue.SimpleQueue()))
-    return answer
-
-
 @pytest.fixture
 def swarm_of(train, until):
-    nodes = []
-
-    def make(count):
-        nodes.extend(training(train, until, count))
-        return nodes
-
-    yield make
-    for node in nodes:
-        if hasattr(node, "leave"):
-            node.leave.set()
-
-
-@pytest.mark.parametrize("count", [2, 3])
-def test_all_nodes_hold_the_same_weights_after_the_loop(count, swarm_of, until):
-    nodes = swarm_of(count)
-    total = further(nodes)
-    answers = [started(node, epochs(node, total, 0.002 * (1 + n))) for n, node in enumerate(nodes)]
-    assert len({answer.get(timeout=90) for answer in answers}) == 1
-    until(lambda: all(events(node, "settled") for node in nodes))
-    assert {event.distance for node in nodes for event in events(node, "settled")} == {0.0}
+    return lambda count: training(train, until, count)
 
 
 def test_a_program_that_also_settles_itself_loses_no_time_though_others_do_not(swarm_of):
     a, b = nodes = swarm_of(2)
     total = further(nodes)
+    first = ending(a, lambda made: (epochs(a, total)(made), made.settle(60.0, wait_s=600.0)))
+    weights = ending(b, epochs(b, total)).get(timeout=90)
+    assert first.get(timeout=90) == (weights, 0.0), "it waited for a node that does not settle again"
 
-    answers = [started(a, epochs(a, total), lambda node: node.settle(60.0, wait_s=600.0)), started(b, epochs(b, total))]
-    assert answers[0].get(timeout=90) == answers[1].get(timeout=90)
-    assert answers[0].get(timeout=90) == 0.0, "it waited for a node that does not settle again"
 
-
-def test_weights_that_change_after_the_loop_settle_again(swarm_of):
-    a, b = nodes = swarm_of(2)
-    total = further(nodes)
+@pytest.mark.parametrize("count", [2, 3])
+def test_all_nodes_hold_the_same_weights_after_each_of_several_loops(count, swarm_of, until):
+    nodes = swarm_of(count)
+    totals = further(nodes), further(nodes, 800)
     answers = []
-    for number, node in enumerate(nodes):
-        change = lambda _, model=node.model, number=number: filled(model, 1.0 + 2 * number)  # noqa: E731
-        settle = lambda made: made.settle(*PATIENT)  # noqa: E731
-        answers.append(started(node, epochs(node, total), change, settle))
-    assert [[answer.get(timeout=90) for _ in range(3)][-1] for answer in answers] == [0.0, 0.0]
-    assert bits(a.model) == bits(b.model) == bits(filled(linear(), 2.0))
-
-
-def test_each_of_several_loops_settles_and_the_next_trains_on(swarm_of):
-    nodes = swarm_of(3)
-    first, second = further(nodes), further(nodes, 800)
-    answers = [started(node, epochs(node, first), epochs(node, second)) for node in nodes]
-    ends = [[answer.get(timeout=90) for answer in answers] for _ in range(2)]
-    assert [len(set(weights)) for weights in ends] == [1, 1]
-    assert ends[0] != ends[1]
+    for number, node in enumerate(nodes, 1):
+        loops = [epochs(node, total, 0.002 * number) for total in totals]
+        answers.append(ending(node, lambda made, loops=loops: tuple(loop(made) for loop in loops)))
+    ((first, second),) = {answer.get(timeout=90) for answer in answers}
+    assert first != second, "the second loop trains on"
+    until(lambda: all(len(events(node, "settled")) == 2 for node in nodes))
+    assert {event.distance for node in nodes for event in events(node, "settled")} == {0.0}
 
 
 @pytest.fixture
@@ -136,7 +93,6 @@ def test_a_loop_that_is_left_or_says_so_does_not_settle(way, quick, settled):
 
 def test_a_run_that_has_finished_is_not_settled(quick, settled):
     with Node(nn.Linear(4, 2), config=quick) as node:
-        node.step(samples=4)
         node.finish(0.0)
         assert list(node.epochs(2, 8)) == []
     assert settled == []
@@ -144,15 +100,14 @@ def test_a_run_that_has_finished_is_not_settled(quick, settled):
 
 def test_a_node_that_never_comes_costs_no_more_than_the_limits(swarm_of, until):
     a, _ = nodes = swarm_of(2)
-    answer = started(a, epochs(a, further(nodes, 100), settle=(0.2, 0.5)))
-    answer.get(timeout=60)
+    ending(a, epochs(a, further(nodes, 100), settle=(0.2, 0.5))).get(timeout=60)
     until(lambda: events(a, "waited"))
 
 
 def test_a_late_node_that_trains_nothing_has_the_weights_of_those_that_settled(swarm_of, quick, until):
     nodes = swarm_of(2)
     total = further(nodes)
-    answers = [started(node, epochs(node, total)) for node in nodes]
+    answers = [ending(node, epochs(node, total)) for node in nodes]
     weights = answers[0].get(timeout=90)
     assert answers[1].get(timeout=90) == weights
     late, steps = linear(9), 0
@@ -211,12 +166,13 @@ def test_a_program_is_told_of_weights_that_change_after_the_nodes_have_agreed(sw
     total = further(nodes)
 
     def change(node):
+        weights = bits(a.model)
         with torch.no_grad():
             a.model.bias += 1.0
+        return weights
 
-    answers = [started(a, epochs(a, total), change), started(b, epochs(b, total))]
+    answers = [ending(a, epochs(a, total), change), ending(b, epochs(b, total))]
     assert answers[0].get(timeout=90) == answers[1].get(timeout=90)
-    answers[0].get(timeout=30)
     for node in nodes:
         node.side.settling.tell_of_changes()
     until(lambda: events(a, "apart"))
@@ -233,8 +189,7 @@ def test_a_node_does_not_wait_for_one_that_dies_at_the_end(train, until, child):
     node = train(linear(1), None, lambda: None)
     process, partner = child(node.node.address)
     until(lambda: state_of(node.node, partner) == "alive")
-    answer = started(node, epochs(node, node.node.swarm_samples + 400, settle=(600.0, 600.0)))
+    answer = ending(node, epochs(node, node.node.swarm_samples + 400, settle=(600.0, 600.0)))
     until(lambda: node.side.settling.settled_at is not None)
     process.kill()
     assert answer.get(timeout=120)
-    node.leave.set()

@@ -51,11 +51,11 @@ def rates_of(sgd):
     return [group["lr"] for group in sgd.param_groups]
 
 
-def plain_rates(make):
+def plain_rates(make, steps=STEPS):
     """Return the rate with which a plain loop takes each of its steps."""
     sgd = optimizer()
     scheduler, rates = make(sgd), []
-    for _ in range(STEPS):
+    for _ in range(steps):
         rates.append(sgd.param_groups[0]["lr"])
         sgd.step()
         scheduler.step()
@@ -158,16 +158,16 @@ def test_without_a_total_or_an_optimizer_a_sentence_says_what_to_do(quick):
 
 
 def test_in_a_loop_of_epochs_one_cycle_ends_with_the_run_and_a_second_life_goes_on(quick, tmp_path):
-    data, seen, node_steps = TensorDataset(torch.zeros(96, 4)), [], []
-    loader = DataLoader(data, 16)
-    want = []
+    loader, seen, progress = DataLoader(TensorDataset(torch.zeros(96, 4)), 16), [], []
+
+    def one_cycle(sgd):
+        return torch_schedulers.OneCycleLR(sgd, 0.4, epochs=4, steps_per_epoch=len(loader))
+
     for stop_at in (15, 10**6):
         model = nn.Linear(4, 2)
         sgd = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-        scheduler = torch_schedulers.OneCycleLR(sgd, 0.4, epochs=4, steps_per_epoch=len(loader))
-        want = want or plain_one_cycle(len(loader))
         with Node(model, sgd, config=quick) as node:
-            node.schedule(scheduler)
+            node.schedule(one_cycle(sgd))
             if (tmp_path / "run.safetensors").exists():
                 node.load(tmp_path / "run")
             for _ in node.epochs(4, loader):
@@ -175,36 +175,14 @@ def test_in_a_loop_of_epochs_one_cycle_ends_with_the_run_and_a_second_life_goes_
                     seen.append(sgd.param_groups[0]["lr"])
                     sgd.step()
                     node.step()
-                    node_steps.append(node.progress())
+                    progress.append(node.progress())
                     if len(seen) == stop_at:
                         break
                 if len(seen) == stop_at:
                     break
             node.save(tmp_path / "run")
-    assert seen == pytest.approx(want)
-    assert node_steps == pytest.approx([(step + 1) / 24 for step in range(24)])
-
-
-def plain_one_cycle(batches):
-    sgd = optimizer()
-    scheduler, rates = torch_schedulers.OneCycleLR(sgd, 0.4, epochs=4, steps_per_epoch=batches), []
-    for _ in range(4 * batches):
-        rates.append(sgd.param_groups[0]["lr"])
-        sgd.step()
-        scheduler.step()
-    return rates
-
-
-def test_a_late_node_takes_its_first_step_with_the_rate_of_the_others(train, until, quick):
-    first = train(nn.Linear(4, 2))
-    until(lambda: first.node.swarm_samples > 250)
-    model = nn.Linear(4, 2)
-    sgd = torch.optim.SGD(model.parameters(), lr=1.0)
-    with Node(model, sgd, seeds=[first.node.address], config=quick) as late:
-        late.schedule(lambda progress: 1 - progress)
-        next(late.epochs(100, 10_000))
-        assert 0 < 1 - rates_of(sgd)[0] <= late.progress() + 1e-9
-        assert late.progress() == pytest.approx(late.swarm_samples / 10**6, rel=0.01)
+    assert seen == pytest.approx(plain_rates(one_cycle, 24))
+    assert progress == pytest.approx([(step + 1) / 24 for step in range(24)])
 
 
 def test_a_finished_run_is_at_its_end(quick):
@@ -214,10 +192,17 @@ def test_a_finished_run_is_at_its_end(quick):
         assert node.progress(10**6) == 1.0
 
 
-@pytest.mark.parametrize("loss", [torch.ones(3), "0.5", [1.0], object(), torch.tensor(1j)], ids=range(5))
-def test_a_loss_that_is_no_scalar_is_refused_in_a_sentence(quick, loss):
-    with Node({"w": torch.zeros(4)}, config=quick) as node, pytest.raises(ConfigError, match="loss is ") as caught:
-        node.step(loss=loss)
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        *[("loss", value) for value in (torch.ones(3), "0.5", [1.0], object(), torch.tensor(1j))],
+        *[("lr", value) for value in ("0.1", float("nan"), -1.0, torch.ones(2))],
+    ],
+    ids=range(9),
+)
+def test_a_loss_or_a_rate_that_is_no_number_is_refused_in_a_sentence(quick, name, value):
+    with Node({"w": torch.zeros(4)}, config=quick) as node, pytest.raises(ConfigError, match=f"{name} is ") as caught:
+        node.step(**{name: value})
     assert "\n" not in str(caught.value)
 
 
@@ -225,9 +210,3 @@ def test_a_loss_that_is_no_scalar_is_refused_in_a_sentence(quick, loss):
 def test_a_scalar_of_any_kind_is_a_loss(quick, loss):
     with Node({"w": torch.zeros(4)}, config=quick) as node:
         node.step(loss=loss)
-
-
-@pytest.mark.parametrize("rate", ["0.1", float("nan"), -1.0, torch.ones(2)], ids=range(4))
-def test_a_rate_that_is_none_is_refused_in_a_sentence(quick, rate):
-    with Node({"w": torch.zeros(4)}, config=quick) as node, pytest.raises(ConfigError, match="lr is "):
-        node.step(lr=rate)

@@ -20,18 +20,26 @@ from tests.harness.marks import slow
 from tests.node.trainees import filled, linear, mixed, towards
 
 
-def settling(trainee, seconds=20.0, wait_s=60.0, before=lambda: None):
-    """Ask the node's loop to call ``before`` and settle. Return the queue of the answer."""
+def ending(trainee, *parts):
+    """Let the node's loop run these functions in order. Return the queue for the result of the last one.
+
+    Then the loop stands, as it does at a run's end to evaluate and save, until ``trainee.leave`` is set.
+    """
     answer = queue.SimpleQueue()
-
-    def settle(node):
-        before()
-        answer.put(node.settle(seconds, wait_s=wait_s))
-        trainee.leave.wait(60)  # The loop stands, as it does at a run's end to evaluate and save.
-
     trainee.leave = threading.Event()
-    trainee.tasks.put((settle, queue.SimpleQueue()))
+
+    def run(node):
+        *_, result = [part(node) for part in parts]
+        answer.put(result)
+        trainee.leave.wait(60)
+
+    trainee.tasks.put((run, queue.SimpleQueue()))
     return answer
+
+
+def settling(trainee, seconds=20.0, wait_s=60.0):
+    """Let the node's loop settle. Return the queue of the answer."""
+    return ending(trainee, lambda node: node.settle(seconds, wait_s=wait_s))
 
 
 def sharing(trainee):
@@ -67,7 +75,8 @@ def joined(train, until, count, dtype=torch.float32, **options):
 
 def settle_all(nodes, seconds=30.0, before=lambda node: None):
     """Let all nodes settle. Return their results, and the number of different models afterwards."""
-    answers = [settling(node, seconds, before=lambda node=node: before(node)) for node in nodes]
+    parts = [(lambda _, node=node: before(node), lambda made: made.settle(seconds, wait_s=60.0)) for node in nodes]
+    answers = [ending(node, *part) for node, part in zip(nodes, parts, strict=True)]
     distances = [answer.get(timeout=90) for answer in answers]
     different = len({bits(node.model) for node in nodes})
     for node in nodes:
@@ -172,27 +181,6 @@ def test_the_last_node_that_hears_that_all_agree_does_not_wait_for_those_that_tr
     assert time.monotonic() - began < 50.0
 
 
-def test_whoever_settles_waits_for_a_slower_node_and_both_end_with_the_same_weights(train, until):
-    a, b = linear(1), linear(2)
-    first = train(a)
-    second = train(b, seeds=[first.node.address])
-    until(lambda: sharing(first))  # The first knows that the other holds the weights.
-    until(mixed(first, times=5))
-    early = settling(first, 20.0)
-    until(lambda: first.side.settling.settled_at is not None)
-    second.do(lambda node: b.weight.data.add_(1.0))
-    assert early.empty()
-    late = settling(second)
-    assert early.get(timeout=60) == 0.0
-    first.leave.set()
-    assert late.get(timeout=60) == 0.0
-    second.leave.set()
-    assert bits(a) == bits(b)
-    # Both train on, so that no member has to wait for them in the old state: each takes its word back.
-    until(lambda: first.side.settling.settled_at is None and second.side.settling.settled_at is None)
-    until(lambda: sharing(second) and not any(mark_in(one, SETTLING) for one in sharing(second)))
-
-
 def training(train, until, count):
     """Start nodes that train towards different weights, and return them once they have mixed."""
     models = [linear(number) for number in range(count)]
@@ -202,19 +190,6 @@ def training(train, until, count):
     until(lambda: all(len(sharing(node)) == count - 1 for node in nodes))
     until(mixed(*nodes))
     return nodes
-
-
-def ending(node, *parts):
-    """Ask the node's loop to run these functions in order. Return the queue of their results."""
-    answer = queue.SimpleQueue()
-    node.leave = threading.Event()
-
-    def end(made):
-        answer.put([part(made) for part in parts])
-        node.leave.wait(60)
-
-    node.tasks.put((end, queue.SimpleQueue()))
-    return answer
 
 
 @pytest.mark.parametrize("before", [lambda _: None, lambda made: made.finish(0.0)], ids=["break", "finish"])
@@ -229,10 +204,8 @@ def test_weights_that_a_program_loads_before_it_settles_are_those_on_which_all_e
         if node is not nodes[-1]:
             until(mixed(nodes[-1], times=1) if node is nodes[0] else lambda: mark_in(sharing(nodes[-1])[0], SETTLING))
             time.sleep(0.5)
-    assert [answer.get(timeout=90)[-1] for answer in answers] == [0.0] * 3
+    assert [answer.get(timeout=90) for answer in answers] == [0.0] * 3
     assert all(torch.equal(node.model.state_dict()[name], best[name]) for node in nodes for name in best)
-    for node in nodes:
-        node.leave.set()
 
 
 def test_an_exchange_that_ends_after_the_last_step_does_not_move_the_weights_that_are_loaded(train, until):
@@ -247,10 +220,8 @@ def test_an_exchange_that_ends_after_the_last_step_does_not_move_the_weights_tha
     stopped = ending(a, wait_for_update, lambda _: a.model.load_state_dict(best), lambda made: made.settle(5.0, 60.0))
     until(lambda: a.side.settling.settled_at is not None)
     second = ending(b, lambda _: b.model.load_state_dict(best), lambda made: made.settle(5.0, 60.0))
-    assert (stopped.get(timeout=90)[-1], second.get(timeout=90)[-1]) == (0.0, 0.0)
+    assert (stopped.get(timeout=90), second.get(timeout=90)) == (0.0, 0.0)
     assert all(torch.equal(value, best[name]) for node in (a, b) for name, value in node.model.state_dict().items())
-    a.leave.set()
-    b.leave.set()
 
 
 def test_who_settles_again_on_other_weights_waits_for_the_others_each_time(train, until):
@@ -270,12 +241,10 @@ def test_who_settles_again_on_other_weights_waits_for_the_others_each_time(train
     time.sleep(0.5)
     assert first.empty()
     resume.set()
-    assert (first.get(timeout=60)[-1], second.get(timeout=60)[-1]) == (0.0, 0.0)
+    assert (first.get(timeout=60), second.get(timeout=60)) == (0.0, 0.0)
     assert bits(a.model) == bits(b.model) == bits(filled(linear(), 2.0))
     assert a.side.settling.meeting == b.side.settling.meeting
     assert a.side.settling.meeting[0] == 2.0
-    a.leave.set()
-    b.leave.set()
 
 
 def test_weights_that_have_settled_stay_until_the_next_step_while_another_node_trains(train, until):
@@ -285,6 +254,7 @@ def test_weights_that_have_settled_stay_until_the_next_step_while_another_node_t
     settled = bits(a.model)
     b.leave.set()
     until(lambda: b.side.settling.settled_at is None)  # It trains on, and looks for a partner.
+    until(lambda: not mark_in(sharing(a)[0], SETTLING))  # It has taken its word back.
     finished = queue.SimpleQueue()
     a.tasks.put((lambda made: (made.finish(1.0), bits(a.model)), finished))
     a.leave.set()
@@ -292,22 +262,15 @@ def test_weights_that_have_settled_stay_until_the_next_step_while_another_node_t
 
 
 def test_whoever_waits_to_settle_waits_for_nobody_that_leaves(train, until):
-    a, b = linear(1), linear(2)
-    first = train(a)
-    second = train(b, seeds=[first.node.address])
-    until(lambda: sharing(first))  # The first knows that the other holds the weights.
+    first, second = joined(train, until, 2)
     early = settling(first, 0.2)
     until(lambda: first.side.settling.settled_at is not None)
     second.stop()
     assert isinstance(early.get(timeout=30), float | None)
-    first.leave.set()
 
 
 def test_whoever_never_comes_to_settle_costs_the_time_that_was_given_and_is_told(train, until, caplog):
-    a, b = linear(1), linear(2)
-    first = train(a)
-    train(b, seeds=[first.node.address])
-    until(lambda: sharing(first))  # The first knows that the other holds the weights.
+    first, _ = joined(train, until, 2)
     began = time.monotonic()
     early = settling(first, 0.1, wait_s=0.7)
     first.leave.set()
@@ -329,8 +292,6 @@ def test_nodes_that_begin_together_show_what_they_trained_once_they_have_settled
         answer.get(timeout=60)
     trained = sum(node.side.run.samples for node in nodes)
     until(lambda: all(abs(node.side.swarm_samples / trained - 1) < 0.01 for node in nodes))
-    for node in nodes:
-        node.leave.set()
 
 
 def test_what_members_told_in_an_earlier_settlement_is_no_disagreement_once_they_are_gone(train, until, monkeypatch):
@@ -364,8 +325,6 @@ def test_what_members_told_in_an_earlier_settlement_is_no_disagreement_once_they
     assert digest_with([], []) is None
     monkeypatch.setattr(side, "read_digest", lambda: bytes(8))
     assert digest_with([told], []) is None
-    for node in nodes:
-        node.leave.set()
 
 
 def test_the_sentence_of_a_settlement_says_why_it_ended():

@@ -1,17 +1,19 @@
-"""A training loop that forgets `node.step` is told so while it runs; a loop that does not train is not."""
+"""Programs that forget `node.step`, or train with another optimizer than that of their Node, are told so."""
 
 from __future__ import annotations
 
 import pytest
 import torch
 from torch import nn
+from torch.optim import LBFGS, SGD, Adam, AdamW, Optimizer
 from torch.utils.data import DataLoader, TensorDataset
 
 from gossip.errors import LocalError
 from node import Node, running
-from node.loop.step_watch import ENDED_UPDATES, FORGOTTEN, RUNNING_UPDATES, _watches
+from node.loop.step_watch import ENDED_UPDATES, FORGOTTEN, REPLACED_STEPS, RUNNING_UPDATES, _watches
 
 DATA = TensorDataset(torch.randn(64, 4))
+REPLACED = "has taken no step"
 
 
 @pytest.fixture(autouse=True)
@@ -20,86 +22,73 @@ def _nothing_noted(monkeypatch):
     monkeypatch.delenv(running.MADE, raising=False)
 
 
-def told(node):
-    return [str(event) for event in node.history()].count(FORGOTTEN)
+@pytest.fixture
+def model():
+    return nn.Linear(4, 2)
+
+
+@pytest.fixture
+def optimizer(model):
+    return SGD(model.parameters(), lr=0.1)
+
+
+def told(node, text=FORGOTTEN):
+    node._training.network.sync()
+    return [str(event) for event in node.history() if text in str(event)]
+
+
+def gradients(model, rows=DATA.tensors[0]):
+    model.zero_grad()
+    loss = model(rows).square().mean()
+    loss.backward()
+    return loss
 
 
 def trained(model, optimizer, rows):
-    loss = model(rows).square().mean()
-    optimizer.zero_grad()
-    loss.backward()
+    gradients(model, rows)
     optimizer.step()
 
 
 OPTIMIZERS = {
-    "sgd": torch.optim.SGD,
-    "for each": lambda weights, lr: torch.optim.SGD(weights, lr, foreach=True),
-    "adam": torch.optim.Adam,
-    "fused": lambda weights, lr: torch.optim.AdamW(weights, lr, fused=True),
+    "sgd": SGD,
+    "for each": lambda weights, lr: SGD(weights, lr, foreach=True),
+    "adam": Adam,
+    "fused": lambda weights, lr: AdamW(weights, lr, fused=True),
 }
 
 
 @pytest.mark.parametrize("make", OPTIMIZERS.values(), ids=OPTIMIZERS)
-@pytest.mark.parametrize("way", ["shard", "loader"])
-def test_a_loop_without_a_step_is_told_once_while_it_runs(quick, make, way):
-    model = nn.Linear(4, 2)
+@pytest.mark.parametrize("way", ["shard", "loader", "a loader of its own", "a loader of its own, no optimizer given"])
+def test_a_loop_without_a_step_is_told_once_while_it_runs(quick, model, make, way):
     optimizer = make(model.parameters(), lr=0.1)
-    with Node(model, optimizer, config=quick) as node:
-        for turn in range(3):
-            batches = node.shard(DATA, 8) if way == "shard" else node.loader(DataLoader(DATA, 8))
-            for number, (rows,) in enumerate(batches):
-                assert number or told(node) == (8 * turn >= RUNNING_UPDATES), "within two passes"
+    with Node(model, None if "no optimizer" in way else optimizer, config=quick) as node:
+        loader, updates = DataLoader(DATA, 8), 0
+        for _ in range(3):
+            batches = {"shard": lambda: node.shard(DATA, 8), "loader": lambda: node.loader(loader)}
+            for (rows,) in batches.get(way, lambda: loader)():
+                assert len(told(node)) == (updates >= RUNNING_UPDATES)
                 trained(model, optimizer, rows)
-            node._training.network.sync()
+                updates += 1
         assert not running.is_unstepped()
-    assert told(node) == 1
+    assert len(told(node)) == 1
     assert running.is_unstepped()
 
 
-@pytest.mark.parametrize("is_given", [True, False])
-@pytest.mark.parametrize("make", OPTIMIZERS.values(), ids=OPTIMIZERS)
-def test_a_loop_with_a_loader_of_its_own_is_told_while_it_runs(quick, make, is_given):
-    model = nn.Linear(4, 2)
-    optimizer = make(model.parameters(), lr=0.1)
-    with Node(model, optimizer if is_given else None, config=quick) as node:
-        for _ in range(RUNNING_UPDATES):
-            assert not told(node)
-            trained(model, optimizer, DATA.tensors[0])
-        node._training.network.sync()
-        assert told(node) == 1
-    assert running.is_unstepped()
-
-
-def test_a_short_loop_with_a_loader_of_its_own_is_told_at_its_end(quick):
-    model = nn.Linear(4, 2)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1, fused=True)
+def test_a_short_loop_with_a_loader_of_its_own_is_told_at_its_end(quick, model):
+    optimizer = AdamW(model.parameters(), lr=0.1, fused=True)
     with Node(model, optimizer, config=quick) as node:
         for (rows,) in DataLoader(DATA, 8):
             trained(model, optimizer, rows)
         assert not told(node)
         node.settle(0.1)
         node.finish(0)
-    assert told(node) == 1
+    assert len(told(node)) == 1
     assert running.is_unstepped()
 
 
-def test_optimizers_of_other_models_and_of_loops_with_steps_are_left_alone(quick):
-    model, other = nn.Linear(4, 2), nn.Linear(4, 2)
-    optimizers = [torch.optim.SGD(one.parameters(), lr=0.1) for one in (model, other)]
-    with Node(model, optimizers[0], config=quick) as node:
-        for _ in range(2 * RUNNING_UPDATES):
-            trained(other, optimizers[1], DATA.tensors[0])
-        for _ in range(2 * RUNNING_UPDATES):
-            trained(model, optimizers[0], DATA.tensors[0])
-            node.step()
-        assert node._training.step_watch not in _watches
-    assert not told(node)
-    assert not running.is_unstepped()
-
-
-def test_epochs_without_a_step_end_in_a_sentence_and_not_never(quick):
+def test_epochs_without_a_step_end_in_a_sentence_and_not_never(quick, model):
     loader = DataLoader(DATA, 8)
-    with Node(nn.Linear(4, 2), config=quick) as node:
+    with Node(model, config=quick) as node:
         epochs = node.epochs(5, loader)
         for _ in range(3):
             next(epochs)
@@ -108,49 +97,57 @@ def test_epochs_without_a_step_end_in_a_sentence_and_not_never(quick):
             next(epochs)
 
 
-def test_an_evaluation_over_the_share_is_told_nothing(quick):
-    model = nn.Linear(4, 2)
-    with Node(model, torch.optim.SGD(model.parameters(), lr=0.1), config=quick) as node, torch.no_grad():
-        model.load_state_dict(nn.Linear(4, 2).state_dict())
+# Loops that forget nothing -------------------------------------------------------------------------------------------
+def train_another_model_first(node, model, optimizer):
+    other = nn.Linear(4, 2)
+    second = SGD(other.parameters(), lr=0.1)
+    for _ in range(2 * RUNNING_UPDATES):
+        trained(other, second, DATA.tensors[0])
+    for _ in range(2 * RUNNING_UPDATES):
+        trained(model, optimizer, DATA.tensors[0])
+        node.step()
+    assert node._training.step_watch not in _watches
+
+
+def evaluate_over_the_share(node, model, optimizer):
+    model.load_state_dict(nn.Linear(4, 2).state_dict())
+    with torch.no_grad():
         for _ in range(5):
             for (rows,) in node.shard(DATA, 8):
                 model(rows)
-        node.settle(0.1)
-    assert not told(node)
-    assert not running.is_unstepped()
+    node.settle(0.1)
 
 
-def test_a_model_that_is_trained_after_its_node_has_ended_is_no_matter_of_that_node(quick):
-    model = nn.Linear(4, 2)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    with Node(model, optimizer, config=quick) as node:
-        pass
+def accumulate_gradients(node, model, optimizer):
+    for _ in range(8):
+        for (rows,) in node.shard(DATA, 8):
+            model(rows).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        node.step()
+
+
+def train_after_the_node_has_ended(node, model, optimizer):
+    node.close()
     for (rows,) in DataLoader(DATA, 4):
         trained(model, optimizer, rows)
-    node.close()
-    assert not told(node)
-    assert not running.is_unstepped()
 
 
-def test_a_loop_with_accumulated_gradients_is_told_nothing(quick):
-    model = nn.Linear(4, 2)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+@pytest.mark.parametrize(
+    "loop",
+    [train_another_model_first, evaluate_over_the_share, accumulate_gradients, train_after_the_node_has_ended],
+    ids=lambda loop: loop.__name__,
+)
+def test_a_loop_that_forgets_no_step_is_told_nothing(quick, model, optimizer, loop):
     with Node(model, optimizer, config=quick) as node:
-        for _ in range(8):
-            for (rows,) in node.shard(DATA, 8):
-                model(rows).square().mean().backward()
-            optimizer.step()
-            optimizer.zero_grad()
-            node.step()
+        loop(node, model, optimizer)
     assert not told(node)
     assert not running.is_unstepped()
 
 
-def test_weights_that_the_node_itself_writes_are_no_training(train, quick):
+def test_weights_that_the_node_itself_writes_are_no_training(train, quick, model, optimizer):
     """A node that only settles often takes the mean of the others, and never steps."""
     other = train(nn.Linear(4, 2))
-    model = nn.Linear(4, 2)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with Node(model, optimizer, seeds=[other.node.address], config=quick) as node:
         before = model.weight._version
         for _ in range(ENDED_UPDATES + 2):
@@ -159,3 +156,99 @@ def test_weights_that_the_node_itself_writes_are_no_training(train, quick):
         node.finish(0)
     assert not told(node)
     assert not running.is_unstepped()
+
+
+# Optimizers that are made anew ---------------------------------------------------------------------------------------
+def train_steps(node, model, optimizer, steps):
+    for _ in range(steps):
+        loss = gradients(model)
+        optimizer.step()
+        node.step(loss, samples=8)
+
+
+@pytest.mark.parametrize("before", [0, 5])
+@pytest.mark.parametrize("given", ["one", "the last of two"])
+def test_an_optimizer_that_is_made_anew_is_told_once(quick, model, before, given):
+    first, other = Adam(model.parameters(), 0.01), Adam([model.bias], 0.01)
+    with Node(model, first if given == "one" else [other, first], config=quick) as node:
+        train_steps(node, model, first, before)
+        second = SGD(model.parameters(), 0.01)
+        for _ in range(REPLACED_STEPS):
+            assert not told(node, REPLACED)
+            if given != "one":
+                other.step()
+            train_steps(node, model, second, 1)
+        train_steps(node, model, second, 2 * REPLACED_STEPS)
+        (sentence,) = told(node, REPLACED)
+        assert sentence.startswith("SGD trains the weights of this Node, which was not given it, and the Adam")
+    assert node._training.optimizer_watch not in _watches
+
+
+class Lookahead(Optimizer):
+    """A wrapper with a state of its own that skips torch's constructor."""
+
+    def __init__(self, inner):
+        self.optimizer, self.param_groups, self.defaults = inner, inner.param_groups, inner.defaults
+        self.state, self.slow = {}, 0
+
+    def step(self, closure=None):
+        self.optimizer.step()
+        self.slow += 1
+
+
+class Hidden(Optimizer):
+    """Two optimizers behind a name that no library uses."""
+
+    def __init__(self, model):
+        self.parts = [SGD([model.weight], 0.01), SGD([model.bias], 0.01)]
+        self.param_groups = [group for part in self.parts for group in part.param_groups]
+        self.state, self.defaults = {}, {}
+
+    def step(self, closure=None):
+        for part in self.parts:
+            part.step()
+
+
+@pytest.mark.parametrize("given", ["a wrapper", "what is wrapped later", "a hidden wrapper", "nothing"])
+def test_wrappers_and_nodes_without_an_optimizer_are_told_nothing(quick, model, given):
+    inner = SGD(model.parameters(), 0.01)
+    outer = Hidden(model) if given == "a hidden wrapper" else Lookahead(inner)
+    to_node = {"what is wrapped later": inner, "nothing": None}.get(given, outer)
+    with Node(model, to_node, config=quick) as node:
+        train_steps(node, model, outer, 3 * REPLACED_STEPS)
+        assert not told(node, REPLACED)
+
+
+def test_optimizers_that_alternate_or_train_another_model_are_told_nothing(quick, model):
+    other = nn.Linear(4, 2)
+    given, second = SGD(model.parameters(), 0.01), SGD(model.parameters(), 0.01)
+    outside = SGD(other.parameters(), 0.01)
+    with Node(model, given, config=quick) as node:
+        for turn in range(4 * REPLACED_STEPS):
+            gradients(other)
+            outside.step()
+            train_steps(node, model, second if turn % 10 else given, 1)
+        for _ in range(3 * REPLACED_STEPS):  # The model is frozen, or a scaler skips all steps.
+            outside.step()
+            node.step(1.0, samples=8)
+        assert not told(node, REPLACED)
+
+
+def test_many_inner_steps_between_two_of_the_one_given_are_told_nothing(quick, model):
+    given, inner = SGD(model.parameters(), 0.01), SGD(model.parameters(), 0.01)
+    with Node(model, given, config=quick) as node:
+        for _ in range(5):
+            for _ in range(2 * REPLACED_STEPS):
+                gradients(model)
+                inner.step()
+            train_steps(node, model, given, 1)
+        assert not told(node, REPLACED)
+
+
+def test_a_closure_is_told_nothing(quick, model):
+    lbfgs = LBFGS(model.parameters(), 0.01, max_iter=2)
+    with Node(model, lbfgs, config=quick) as node:
+        for _ in range(2 * REPLACED_STEPS):
+            lbfgs.step(lambda: gradients(model))
+            node.step(1.0, samples=8)
+        assert not told(node, REPLACED)

@@ -10,7 +10,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from torch import nn
 
 from gossip.effects import MemberState
 from gossip.errors import ConfigError
@@ -22,12 +21,8 @@ from node.identity.keys import Identity
 from node.loop.startup import Startup
 from node.observe.reduced import STARTED, Figures
 from node.settings import NodeOptions, Settings
-from tests.node.conftest import QUICK, Trainee, until
-
-
-def model(seed=0):
-    torch.manual_seed(seed)
-    return nn.Linear(4, 2)
+from tests.node.conftest import QUICK
+from tests.node.trainees import linear
 
 
 def waited(caplog):
@@ -36,26 +31,26 @@ def waited(caplog):
 
 def test_who_waits_gives_newcomers_its_weights_and_trains_when_they_are_here(launch, until, caplog, tmp_path):
     file = tmp_path / "seeds"
-    first = launch(model(), wait_for=3, wait_s=60.0)
+    first = launch(linear(), wait_for=3, wait_s=60.0)
     file.write_text(first.made.address)
-    second = launch(model(1), seeds=[f"@{file}"])
+    second = launch(linear(1), seeds=[f"@{file}"])
     assert second.running.wait(30)  # It has the weights of a node that takes no step yet.
     assert not first.running.is_set()
     assert all(torch.equal(value, first.model.state_dict()[name]) for name, value in second.at_entry.items())
-    third = launch(model(2), seeds=[f"@{file}"])
+    third = launch(linear(2), seeds=[f"@{file}"])
     until(lambda: all(one.running.is_set() for one in (first, second, third)))
     assert waited(caplog) == []
 
 
 def test_who_waited_long_enough_goes_on_and_says_how_many_came(launch, until, caplog):
     began = time.monotonic()
-    first = launch(model(), wait_for=2, wait_s=0.6)
+    first = launch(linear(), wait_for=2, wait_s=0.6)
     assert first.running.wait(30)
     assert time.monotonic() - began >= 0.6
     until(lambda: waited(caplog))
     assert len(waited(caplog)) == 1
     assert "Waited 0.6 s for 2 members, of whom 1 is here with the weights, this one included" in waited(caplog)[0]
-    second = launch(model(1), seeds=[first.made.address], wait_for=3, wait_s=0.6)
+    second = launch(linear(1), seeds=[first.made.address], wait_for=3, wait_s=0.6)
     assert second.running.wait(30)
     until(lambda: len(waited(caplog)) == 2)
     assert "for 3 members, of whom 2 are here with the weights, this one included" in waited(caplog)[1]
@@ -65,7 +60,7 @@ def test_who_waits_for_others_begins_no_run_of_its_own_meanwhile(launch, until, 
     caplog.set_level(logging.INFO, "gossip")
     file = tmp_path / "seeds"
     config = replace(QUICK, join_timeout_s=0.1)
-    nodes = [launch(model(n), seeds=[f"@{file}"], wait_for=2, wait_s=60.0, config=config) for n in range(2)]
+    nodes = [launch(linear(n), seeds=[f"@{file}"], wait_for=2, wait_s=60.0, config=config) for n in range(2)]
     time.sleep(0.5)
     assert not any(node.side.network.peer.view.ready for node in nodes), "they would be two runs that meet"
     file.write_text("\n".join(node.made.address for node in nodes))
@@ -83,8 +78,8 @@ def test_a_node_that_leaves_as_soon_as_it_counted_all_ends_the_wait_of_the_other
         return counts(startup)
 
     monkeypatch.setattr(Startup, "count_members", count)
-    first = launch(model(), wait_for=3, wait_s=600.0)
-    others = [launch(model(n), seeds=[first.made.address], wait_for=3, wait_s=600.0) for n in (1, 2)]
+    first = launch(linear(), wait_for=3, wait_s=600.0)
+    others = [launch(linear(n), seeds=[first.made.address], wait_for=3, wait_s=600.0) for n in (1, 2)]
     assert first.running.wait(30)
     first.stop()
     for other in others:
@@ -94,49 +89,39 @@ def test_a_node_that_leaves_as_soon_as_it_counted_all_ends_the_wait_of_the_other
 
 
 def test_a_wait_for_more_members_than_the_others_waited_for_goes_on(launch, until):
-    first = launch(model(), wait_for=2, wait_s=600.0)
-    second = launch(model(1), seeds=[first.made.address], wait_for=2, wait_s=600.0)
+    first = launch(linear(), wait_for=2, wait_s=600.0)
+    second = launch(linear(1), seeds=[first.made.address], wait_for=2, wait_s=600.0)
     until(lambda: first.running.is_set() and second.running.is_set())
-    third = launch(model(2), seeds=[first.made.address], wait_for=4, wait_s=600.0)
+    third = launch(linear(2), seeds=[first.made.address], wait_for=4, wait_s=600.0)
     until(lambda: third.side.startup.count_members()[::2] == (3, 2))
     assert not third.running.is_set()
-    launch(model(3), seeds=[first.made.address])
+    launch(linear(3), seeds=[first.made.address])
     assert third.running.wait(30)
 
 
-def test_right_after_entering_samplers_and_members_know_all_that_were_waited_for(launch, monkeypatch):
+def test_right_after_entering_samplers_and_members_know_all_that_were_waited_for(launch, until, monkeypatch):
     """This holds even if the network thread looks for news of the members only later."""
     monkeypatch.setattr("node.network.service.POLL_S", 600.0)
     seen = {}
 
-    class Looking(Trainee):
-        def run(self):
-            self.made = Node(self.model, **self.options)
-            with self.made as node:
-                seen[self] = len(node.sampler(3_000, 10)), len(node.members)
-                self.node = node
-                self.running.set()
-                until(lambda: self.stopping)
+    def look():  # The loops call it before their first step.
+        node = threading.current_thread().node
+        if node not in seen:
+            seen[node] = len(node.sampler(3_000, 10)), len(node.members)
 
-    nodes = [Looking(model(), wait_for=3, wait_s=600.0)]
-    nodes[0].start()
-    until(lambda: nodes[0].made is not None and nodes[0].side.service.runtime is not None)
-    nodes += [Looking(model(n), seeds=[nodes[0].made.address], wait_for=3, wait_s=600.0) for n in (1, 2)]
-    for node in nodes[1:]:
-        node.start()
-    try:
-        until(lambda: all(node.running.is_set() for node in nodes))
-        assert [count for _, count in seen.values()] == [3, 3, 3]
-        batches = sum(length for length, _ in seen.values())
-        assert 300 <= batches <= 303, "the shares of 3,000 samples, of which the last batch may be short"
-    finally:
-        for node in nodes:
-            node.stop()
+    waits = {"wait_for": 3, "wait_s": 600.0}
+    first = launch(linear(), None, look, **waits)
+    for number in (1, 2):
+        launch(linear(number), None, look, seeds=[first.made.address], **waits)
+    until(lambda: len(seen) == 3)
+    assert [count for _, count in seen.values()] == [3, 3, 3]
+    batches = sum(length for length, _ in seen.values())
+    assert 300 <= batches <= 303, "the shares of 3,000 samples, of which the last batch may be short"
 
 
 def test_members_that_somebody_made_up_end_no_wait(train, launch, until):
-    liar = train(model())
-    first = launch(model(1), seeds=[liar.node.address], wait_for=3, wait_s=600.0)
+    liar = train(linear())
+    first = launch(linear(1), seeds=[liar.node.address], wait_for=3, wait_s=600.0)
     side = first.side
     until(lambda: side.network.peer.view.alive_count == 2)
     run_id, sender = liar.side.network.peer.view.run_id, liar.side.network.peer.id
@@ -153,24 +138,24 @@ def test_members_that_somebody_made_up_end_no_wait(train, launch, until):
     until(lambda: len(side.network.peer.membership.members()) == 9)
     assert side.network.peer.view.alive_count == 2
     assert not first.running.is_set()
-    launch(model(2), seeds=[liar.node.address])
+    launch(linear(2), seeds=[liar.node.address])
     assert first.running.wait(30)
     assert side.network.peer.view.alive_count == 3
 
 
 def test_a_late_comer_to_a_run_that_is_finished_waits_for_nobody(train, launch):
-    first = train(model())
+    first = train(linear())
     first.do(lambda node: node.finish(0.1))
-    late = launch(model(1), seeds=[first.node.address], wait_for=9, wait_s=600.0)
+    late = launch(linear(1), seeds=[first.node.address], wait_for=9, wait_s=600.0)
     assert late.running.wait(30)
     assert late.node.finished
 
 
 def test_a_state_that_others_keep_is_gone_on_with_before_anybody_is_waited_for(train, monkeypatch):
-    first = train(model())
+    first = train(linear())
     first.do(lambda node: node.step(samples=1_000))
     state = first.do(lambda node: node.state_dict())
-    node, seen = Node(model(), config=QUICK, wait_for=2), []
+    node, seen = Node(linear(), config=QUICK, wait_for=2), []
     node.load_state_dict(state)
     side = node._training
     monkeypatch.setattr(side.startup, "wait_for_others", lambda began: seen.append(side.network.peer.view.run_id.hex()))
@@ -184,17 +169,21 @@ def gathered(environment, **given):
 
 
 def test_arguments_win_over_the_environment_and_one_waits_for_nobody():
-    assert (gathered({}).wait_for, gathered({}).wait_s) == (1, 60.0)
-    named = {"GOSSIP_WAIT_FOR": "4", "GOSSIP_WAIT_S": "2.5"}
-    assert (gathered(named).wait_for, gathered(named).wait_s) == (4, 2.5)
-    assert gathered(named, wait_for=1, wait_s=0.0).wait_for == 1
-    assert gathered(named, wait_for=1, wait_s=0.0).wait_s == 0.0
+    def waits(environment, **given):
+        settings = gathered(environment, **given)
+        return settings.wait_for, settings.wait_s, settings.join_or_fail_s
+
+    named = {"GOSSIP_WAIT_FOR": "4", "GOSSIP_WAIT_S": "2.5", "GOSSIP_MUST_JOIN": "1.5"}
+    assert waits({}) == (1, 60.0, None)
+    assert waits(named) == (4, 2.5, 1.5)
+    assert waits(named, wait_for=1, wait_s=0.0, join_or_fail_s=3.0) == (1, 0.0, 3.0)
+    assert waits({}, wait_for=np.int64(3), wait_s=np.float32(2.5), join_or_fail_s=np.int64(4)) == (3, 2.5, 4.0)
 
 
 @pytest.mark.parametrize("count", [0, -1, 2.5, "many", True])
 def test_a_count_that_is_none_is_refused(count):
     with pytest.raises(ConfigError, match=r"wait_for is .*: give how many members"):
-        Node(model(), wait_for=count)
+        Node(linear(), wait_for=count)
     with pytest.raises(ConfigError, match="wait_for"):
         gathered({"GOSSIP_WAIT_FOR": str(count)})
 
@@ -203,10 +192,10 @@ def test_a_count_that_is_none_is_refused(count):
 def test_a_time_that_is_none_is_refused(seconds):
     for name, variable in (("wait_s", "GOSSIP_WAIT_S"), ("join_or_fail_s", "GOSSIP_MUST_JOIN")):
         with pytest.raises(ConfigError, match=rf"^{name} is .*: give a number of seconds, as 30\.$"):
-            Node(model(), **{name: seconds})
+            Node(linear(), **{name: seconds})
         with pytest.raises(ConfigError, match=rf"^{variable} is .*: give a number of seconds, as 30\.$"):
             gathered({variable: str(seconds)})
-    node = Node(model())
+    node = Node(linear())
     for call in (node.settle, node.finish):
         with pytest.raises(ConfigError, match="seconds is"):
             call(seconds)
@@ -214,12 +203,8 @@ def test_a_time_that_is_none_is_refused(seconds):
         node.settle(wait_s=seconds)
 
 
-def test_to_join_in_no_time_is_impossible_and_to_wait_for_nobody_is_not():
+def test_to_join_in_no_time_is_impossible():
     with pytest.raises(ConfigError, match="join_or_fail_s is 0"):
         gathered({}, join_or_fail_s=0)
-    assert gathered({"GOSSIP_WAIT_S": "0"}).wait_s == 0
-
-
-def test_numbers_of_numpy_are_numbers():
-    settings = gathered({}, wait_for=np.int64(3), wait_s=np.float32(2.5), join_or_fail_s=np.int64(4))
-    assert (settings.wait_for, settings.wait_s, settings.join_or_fail_s) == (3, 2.5, 4.0)
+    with pytest.raises(ConfigError, match="GOSSIP_MUST_JOIN is 0"):
+        gathered({"GOSSIP_MUST_JOIN": "0"})

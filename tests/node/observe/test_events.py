@@ -10,7 +10,6 @@ import time
 from collections import Counter
 
 import pytest
-import torch
 from torch import nn
 
 from gossip.config import Config
@@ -24,11 +23,7 @@ from node.observe.notices import LEVELS
 from tests.agreement.memory_network import Trainer
 from tests.agreement.scenario import Scenario, identity, run_nodes
 from tests.harness.configs import tuned
-
-
-def linear(seed=0):
-    torch.manual_seed(seed)
-    return nn.Linear(4, 2)
+from tests.node.trainees import linear
 
 
 def notice(kind="alone", number=0):
@@ -44,8 +39,6 @@ def listeners():
 
 
 # Callbacks -----------------------------------------------------------------------------------------------------------
-
-
 def test_a_callback_hears_its_kind_those_below_it_or_all(listeners, until):
     heard = {kind: [] for kind in ("*", "exchange", "exchange.done", "alone")}
     for kind, events in heard.items():
@@ -179,8 +172,6 @@ def test_what_can_be_no_callback_is_refused_in_a_sentence(listeners, kind, callb
 
 
 # The events of a node ------------------------------------------------------------------------------------------------
-
-
 def of(node, kind):
     return [event for event in node.history() if event.kind == kind]
 
@@ -321,14 +312,6 @@ def test_logging_hears_of_exchanges_at_debug_and_a_log_has_none(train, until, ca
     assert f"Exchange with {first.node.id[:8]} done in {done.seconds:.3f} s, 4e-05 MB out, 4e-05 MB in" in str(done)
     assert '"event":"exchange' not in log.read_text()
     assert '"event":"member"' in log.read_text()
-
-
-def test_who_does_not_debug_is_not_told_of_exchanges(train, until, caplog):
-    caplog.set_level(logging.INFO, "gossip")
-    first = train(linear(1))
-    second = train(linear(2), seeds=[first.node.address])
-    until(lambda: of(second.node, "exchange.done"))
-    assert not [record for record in caplog.records if record.kind.startswith("exchange.")]
 
 
 def test_an_exchange_that_nobody_listens_to_costs_a_few_calls_more(quick):

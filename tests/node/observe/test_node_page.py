@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-import os
 import re
 from pathlib import Path
 
@@ -20,9 +19,6 @@ CALLS = re.findall(r"^### .*$", PAGE, re.MULTILINE)
 
 @pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")  # Python 3.12 warns at a fork.
 def test_the_examples_run_one_after_the_other(tmp_path, monkeypatch, capsys):
-    for name in list(os.environ):
-        if name.startswith("GOSSIP_"):
-            monkeypatch.delenv(name)
     monkeypatch.chdir(tmp_path)
     blocks = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
     assert len(blocks) >= 6

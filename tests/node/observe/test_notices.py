@@ -30,35 +30,36 @@ progress.write_event(0.0, "joined", "Took the weights.")
 """
 
 
-def heard(setup: str = "", **variables: str) -> list[str]:
+def heard(setup: str, **variables: str) -> list[str]:
     """Return the lines on stderr."""
-    text = PROGRAM.format(setup=setup, variables=variables)
-    done = warm.run("-c", text)
+    done = warm.run("-c", PROGRAM.format(setup=setup, variables=variables))
     assert done.returncode == 0, done.stderr
     return done.stderr.splitlines()
 
 
-def test_without_any_logging_set_up_warnings_are_shown_and_the_course_of_things_is_not():
-    assert heard() == ["Node 3f2a91bc: This node is alone."]
+SET_UP = "logging.basicConfig(level=logging.INFO, format='%(levelname)s %(name)s %(message)s')"
+LOGGED = [
+    "INFO gossip Node 3f2a91bc: Node 3f2a91bc listens on 127.0.0.1:7700.",
+    "WARNING gossip Node 3f2a91bc: This node is alone.",
+    "INFO gossip Node 3f2a91bc: Took the weights.",
+]
+PRINTED = ["Node 3f2a91bc listens on 127.0.0.1:7700.", "3f2a91bc  This node is alone.", "3f2a91bc  Took the weights."]
 
 
-def test_a_program_that_sets_up_logging_hears_everything_by_its_level():
-    assert heard("logging.basicConfig(level=logging.INFO, format='%(levelname)s %(name)s %(message)s')") == [
-        "INFO gossip Node 3f2a91bc: Node 3f2a91bc listens on 127.0.0.1:7700.",
-        "WARNING gossip Node 3f2a91bc: This node is alone.",
-        "INFO gossip Node 3f2a91bc: Took the weights.",
-    ]
-
-
-@pytest.mark.parametrize("setup", ["", "logging.basicConfig(level=logging.INFO)"])
-def test_where_the_command_line_prints_nothing_is_told_twice(setup):
-    said = ["Node 3f2a91bc listens on 127.0.0.1:7700.", "3f2a91bc  This node is alone.", "3f2a91bc  Took the weights."]
-    assert heard(setup, GOSSIP_PROGRESS="line") == said
-
-
-def test_a_command_that_was_told_to_be_quiet_is():
-    assert heard(GOSSIP_PROGRESS="off") == []
-    assert len(heard("logging.basicConfig(level=logging.INFO)", GOSSIP_PROGRESS="off")) == 3, "but for who asks"
+@pytest.mark.parametrize(
+    ("setup", "variables", "lines"),
+    [
+        ("", {}, ["Node 3f2a91bc: This node is alone."]),
+        (SET_UP, {}, LOGGED),
+        ("", {"GOSSIP_PROGRESS": "line"}, PRINTED),
+        (SET_UP, {"GOSSIP_PROGRESS": "line"}, PRINTED),
+        ("", {"GOSSIP_PROGRESS": "off"}, []),
+        (SET_UP, {"GOSSIP_PROGRESS": "off"}, LOGGED),
+    ],
+    ids=["only warnings", "logging", "the line", "the line and logging", "quiet", "quiet but for logging"],
+)
+def test_a_notice_is_told_once_where_the_program_or_the_command_shows_it(setup, variables, lines):
+    assert heard(setup, **variables) == lines
 
 
 def test_a_log_that_cannot_be_written_is_told_once_however_one_listens():

@@ -6,7 +6,6 @@ import time
 from dataclasses import replace
 
 import numpy as np
-import pytest
 
 from gossip.codecs.choice import MAX_INTERVAL_STEPS
 from node.observe.figures import line_of, reading, status_reading, table_of
@@ -42,11 +41,3 @@ def test_it_is_told_how_often_and_in_which_codec(train, until):
     said = f"every {row['interval_steps']} steps in {row['codec']}"
     assert dict(table_of(reading(nodes[0].side.source()) | row))["mixes"] == said
     assert said in line_of(reading(nodes[0].side.source()) | row | {"mb_s_sent": 0.0, "mb_s_received": 0.0})
-
-
-@pytest.mark.parametrize("given", [1, 4])
-def test_a_number_that_is_given_is_kept_whatever_mixing_costs(train, until, given):
-    config = tuned(CONFIG, mix_every_steps=given, mixing_share=1e-6)
-    nodes = pair(train, config, lambda: time.sleep(0.002), elements=64)
-    until(mixed(*nodes, times=6), 30)
-    assert intervals(nodes) == [given, given]

@@ -9,15 +9,10 @@ import pytest
 import torch
 from torch import nn
 
-from gossip.config import Config
 from gossip.errors import ConfigError
 from gossip.timeline import merge
 from node import Node
-
-
-def linear():
-    torch.manual_seed(0)
-    return nn.Linear(4, 2)
+from tests.node.trainees import linear
 
 
 def events(path):
@@ -50,12 +45,12 @@ def test_two_nodes_record_their_steps_and_the_exchanges_that_they_share(train, u
 
 @pytest.mark.cuda
 def test_a_timeline_shows_copies_on_tracks_of_their_own(accelerator, train, until, tmp_path):
-    config, trainees = Config(mix_every_steps=2, join_timeout_s=3.0), []
+    trainees = []
     for seed in range(2):
         torch.manual_seed(seed)
         seeds = [one.node.address for one in trainees]
         model = nn.Linear(16, 16).to("cuda")
-        trainees.append(train(model, config=config, seeds=seeds, trace=tmp_path / f"{seed}.json"))
+        trainees.append(train(model, seeds=seeds, trace=tmp_path / f"{seed}.json"))
     until(lambda: all(one.node.metrics().exchanges_done > 3 for one in trainees))
     if accelerator is not None:
         accelerator.waits.clear()
@@ -63,17 +58,17 @@ def test_a_timeline_shows_copies_on_tracks_of_their_own(accelerator, train, unti
     assert accelerator is None or [wait for wait in accelerator.waits if wait.ours] == []
     for one in trainees:
         one.stop()
-    events = json.loads((tmp_path / "0.json").read_text())
-    tracks = {one["tid"]: one["args"]["name"] for one in events if one["name"] == "thread_name"}
+    found = events(tmp_path / "0.json")
+    tracks = {one["tid"]: one["args"]["name"] for one in found if one["name"] == "thread_name"}
     size = 4 * (16 * 16 + 16)
     for name in ("cuda:0 to host", "host to cuda:0"):
-        spans = [one for one in events if one["ph"] == "X" and tracks[one["tid"]] == name]
+        spans = [one for one in found if one["ph"] == "X" and tracks[one["tid"]] == name]
         assert len(spans) > 3
         assert all(one["name"] == name and one["dur"] >= 0 for one in spans)
         # The first upload is that of the sampled positions, here all, of 8 bytes each.
         positions = [2 * size] if name == "host to cuda:0" else []
         assert [one["args"]["bytes"] for one in spans] == positions + [size] * (len(spans) - len(positions))
-    loop = [one["ts"] for one in events if one["ph"] == "X" and tracks[one["tid"]] == "training loop"]
+    loop = [one["ts"] for one in found if one["ph"] == "X" and tracks[one["tid"]] == "training loop"]
     assert all(min(loop) - 1e6 < one["ts"] < max(loop) + 1e6 for one in spans)
 
 
