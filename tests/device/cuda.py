@@ -119,9 +119,8 @@ def simulated(kind: str = "cuda", seed: int = 0) -> Iterator[Device]:
     patches = {
         "_lazy_init": lambda: None, "is_available": lambda: True, "device_count": lambda: 1,
         "is_initialized": lambda: True, "current_device": lambda: 0,
-        "set_device": lambda device: setattr(on.here, "set", str(device)),
+        "set_device": lambda device: None,
         "Stream": Stream, "Event": Event, "current_stream": current,
-        "default_stream": lambda device=None: _Stream(on, on.default),
         "stream": stream, "synchronize": lambda device=None: on.synchronize(), "CUDAGraph": CUDAGraph, "graph": graph,
         "is_current_stream_capturing": lambda: on.graph is not None, "empty_cache": lambda: None,
         "set_sync_debug_mode": set_sync_debug_mode,
@@ -169,9 +168,6 @@ class _Stream:
         event = event or torch.cuda.Event()
         event.record(self)
         return event
-
-    def query(self) -> bool:
-        return not self.queue.pending
 
     def synchronize(self) -> None:
         self.on.wait("Stream.synchronize", self.queue)

@@ -83,7 +83,7 @@ class Device:
 
     def block(self, base: torch.Tensor) -> Block:
         """Make a block of this memory for the current stream."""
-        block = self.memory.block(base, self.current, lambda queue, work: self.queues.put(queue, "run", work))
+        block = self.memory.block(base, self.current)
         if self.graph is not None:
             self.graph.blocks.append(block)
         return block
