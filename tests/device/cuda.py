@@ -16,8 +16,6 @@ from trio._core import _thread_cache
 from tests.device.device import Device, Graph
 from tests.device.tensors import Dispatch
 
-__all__ = ["simulated"]
-
 # torch warns once in a process; the simulated device warns at each call.
 PROTOTYPE = "Synchronization debug mode is a prototype feature and does not yet detect all synchronizing operations"
 

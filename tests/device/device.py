@@ -13,8 +13,6 @@ import torch
 from tests.device.memory import Block, Memory, Pinned
 from tests.device.queues import Queue, Queues
 
-__all__ = ["Device", "Wait"]
-
 HERE = Path(__file__).parent
 MACHINERY = (*(str(HERE / name) for name in ("cuda.py", "device.py", "tensors.py")), str(Path(torch.__file__).parent))
 OURS = tuple(str(HERE.parents[1] / package) for package in ("node", "gossip"))

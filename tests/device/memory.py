@@ -11,8 +11,6 @@ from torch import Tensor
 
 from tests.device.queues import Queue, Queues
 
-__all__ = ["Block", "Memory", "Pinned", "poison"]
-
 
 def poison(tensor: Tensor) -> None:
     """Fill with NaN; integers, which have none, with a number that is a valid index and a wrong value."""

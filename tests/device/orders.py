@@ -11,8 +11,6 @@ from torch import nn
 from node.model.snapshot import ModelState
 from tests.device.cuda import simulated
 
-__all__ = ["wrong_values"]
-
 CALLS = 20
 
 

@@ -11,8 +11,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from tests.device.device import Device
 from tests.device.memory import Block, poison
 
-__all__ = ["DeviceTensor", "Dispatch", "dispatched"]
-
 aten = torch.ops.aten
 # Results whose shape or value the host needs at once.
 ASKING = {

@@ -37,7 +37,7 @@ def test_a_task_that_is_killed_comes_back_as_who_it_was_and_one_out_of_time_save
     secret.write_text(new_secret())
     out = slurm.run(
         "sbatch", "--parsable", "--array=0-2", ROOT / "deploy" / "slurm" / "swarm.sbatch", EXAMPLES / "slurm_digits.py",
-        "--samples", ENDLESS, "--step-delay", "0.005", folder=work, check=True, SWARM_HOST="127.0.0.1",
+        *ENDLESS, folder=work, check=True, SWARM_HOST="127.0.0.1",
     )  # fmt: skip
     job = out.strip()
     logs = [Log(work / f"swarm-{job}" / f"task-{task}" / "log.jsonl") for task in range(3)]

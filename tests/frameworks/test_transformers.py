@@ -19,6 +19,7 @@ transformers = pytest.importorskip("transformers", reason="make test-frameworks"
 from transformers import Trainer, TrainerCallback, TrainingArguments  # noqa: E402
 
 from node.adapters.transformers import TransformersGossip  # noqa: E402
+from tests.frameworks.plays import counts, record_settling  # noqa: E402
 
 pytestmark = [pytest.mark.frameworks, pytest.mark.filterwarnings("default")]
 QUICK = Config(mix_every_steps=2, join_timeout_s=3.0)
@@ -75,11 +76,6 @@ def trainer(folder, model=None, callbacks=(), **options):
 
 def gossip(training, **options):
     return TransformersGossip(training, **{"config": QUICK, "settle_s": 0.5} | options)
-
-
-def counts(callback):
-    figures = callback.node.metrics()
-    return figures.steps, figures.samples
 
 
 def test_a_step_of_the_optimizer_is_a_step_however_many_batches_it_takes(tmp_path):
@@ -217,17 +213,8 @@ def test_nodes_agree_before_they_evaluate_and_save(tmp_path, train):
     model = Classifier()
     other = train(model, torch.optim.SGD(model.parameters(), lr=0.1))
     training = trainer(tmp_path, eval_strategy="steps", eval_steps=4, save_strategy="steps", save_steps=6)
-    settled = []
     with gossip(training, seeds=[other.node.address], settle_s=20.0) as callback:
-        inner = callback.settle
-
-        def settle():
-            before = callback.node.metrics().exchanges_done
-            inner()
-            settled.append(training.state.global_step)
-            assert callback.node.metrics().exchanges_done >= before + 3
-
-        callback.settle = settle
+        settled = record_settling(callback, lambda: training.state.global_step)
         training.train()
     assert settled == [4, 6, 8, 8]  # The last entry is the end of training.
 

@@ -18,8 +18,6 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import ClassVar
 
-__all__ = ["LIMIT_BYTES", "LIMIT_S", "Figures", "Find", "Target", "play"]
-
 LIMIT_S = 0.1  # CPU time of the thread, so that no input counts as slow because the machine is busy.
 LIMIT_BYTES = 16 << 20  # The peak of one input: four of the largest bodies, or msgpack's 64 KiB header 56 times over.
 TRACE_EVERY = 509  # Trace the memory of every 509th input only, since starting a trace takes 5 ms; a prime number.

@@ -19,8 +19,6 @@ from tests.fuzz.engine import Target
 from tests.fuzz.grammar import World, key_of
 from tests.fuzz.wire import Messages
 
-__all__ = ["EXTREMES", "STATES", "cases", "play"]
-
 EXTREMES: tuple[Any, ...] = (
     0, 1, -1, 2**53 - 1, 2**53, 2**63 - 1, 2**64 - 1, True, False, 0.0, -0.0, 5e-324, 1e-310, -1e-310, 0.5, 2.0**53,
     1.7976931348623157e308, -1.7976931348623157e308, math.inf, -math.inf, math.nan, None, "1", (),

@@ -30,8 +30,6 @@ from tests.fuzz.engine import Target
 from tests.fuzz.grammar import World, make_record
 from tests.fuzz.mutations import EDGE_TEXTS, mutated_bytes, mutated_text, mutated_value
 
-__all__ = ["Books", "Checkpoints", "Invites", "Keys", "Secrets", "Timelines"]
-
 
 class OnDisk(Target):
     """A target that has a folder for each life."""

@@ -10,8 +10,6 @@ from gossip.ids import MOST_SAMPLES, Address, Claim, MemberRecord, PeerId, peer_
 from gossip.wire.messages import MESSAGES, Hint
 from tests.fuzz.mutations import EDGE_FLOATS, EDGE_INTS
 
-__all__ = ["World", "make_message", "make_record"]
-
 FINITE = tuple(number for number in EDGE_FLOATS if abs(number) < float("inf"))
 WHOLE = tuple(number for number in EDGE_INTS if number >= 0)
 CODECS = ("fp32", "bf16", "fp16", "int8", "int4", "moniqua8", "moniqua4", "auto", "", "zip")

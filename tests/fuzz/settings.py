@@ -22,8 +22,6 @@ from tests.fuzz.engine import Target
 from tests.fuzz.files import OnDisk
 from tests.fuzz.mutations import EDGE_FLOATS, EDGE_INTS, edge_value, mutated_bytes, mutated_text, mutated_value
 
-__all__ = ["Addresses", "Configs", "Graphs", "Parts", "Scenarios", "Tomls"]
-
 HUGE = (10**25, 10**400, -(10**400), 1 << 20_000)  # TOML and JSON have no largest number.
 WORDS = (
     "uniform", "ring", "torus", "graph", "exponential", "grid", "nearest", "pair", "group", "push-sum",
@@ -150,11 +148,10 @@ class Scenarios(OnDisk):
         if way < 0.75:
             changes = {rng.choice(KEYS): rng.choice((toml(setting(rng)), "none", "10 ms", "1 Gbit/s", "[", ""))}
             return (data, changes), lambda: again(self.read(data, changes))
-        data = (
-            mutated_bytes(rng, data)
-            if rng.random() < 0.5
-            else mutated_text(rng, data.decode(), TOKENS).encode("utf-8", "replace")
-        )
+        if rng.random() < 0.5:
+            data = mutated_bytes(rng, data)
+        else:
+            data = mutated_text(rng, data.decode(), TOKENS).encode("utf-8", "replace")
         return data, lambda: again(self.read(data, None))
 
 
@@ -166,27 +163,18 @@ KEYS = (
     "report.every_s", "a.b.c", ".", "",
 )  # fmt: skip
 TOKENS = (
-    *KEYS,
-    *WORDS,
-    "[task]",
-    "[network]",
-    "[[network.partitions]]",
-    "[[fleet]]",
-    "number = 3",
-    "bbr",
-    "lognormal",
-    "5 ms",
-    "1 Gbit/s",
-    "inf",
-    "nan",
-    "1e400",
-)
+    *KEYS, *WORDS, "[task]", "[network]", "[[network.partitions]]", "[[fleet]]", "number = 3", "bbr", "lognormal",
+    "5 ms", "1 Gbit/s", "inf", "nan", "1e400",
+)  # fmt: skip
 
 
 def again(scenario: Scenario) -> None:
     """Assert that an accepted scenario can be written and read again."""
     assert Scenario.from_mapping(scenario.to_mapping()) == scenario
     toml_text(scenario.to_mapping())
+
+
+PARTS = ("all", "mask 0.005", "top 0.01", "fragment 3/8", "fragments 8", "mask 1e-06", "int8", "moniqua4")
 
 
 class Parts(Target):
@@ -196,15 +184,11 @@ class Parts(Target):
 
     def prepare(self) -> tuple[object, Callable[[], object]]:
         rng = self.rng
-        sample = rng.choice(
-            ("all", "mask 0.005", "top 0.01", "fragment 3/8", "fragments 8", "mask 1e-06", "int8", "moniqua4")
-        )
-        text = (
-            mutated_text(rng, sample, ("mask ", "top ", "fragment ", "/", ".", "e-", "0", "9"))
-            if rng.random() < 0.8
-            else sample
-        )
+        text = rng.choice(PARTS)
+        if rng.random() < 0.8:
+            text = mutated_text(rng, text, ("mask ", "top ", "fragment ", "/", ".", "e-", "0", "9"))
         size, session = rng.choice((0, 1, 2, 255, 1_000, 70_001)), rng.choice(EDGE_INTS) % 2**63
+        parse = rng.choice((check_part, get_codec))
 
         def act() -> None:
             part = Subset.parse(text)
@@ -220,12 +204,8 @@ class Parts(Target):
                         assert 0 <= positions[0] <= positions[-1] < size
                         assert (positions[1:] > positions[:-1]).all()
                 return
-            if rng_even:
-                check_part(text)
-            else:
-                get_codec(text)
+            parse(text)
 
-        rng_even = rng.random() < 0.5
         return (text, size, session), act
 
 

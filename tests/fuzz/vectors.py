@@ -28,8 +28,6 @@ from tests.fuzz.engine import Target
 from tests.fuzz.mutations import EDGE_INTS, mutated_bytes
 from tests.gossip.codecs.spreads import observe
 
-__all__ = ["Certificates", "Chunks", "Handshakes", "Payloads", "SealedRecords"]
-
 
 def bound_codec(name: str, size: int) -> Any:
     codec = CODECS[name]
@@ -40,6 +38,11 @@ def bound_codec(name: str, size: int) -> Any:
     return codec.with_bounds(spread)
 
 
+EDGE_NUMBERS = (  # Infinity, NaN, the largest and the least float32, then infinity in half precision and in bfloat16.
+    b"\x00\x00\x80\x7f", b"\x00\x00\xc0\x7f", b"\xff\xff\x7f\x7f", b"\x01\x00\x00\x00", b"\x00\x7c", b"\x80\x7f",
+)  # fmt: skip
+
+
 def octets(rng: Random, size: int) -> bytes:
     """Return ``size`` bytes of a payload: random ones, or the encodings of extreme numbers."""
     match rng.randrange(4):
@@ -48,16 +51,7 @@ def octets(rng: Random, size: int) -> bytes:
         case 1:
             return bytes([rng.choice((0, 0x7F, 0x80, 0xFF))]) * size
         case 2:
-            edge = rng.choice(
-                (
-                    b"\x00\x00\x80\x7f",
-                    b"\x00\x00\xc0\x7f",
-                    b"\xff\xff\x7f\x7f",
-                    b"\x01\x00\x00\x00",
-                    b"\x00\x7c",
-                    b"\x80\x7f",
-                )
-            )
+            edge = rng.choice(EDGE_NUMBERS)
             return (edge * (size // len(edge) + 1))[:size]
     data = bytearray(rng.randbytes(size))
     for _ in range(4):

@@ -4,28 +4,16 @@ from __future__ import annotations
 
 import io
 import math
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from random import Random
-from typing import Any, TypeVar
+from typing import Any
 
 import msgpack
 
+from gossip import effects
 from gossip.arithmetic.layout import Layout, Segment
 from gossip.config import Config
 from gossip.discovery import Bootstrap
-from gossip.effects import (
-    Adopt,
-    CopyPiece,
-    Dial,
-    Gather,
-    Mix,
-    ReceivePiece,
-    Send,
-    SendPiece,
-    Snapshot,
-    Transfer,
-    TryDial,
-)
 from gossip.errors import ProtocolError, RemoteError
 from gossip.exchange.session import LocalModel
 from gossip.ids import MemberRecord, peer_id_of
@@ -41,14 +29,11 @@ from node.links.frame_reader import FrameReader
 from node.observe.figures import HEADINGS
 from node.observe.status import METRICS, TEXTS, read_pages
 from node.terminal import plain_console
+from node.transport.blocking_io import run_to_end
 from node.transport.byte_stream import BrokenLinkError
 from tests.fuzz.engine import Target
 from tests.fuzz.grammar import World, key_of, make_message, make_record
 from tests.fuzz.mutations import mutated_bytes, mutated_value
-
-__all__ = ["Frames", "Headers", "Layouts", "Messages", "Prefixes", "Records", "Statuses"]
-
-T = TypeVar("T")
 
 
 class Prefixes(Target):
@@ -154,13 +139,10 @@ class Layouts(Target):
     """The summary of another node's model, and the sentence about the first difference."""
 
     name, share, declared = "layouts", 0.05, (ProtocolError,)
-    layout = Layout(
-        [
-            Segment("a.weight", (4, 3), "float32", "parameter"),
-            Segment("b", (7,), "bfloat16", "buffer"),
-            Segment("c", (2,), "float32", "frozen"),
-        ]
-    )
+    layout = Layout([
+        Segment("a.weight", (4, 3), "float32", "parameter"), Segment("b", (7,), "bfloat16", "buffer"),
+        Segment("c", (2,), "float32", "frozen"),
+    ])  # fmt: skip
 
     def prepare(self) -> tuple[object, Callable[[], object]]:
         rng = self.rng
@@ -184,6 +166,10 @@ CONFIGS: tuple[dict[str, Any], ...] = (
     {"mixing": "push-sum"}, {"mixing": "row-stochastic"}, {"partners": 0, "selection": "ring"}, {"selection": "ring"},
     {"filter": "balance"},
     {"codec": "auto"}, {"selection": "nearest"}, {"max_version_gap": 0.0}, {"staleness_exponent": 1.0},
+)  # fmt: skip
+STREAMS = effects.Transfer, effects.Gather, effects.ReceivePiece, effects.SendPiece
+REPORTED = (  # The driver reports what became of these.
+    *STREAMS, effects.Snapshot, effects.CopyPiece, effects.Adopt, effects.Dial, effects.TryDial, effects.Mix,
 )  # fmt: skip
 
 
@@ -242,14 +228,8 @@ class Messages(Target):
         if sender not in self.linked:
             return "link", lambda: self.link(0)
         self.sender = sender
-        own = sorted(
-            {
-                *self.peer.exchanges.table,
-                *self.peer.joining.surveys,
-                *self.peer.joining.pieces,
-                *self.peer.donating.table,
-            }
-        )
+        exchanges, joining, donating = self.peer.exchanges, self.peer.joining, self.peer.donating
+        own = sorted({*exchanges.table, *joining.surveys, *joining.pieces, *donating.table})
         self.world.sessions = [*own[-4:], *own[-4:], 1, 2, 3, rng.getrandbits(62)]
         message = make_message(rng, self.world)
         return (sender, message), lambda: self.receive(sender, message)
@@ -267,10 +247,9 @@ class Messages(Target):
                 loss = rng.choice((None, 0.5))
                 return "step", lambda: self.perform(peer.on_stepped(self.steps, 8 * self.steps, loss, self.now))
             case 1 | 2:
-                later = rng.choice((0.0, 0.5, 5.0, 40.0))
-                self.now = max(
-                    self.now, peer.deadline if rng.random() < 0.7 and math.isfinite(peer.deadline) else self.now + later
-                )
+                later = self.now + rng.choice((0.0, 0.5, 5.0, 40.0))
+                is_at_deadline = rng.random() < 0.7 and math.isfinite(peer.deadline)
+                self.now = max(self.now, peer.deadline if is_at_deadline else later)
                 return ("tick", self.now), self.tick
             case 5 if rng.random() < 0.1:
                 own = sorted({*peer.exchanges.table, *peer.donating.table})
@@ -296,15 +275,12 @@ class Messages(Target):
                 return
         raise AssertionError("a deadline that ticks do not move")
 
-    def perform(self, effects: list[Any]) -> None:
-        for effect in effects:
-            if isinstance(effect, Send):
+    def perform(self, told: list[Any]) -> None:
+        for effect in told:
+            if isinstance(effect, effects.Send):
                 data = encode(effect.message)
                 assert decode(data[PREFIX_BYTES:]) == effect.message
-            elif isinstance(
-                effect,
-                Snapshot | CopyPiece | Transfer | Gather | ReceivePiece | SendPiece | Adopt | Dial | TryDial | Mix,
-            ):
+            elif isinstance(effect, REPORTED):
                 self.todo.append(effect)
         del self.todo[:-64]
         check(self.peer.membership.me, trusting)
@@ -314,25 +290,24 @@ class Messages(Target):
         rng, peer, now = self.rng, self.peer, self.now
         squares = rng.choice((0.0, 1.0, 1e30, math.inf, rng.random())), rng.choice((0.0, 1.0, 1e30, 1.0))
         match effect:
-            case Snapshot(session) | CopyPiece(session):
+            case effects.Snapshot(session) | effects.CopyPiece(session):
                 self.perform(peer.on_snapshotted(session, now, rng.choice((0.0, 0.5)), rng.choice((math.nan, 1.0))))
-            case Transfer() | Gather() | ReceivePiece() | SendPiece() if rng.random() < 0.3:
-                self.perform(
-                    peer.on_failed(effect.session, rng.choice(("broken", "checksum", "overflow", "stalled")), now)
-                )
-            case Transfer():
+            case _ if isinstance(effect, STREAMS) and rng.random() < 0.3:
+                why = rng.choice(("broken", "checksum", "overflow", "stalled"))
+                self.perform(peer.on_failed(effect.session, why, now))
+            case effects.Transfer():
                 self.perform(peer.on_streamed(effect.session, *squares, now))
-            case Gather():
+            case effects.Gather():
                 self.perform(peer.on_gathered(effect.session, *squares, {}, set(), now))
-            case ReceivePiece():
+            case effects.ReceivePiece():
                 self.perform(peer.on_collected(effect.session, effect.stop, now))
-            case SendPiece():
+            case effects.SendPiece():
                 self.perform(peer.on_served(effect.session, now))
-            case Adopt() if peer.joining.phase.name == "ADOPTING":
+            case effects.Adopt() if peer.joining.phase.name == "ADOPTING":
                 self.perform(peer.on_adopted(now))
-            case Dial(_, expect):
+            case effects.Dial(_, expect):
                 self.perform(peer.on_dial_failed(expect, now))
-            case TryDial(asker, _):
+            case effects.TryDial(asker, _):
                 self.perform(peer.on_dial_tried(asker, rng.random() < 0.5, now))
 
     def ended(self, error: BaseException) -> None:
@@ -360,7 +335,7 @@ class Statuses(Target):
 
         def act() -> None:
             stream = Canned(data)
-            answer = finished(read_pages(stream, FrameReader(stream)))
+            answer = run_to_end(lambda source: read_pages(source, FrameReader(source)), stream)
             assert all(len(member["id"]) <= 64 for member in answer["members"])
             console = plain_console(io.StringIO())
             console.print(picture_of(answer, answer, 1.0))
@@ -388,13 +363,3 @@ class Canned:
         buffer[: len(piece)] = piece
         self.at += len(piece)
         return len(piece)
-
-
-def finished(work: Coroutine[Any, Any, T]) -> T:
-    """Return the result of a coroutine that never waits."""
-    try:
-        work.send(None)
-    except StopIteration as end:
-        result: T = end.value
-        return result
-    raise AssertionError("it waits")

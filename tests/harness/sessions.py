@@ -15,8 +15,6 @@ from tests.harness.model import Model, Number
 if TYPE_CHECKING:
     from tests.harness.network import Link
 
-__all__ = ["Session", "Sessions", "hash_of"]
-
 
 @dataclass(slots=True, eq=False)
 class Session:

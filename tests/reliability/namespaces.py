@@ -10,8 +10,6 @@ import pytest
 
 from tests.reliability.test_reliability import lab
 
-__all__ = ["lab", "switched"]
-
 
 @contextlib.contextmanager
 def switched(count, net="10.79.0"):
