@@ -37,8 +37,8 @@ def trained(model, **options):
 # -- a device without streams ------------------------------------------------------------------------------------------
 def test_parts_are_read_and_added_on_mps():
     with simulated("mps"):
-        model, host = mlp().to("mps"), mlp()
-        there, here = ModelState(model), ModelState(host)
+        model = mlp().to("mps")
+        there, here = ModelState(model), ModelState(mlp())
         there.write(np.arange(there.size(), dtype=np.float32))
         here.write(np.arange(there.size(), dtype=np.float32))
         places = np.array([3, 7, 130, 150, there.size() - 1])
@@ -48,6 +48,7 @@ def test_parts_are_read_and_added_on_mps():
             state.merge(np.zeros(state.size(), np.float32), 0.5)
         out = np.empty(5, np.float32)
         there.begin_read_at(out, places)
+        assert model[0].weight.device.type == "mps"
         np.testing.assert_array_equal(vector_of(there), vector_of(here))
         np.testing.assert_array_equal(out, vector_of(here)[places])
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -18,7 +17,7 @@ from gossip.selection.graphs import Graph
 from node.settings import NodeOptions, Settings
 from sim.scenario.scenario import Scenario
 from sim.scenario.tables import toml_text
-from tests.fuzz.engine import Target
+from tests.fuzz.engine import Input, Target
 from tests.fuzz.files import OnDisk
 from tests.fuzz.mutations import EDGE_FLOATS, EDGE_INTS, edge_value, mutated_bytes, mutated_text, mutated_value
 
@@ -50,8 +49,7 @@ class Configs(Target):
 
     name, share, declared = "configs", 0.05, (ConfigError,)
 
-    def prepare(self) -> tuple[object, Callable[[], object]]:
-        rng = self.rng
+    def prepare(self, rng: Random) -> Input:
         names = (*NAMES, "preset", "method", "", "selectoin", "internal", "bench_s")
         table = {rng.choice(names): setting(rng) for _ in range(rng.choice((1, 1, 2, 3, 5)))}
 
@@ -68,8 +66,7 @@ class Tomls(OnDisk):
 
     name, share, declared = "tomls", 0.02, (ConfigError,)
 
-    def prepare(self) -> tuple[object, Callable[[], object]]:
-        rng = self.rng
+    def prepare(self, rng: Random) -> Input:
         text = "\n".join(f"{name} = {toml(setting(rng))}" for name in rng.sample(NAMES, rng.choice((1, 2, 4))))
         text = rng.choice(("", "[gossip]\n", 'preset = "wan"\n', "[[gossip]]\n")) + text
         if rng.random() < 0.7:
@@ -136,8 +133,7 @@ class Scenarios(OnDisk):
         (self.folder / "a.toml").write_bytes(data)
         return Scenario.from_toml(self.folder / "a.toml", changes=changes)
 
-    def prepare(self) -> tuple[object, Callable[[], object]]:
-        rng = self.rng
+    def prepare(self, rng: Random) -> Input:
         way = rng.random()
         if way < 0.5:
             table = mutated_value(rng, rng.choice(self.tables))
@@ -182,8 +178,7 @@ class Parts(Target):
 
     name, share, declared = "parts", 0.05, (ConfigError,)
 
-    def prepare(self) -> tuple[object, Callable[[], object]]:
-        rng = self.rng
+    def prepare(self, rng: Random) -> Input:
         text = rng.choice(PARTS)
         if rng.random() < 0.8:
             text = mutated_text(rng, text, ("mask ", "top ", "fragment ", "/", ".", "e-", "0", "9"))
@@ -214,8 +209,7 @@ class Addresses(Target):
 
     name, share, declared = "addresses", 0.05, (ConfigError, IdentityError)
 
-    def prepare(self) -> tuple[object, Callable[[], object]]:
-        rng = self.rng
+    def prepare(self, rng: Random) -> Input:
         sample = rng.choice(
             ("10.0.0.5:7700", "[::1]:7700", "node.example:1", "127.0.0.1:0", "none", "10.0.0.1:1#" + "0f" * 16)
         )
@@ -238,8 +232,7 @@ class Graphs(Target):
 
     name, share, declared = "graphs", 0.03, (ConfigError,)
 
-    def prepare(self) -> tuple[object, Callable[[], object]]:
-        rng = self.rng
+    def prepare(self, rng: Random) -> Input:
         sample = rng.choice((
             "0 1\n1 2\n2 0\n", "10.0.0.1:7700 10.0.0.2:7700\n", "0123abcd 89abcdef\n# end\n", "0 1\n" * 40,
             "\n".join(f"{n} {n + 1}" for n in range(rng.choice((3, 30, 300)))),

@@ -39,10 +39,9 @@ class Wrong(Target):
         super().__init__(rng)
         self.place = -1
 
-    def prepare(self):
+    def prepare(self, rng):
         self.place += 1
-        draw = self.rng.random()
-        return (self.place, draw), self.act
+        return (self.place, rng.random()), self.act
 
     def act(self):
         if self.place == 0:

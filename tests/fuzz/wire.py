@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import math
-from collections.abc import Callable
 from random import Random
 from typing import Any
 
@@ -31,7 +30,7 @@ from node.observe.status import METRICS, TEXTS, read_pages
 from node.terminal import plain_console
 from node.transport.blocking_io import run_to_end
 from node.transport.byte_stream import BrokenLinkError
-from tests.fuzz.engine import Target
+from tests.fuzz.engine import Input, Target
 from tests.fuzz.grammar import World, key_of, make_message, make_record
 from tests.fuzz.mutations import mutated_bytes, mutated_value
 
@@ -41,8 +40,7 @@ class Prefixes(Target):
 
     name, share, declared = "prefixes", 0.05, (ProtocolError,)
 
-    def prepare(self) -> tuple[object, Callable[[], object]]:
-        rng = self.rng
+    def prepare(self, rng: Random) -> Input:
         data = mutated_bytes(
             rng, frames.PREFIX.pack(frames.MAGIC, rng.randrange(1, 65_537), rng.choice((0, 4_096))), most=16
         )
@@ -78,8 +76,7 @@ class Frames(Target):
         world = World()
         self.samples = [encode(make_message(rng, world))[PREFIX_BYTES:] for _ in range(8)]
 
-    def prepare(self) -> tuple[object, Callable[[], object]]:
-        rng = self.rng
+    def prepare(self, rng: Random) -> Input:
         data = mutated_bytes(rng, rng.choice(self.samples), self.samples, most=65_536)
         body = rng.choice((0, 0, 0, 1, 4_096))
         return (data, body), lambda: read(data, body)
@@ -96,8 +93,7 @@ class Headers(Target):
         packed = [encode(make_message(rng, world))[PREFIX_BYTES:] for _ in range(8)]
         self.samples = [msgpack.unpackb(data, raw=False) for data in packed]
 
-    def prepare(self) -> tuple[object, Callable[[], object]]:
-        rng = self.rng
+    def prepare(self, rng: Random) -> Input:
         value = mutated_value(rng, rng.choice(self.samples), self.samples)
         data = pack(value)
         return data, lambda: read(data, 0)
@@ -121,8 +117,7 @@ class Records(Target):
         world = World()
         self.samples = [frames.write_record(make_record(rng, world)) for _ in range(8)]
 
-    def prepare(self) -> tuple[object, Callable[[], object]]:
-        rng = self.rng
+    def prepare(self, rng: Random) -> Input:
         value = mutated_value(rng, rng.choice(self.samples), self.samples)
         really = rng.random() < 0.05  # Verifying a signature takes longer than all the rest.
 
@@ -144,8 +139,7 @@ class Layouts(Target):
         Segment("c", (2,), "float32", "frozen"),
     ])  # fmt: skip
 
-    def prepare(self) -> tuple[object, Callable[[], object]]:
-        rng = self.rng
+    def prepare(self, rng: Random) -> Input:
         value = mutated_value(rng, as_lists(self.layout.summary()))
 
         def act() -> None:
@@ -219,8 +213,7 @@ class Messages(Target):
         self.linked.add(record.id)
         self.perform(self.peer.on_linked(record.id, record, self.now))
 
-    def prepare(self) -> tuple[object, Callable[[], object]]:
-        rng = self.rng
+    def prepare(self, rng: Random) -> Input:
         if rng.random() < 0.35:
             return self.event()
         self.now += rng.choice((0.0, 0.0, 0.001, 0.05))
@@ -238,7 +231,7 @@ class Messages(Target):
         arrived = decode(encode(message)[PREFIX_BYTES:])
         self.perform(self.peer.receive(sender, arrived, self.now))
 
-    def event(self) -> tuple[object, Callable[[], object]]:
+    def event(self) -> Input:
         """Return an event other than a message, as a driver reports it: a step, a tick, a lost link, ..."""
         rng, peer = self.rng, self.peer
         match rng.randrange(6):
@@ -321,8 +314,7 @@ class Statuses(Target):
 
     name, share, declared = "statuses", 0.05, (RemoteError,)
 
-    def prepare(self) -> tuple[object, Callable[[], object]]:
-        rng = self.rng
+    def prepare(self, rng: Random) -> Input:
         row, other = ([id_ * 16, "10.0.0.1:7700", "alive", 8, 64, 0.5, True, 0.1, 2.0] for id_ in (b"i", b"j"))
         values = {name: "a text" for name in TEXTS} | {name: [["ab" * 16, "why", 3]] for name in HEADINGS}
         values["id"] = "0f" * 16
