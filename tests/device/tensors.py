@@ -161,10 +161,8 @@ def on_cpu(func: Any, args: tuple) -> tuple:
 
 def leaves(args: Any, kwargs: dict) -> list:
     """Return all arguments, and all items of lists among them."""
-    flat: list = []
-    for one in (*args, *kwargs.values()):
-        flat.extend(one) if isinstance(one, list | tuple) else flat.append(one)
-    return flat
+    each = (one if isinstance(one, list | tuple) else [one] for one in (*args, *kwargs.values()))
+    return [item for items in each for item in items]
 
 
 def mapped(value: Any, change: Any) -> Any:
