@@ -37,6 +37,15 @@ class World:
     keys: tuple[str, ...] = ("exp_avg", "exp_avg_sq")
 
 
+def member(number: int, **changes: Any) -> MemberRecord:
+    """Return a plausible record of a member of the world's run."""
+    key = key_of(number)
+    return MemberRecord(
+        peer_id_of(key), key, 1, address=Address("10.0.0.2", 1 + number), ready=True, run_id=World.run_id, steps=8,
+        samples=64, progress=100, **changes,
+    )  # fmt: skip
+
+
 def make_message(rng: Random, world: World, tag: str | None = None) -> Any:
     """Return a message of a random type, with every field within the bounds of the wire format."""
     cls = MESSAGES[tag if tag is not None else rng.choice(list(MESSAGES))]

@@ -31,7 +31,7 @@ from node.terminal import plain_console
 from node.transport.blocking_io import run_to_end
 from node.transport.byte_stream import BrokenLinkError
 from tests.fuzz.engine import Input, Target
-from tests.fuzz.grammar import World, key_of, make_message, make_record
+from tests.fuzz.grammar import World, key_of, make_message, make_record, member
 from tests.fuzz.mutations import mutated_bytes, mutated_value
 
 
@@ -178,38 +178,28 @@ class Messages(Target):
 
     def __init__(self, rng: Random) -> None:
         super().__init__(rng)
-        self.now = 1_000.0
-        self.world = World(ids=[peer_id_of(key_of(n)) for n in range(6)])
-        self.config = Config(**rng.choice(CONFIGS))
-        alone = rng.random() < 0.7
-        me = MemberRecord(
-            peer_id_of(b"me" * 16), b"me" * 16, 1, address=frames.Address("10.0.0.9", 9), run_id=b"g" * 16
-        )
-        seeds = () if alone else (frames.Address("10.0.0.1", 7_700),)
-        self.peer = self.make(me, seeds)
-        self.world.ids.append(self.peer.id)
-        self.linked: set[Any] = set()
-        self.todo: list[Any] = []
-        self.sender = self.world.ids[0]
-        self.steps = 0
-        self.perform(self.peer.start(self.now))
+        self.begin(Config(**rng.choice(CONFIGS)), is_alone=rng.random() < 0.7)
         self.peer.local.optimizer_keys = rng.choice(((), self.world.keys))
         for number in range(4):
             self.link(number)
 
-    def make(self, me: MemberRecord, seeds: tuple[frames.Address, ...]) -> Peer:
-        rng = Random(self.rng.getrandbits(32))
-        members = Membership(me, sign=unsigned, verify=trusting, config=self.config, rng=rng, now=self.now)
+    def begin(self, config: Config, is_alone: bool) -> None:
+        """Start a peer, which knows no address if it is alone."""
+        self.now, self.steps, self.world = 1_000.0, 0, World(ids=[peer_id_of(key_of(n)) for n in range(6)])
+        self.linked: set[Any] = set()
+        self.todo: list[Any] = []
+        self.sender = self.world.ids[0]
+        key, address, rng = b"me" * 16, frames.Address("10.0.0.9", 9), Random(self.rng.getrandbits(32))
+        me = MemberRecord(peer_id_of(key), key, 1, address=address, run_id=self.world.run_id)
+        members = Membership(me, sign=unsigned, verify=trusting, config=config, rng=rng, now=self.now)
         model = LocalModel("f", self.world.elements, 100)
-        return Peer(members, self.config, model, rng=rng, bootstrap=Bootstrap(seeds), now=self.now)
+        bootstrap = Bootstrap(() if is_alone else (frames.Address("10.0.0.1", 7_700),))
+        self.peer = Peer(members, config, model, rng=rng, bootstrap=bootstrap, now=self.now)
+        self.world.ids.append(self.peer.id)
+        self.perform(self.peer.start(self.now))
 
     def link(self, number: int) -> None:
-        """Link a member whose record is valid."""
-        key = key_of(number)
-        record = MemberRecord(
-            peer_id_of(key), key, 1, address=frames.Address("10.0.0.2", 1 + number), ready=True,
-            run_id=self.world.run_id, steps=8, samples=64,
-        )  # fmt: skip
+        record = member(number)
         self.linked.add(record.id)
         self.perform(self.peer.on_linked(record.id, record, self.now))
 
