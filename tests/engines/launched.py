@@ -68,13 +68,10 @@ class Launched:
 
         return until(unless_ended, self.said)
 
-    def result(self, code=0):
-        """Wait for the command to exit with ``code``; if that is 0, return its last line, parsed as JSON."""
-        assert self.process.wait(PATIENCE_S) == code, self.said()
-        return json.loads(self.out.read_text().splitlines()[-1]) if code == 0 else None
-
-    def send(self, number):
-        os.killpg(self.pid, number)
+    def result(self):
+        """Wait for the command to succeed; return its last line, parsed as JSON."""
+        assert self.process.wait(PATIENCE_S) == 0, self.said()
+        return json.loads(self.out.read_text().splitlines()[-1])
 
     def end(self):
         """Kill the command and all of its descendants, if they still run."""

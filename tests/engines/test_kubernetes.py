@@ -140,7 +140,7 @@ def test_pods_find_each_other_by_a_name_and_one_that_comes_back_elsewhere_is_who
     goes_on(logs)
     assert [log.lives for log in logs] == [2, 1, 1]
 
-    pods[2].send(signal.SIGTERM)  # Draining a machine sends SIGTERM to its pods.
+    os.killpg(pods[2].pid, signal.SIGTERM)  # Draining a machine sends SIGTERM to its pods.
     assert pods[2].process.wait(60) == 143
     assert (tmp_path / "volume-2" / "run.safetensors").exists(), "saved before it went"
     until(lambda: any("has left" in row["sentence"] for row in logs[1].rows("member")))
