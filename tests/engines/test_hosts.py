@@ -7,11 +7,9 @@ import re
 import pytest
 
 from tests.engines.hosts import documented, together
-from tests.engines.launched import ENDLESS, PATIENCE_S, ROOT, Log, goes_on
+from tests.engines.launched import ENDLESS, ROOT, Log, goes_on
 
 pytestmark = pytest.mark.netns
-
-SECRET = "GOSSIP_SECRET_FILE=swarm.secret"
 
 
 def test_torchruns_ranks_on_three_hosts_are_one_swarm_and_host_0_comes_back_without_it(hosts):
@@ -29,17 +27,6 @@ def test_torchruns_ranks_on_three_hosts_are_one_swarm_and_host_0_comes_back_with
     assert first.log.ids == [result["node"]] * 2
     assert first.log.rows("joined"), "the weights of the swarm"
     assert first.log.addresses[-1].startswith(f"{first.address}:")
-
-
-def test_torchruns_ranks_without_a_secret_are_told_how_to_get_one(hosts):
-    command = documented("torchrun")
-    jobs = [
-        machine.run(command, **{"--nnodes 3": "--nnodes 2", "-rank I": f"-rank {machine.number}", SECRET: ""})
-        for machine in hosts(2)
-    ]
-    for job in jobs:
-        assert job.process.wait(PATIENCE_S) != 0
-        assert "name its file in GOSSIP_SECRET_FILE" in job.said()
 
 
 def test_hosts_of_several_ranks_are_one_swarm(hosts):
