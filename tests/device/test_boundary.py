@@ -243,7 +243,7 @@ HALF = Cut(Subset("fragment", index=0, count=2), np.arange(300))
 
 @pytest.mark.parametrize("cut", [None, HALF], ids=["whole", "a part and its sample"])
 @pytest.mark.parametrize(("value", "place", "expected"), [(1.0, 0, True), (math.nan, 3, False), (math.inf, 590, False)])
-def test_whether_a_snapshot_is_finite_comes_with_the_copy(cut, value, place, expected):
+def test_a_copy_tells_if_its_values_are_finite(cut, value, place, expected):
     loop = Loop()
     loop.boundary.sampled_positions = np.arange(0, SIZE, 10)
     with torch.no_grad():

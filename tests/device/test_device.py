@@ -48,7 +48,7 @@ def test_a_host_buffer_is_poison_until_its_event(device):
     assert (buffer == 1).all()
 
 
-def test_what_is_written_to_a_host_buffer_too_early_arrives(device):
+def test_a_host_buffer_that_is_written_to_too_early_arrives_changed(device):
     device.queues.pace = 0.0
     buffer = torch.ones(SIZE, pin_memory=True)
     there = buffer.to("cuda", non_blocking=True)

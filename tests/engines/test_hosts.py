@@ -74,7 +74,7 @@ def test_tasks_of_slurms_script_on_two_hosts_are_one_swarm(hosts, tmp_path):
     together(machines, jobs)
 
 
-def test_what_docker_is_told_makes_containers_on_two_hosts_one_swarm(hosts):
+def test_the_variables_of_docker_make_containers_on_two_hosts_one_swarm(hosts):
     """The image's entry point with the variables of the image and of the page, without a container around it."""
     machines = hosts(2)
     given = re.findall(r"-e (\S+)", documented("Docker"))

@@ -63,7 +63,7 @@ def test_every_object_is_as_kubernetes_wants_it(file, kinds):
         validate.validate(found[-1], VERSION, strict=True)
 
 
-def test_what_becomes_of_a_pod_follows_from_our_exit_codes():
+def test_the_fate_of_a_pod_follows_from_our_exit_codes():
     (job,) = [one for one in objects("job.yaml") if one["kind"] == "Job"]
     codes = {
         code: rule["action"]

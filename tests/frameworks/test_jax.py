@@ -186,7 +186,7 @@ def test_any_piece_is_a_copy_of_what_lies_there(tree):
             np.testing.assert_array_equal(out, full[start : start + out.size])
 
 
-def test_what_is_added_is_added_to_floats_alone_and_nothing_is_written_to():
+def test_an_addition_changes_floats_alone_and_writes_to_no_array():
     value = {"w": jnp.ones((2, 3)), "h": jnp.ones(2, jnp.bfloat16), "n": jnp.arange(3), "s": 2.0}
     tree = Pytree(value)
     assert [(s.name, s.dtype) for s in tree.layout.segments] == [("h", "bfloat16"), ("w", "float32")]

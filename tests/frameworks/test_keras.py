@@ -143,7 +143,7 @@ def test_freezing_is_no_part_of_a_checkpoint_and_thawing_is_told(tmp_path):
         weights.read(np.empty(99, np.float32))
 
 
-def test_what_others_sent_is_trained_on_while_fit_runs():
+def test_values_that_others_sent_are_trained_on_while_fit_runs():
     """During fit the JAX backend holds the weights outside the model."""
     model, seen = classifier(), []
     model.optimizer.learning_rate = 0.0
@@ -212,7 +212,7 @@ def test_a_checkpoint_of_the_node_holds_run_and_weights(tmp_path):
     assert callback.node.swarm_samples == 128
 
 
-def test_what_cannot_work_is_told_at_once():
+def test_options_that_cannot_work_are_refused_at_once():
     with pytest.raises(LayoutError, match="no weights yet"):
         gossip(keras.Sequential([keras.layers.Dense(3)]))
     with pytest.raises(TypeError, match="seed"):

@@ -207,7 +207,7 @@ def test_a_checkpoint_holds_what_two_nodes_agreed_on_and_that_of_a_validation_wh
     assert "save_checkpoint" not in vars(training), "the trainer is as it was"
 
 
-def test_what_does_not_hold_the_whole_model_is_refused_and_so_is_what_node_does_not_know():
+def test_a_sharded_model_and_an_unknown_option_are_refused():
     callback = gossip()
     sharded = type("Two", (), {"world_size": 2, "strategy": FSDPStrategy()})
     with pytest.raises(

@@ -247,7 +247,7 @@ def test_training_outside_the_block_is_refused(tmp_path):
         training.train()
 
 
-def test_what_cannot_work_is_told_at_once(tmp_path):
+def test_options_that_cannot_work_are_refused_at_once(tmp_path):
     training = trainer(tmp_path, restore_callback_states_from_checkpoint=True)
     with pytest.raises(ConfigError, match="restore_callback_states_from_checkpoint"):
         gossip(training)

@@ -91,7 +91,7 @@ def test_the_page_has_a_place_for_every_table(page):
     assert all(f"<!-- table: {name} -->\n" in text for name in ("goodput", "worlds", "accuracy", "storm"))
 
 
-def test_what_was_not_played_is_a_dash_and_what_was_has_its_spread(page):
+def test_a_figure_that_was_not_played_is_a_dash_and_others_have_their_spread(page):
     figures = {"trained": 0.5, "kept": 0.4, "idle": 0.1, "accuracy": 0.9, "worst": 0.8, "average": 0.95}
     runs = {(8, "100 Gbit/s", "iid"): [figures, figures | {"trained": 0.6}], (16, "100 Gbit/s", "iid"): [figures]}
     runs[16, "with a notice", "iid"] = [figures | {"kept": 0.5}]

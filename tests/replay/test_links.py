@@ -160,7 +160,7 @@ def test_a_router_that_is_ended_is_one_sentence():
 
 @pytest.mark.netns
 @pytest.mark.usefixtures("possible")
-def test_nothing_is_left_of_who_is_killed_with_signal_9():
+def test_no_router_outlives_a_process_that_is_killed_with_signal_9():
     program = (
         "import sys, time\nfrom benchmarks.replay.links import EmulatedLinks\n"
         "with EmulatedLinks(2) as links:\n    print(links.process.pid, flush=True)\n    time.sleep(60)\n"

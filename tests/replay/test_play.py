@@ -67,7 +67,7 @@ def test_nodes_have_the_congestion_control_of_the_scenario(tmp_path, congestion)
 
 
 @pytest.mark.parametrize(("ends", "states"), [({"farewell": 1.0}, ["left"]), ({}, ["dead"])])
-def test_who_says_goodbye_has_left_and_who_is_killed_is_dead(tmp_path, ends, states):
+def test_a_node_that_says_goodbye_has_left_and_one_that_is_killed_is_dead(tmp_path, ends, states):
     trace = tmp_path / "trace.csv"
     trace.write_text("peer,from_s,until_s\n0,0,\n1,0,6\n")
     two = plan(peers=2, duration_s=20, churn={"trace": str(trace), **ends}, **{"task.model": "linear"})
