@@ -55,20 +55,20 @@ def test_parts_are_read_and_added_on_mps():
 
 # -- positions and the optimizer's scalars -----------------------------------------------------------------------------
 @cuda
-def test_positions_of_a_cut_go_to_the_device_once(costs):
+def test_positions_of_a_cut_go_to_the_device_once_and_those_of_a_few_cuts_stay_there(costs):
     state = ModelState(mlp().cuda())
-    cache, live, places = state._sparse.cache, state._tensors.current(), np.arange(0, state.size(), 3)
+    places = np.arange(0, state.size(), 3)
     out = state.buffer(places.size)
-    state.begin_read_at(out, places).wait()
-    runs = cache.of(places, live)
-    state.begin_read_at(out, places).wait()
-    assert cache.of(places, live) is runs
-    del runs
     costs.reset()
-    for _ in range(10):
-        cache.of(places.copy(), live)
-    assert len(cache.kept) == cache.MAX_SETS
-    costs.check(peak=8 * cache.MAX_SETS * places.size)
+    for _ in range(2):
+        state.begin_read_at(out, places).wait()
+    costs.check(up=places.nbytes)
+    cuts = [places.copy() for _ in range(10)]
+    costs.reset()
+    for cut in cuts:
+        state.prepare_positions(cut)
+    assert [state.has_positions(cut) for cut in cuts] == [False] * 6 + [True] * 4
+    costs.check(peak=4 * places.nbytes)
 
 
 @cuda
