@@ -32,6 +32,7 @@ def test_two_nodes_with_the_default_settings_mix_and_stay_on_their_device(train)
         second = train(*trainee(1), config=Config(), seeds=[first.node.address])
         until(lambda: all(one.node.metrics().exchanges_done >= 2 for one in (first, second)))
         for one in (first, second):
+            one.stop()  # Its threads use the device until then.
             assert one.error is None
             assert all(part.device.type == "mps" for part in one.model.parameters())
             assert all(bool(part.detach().cpu().isfinite().all()) for part in one.model.parameters())
