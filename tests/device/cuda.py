@@ -16,8 +16,6 @@ from trio._core import _thread_cache
 from tests.device.device import Device, Graph
 from tests.device.tensors import Dispatch
 
-__all__ = ["simulated"]
-
 # torch warns once in a process; the simulated device warns at each call.
 PROTOTYPE = "Synchronization debug mode is a prototype feature and does not yet detect all synchronizing operations"
 
@@ -70,19 +68,6 @@ def simulated(kind: str = "cuda", seed: int = 0) -> Iterator[Device]:
             for (_, kind), rows in plain_groups(lists, with_indices).items()
         }
 
-    class Stream(_Stream):
-        device = on.torch
-
-        def __init__(self, device=None, priority=0) -> None:
-            super().__init__(on, on.queues.new("side"))
-
-    class Event(_Event):
-        def __init__(self, *args, **kwargs) -> None:
-            super().__init__(on)
-
-    def current(device=None):
-        return _Stream(on, on.current)
-
     @contextlib.contextmanager
     def stream(one):
         before, on.here.stream = on.current, one.queue
@@ -118,14 +103,12 @@ def simulated(kind: str = "cuda", seed: int = 0) -> Iterator[Device]:
     cudart = mock.Mock(cudaHostRegister=register, cudaHostUnregister=lambda at: on.pinned.ranges.pop(at, None) and 0)
     patches = {
         "_lazy_init": lambda: None, "is_available": lambda: True, "device_count": lambda: 1,
-        "is_initialized": lambda: True, "current_device": lambda: 0,
-        "set_device": lambda device: setattr(on.here, "set", str(device)),
-        "Stream": Stream, "Event": Event, "current_stream": current,
-        "default_stream": lambda device=None: _Stream(on, on.default),
+        "is_initialized": lambda: True, "current_device": lambda: 0, "set_device": lambda device: None,
+        "Stream": lambda device=None, priority=0: _Stream(on, on.queues.new("side")),
+        "Event": lambda enable_timing=False: _Event(on), "current_stream": lambda device=None: _Stream(on, on.current),
         "stream": stream, "synchronize": lambda device=None: on.synchronize(), "CUDAGraph": CUDAGraph, "graph": graph,
         "is_current_stream_capturing": lambda: on.graph is not None, "empty_cache": lambda: None,
-        "set_sync_debug_mode": set_sync_debug_mode,
-        "memory_allocated": lambda device=None: on.memory.bytes,
+        "set_sync_debug_mode": set_sync_debug_mode, "memory_allocated": lambda device=None: on.memory.bytes,
         "max_memory_allocated": lambda device=None: on.memory.peak_bytes,
         "max_memory_reserved": lambda device=None: on.memory.peak_bytes,
         "reset_peak_memory_stats": lambda device=None: setattr(on.memory, "peak_bytes", on.memory.bytes),
@@ -169,9 +152,6 @@ class _Stream:
         event = event or torch.cuda.Event()
         event.record(self)
         return event
-
-    def query(self) -> bool:
-        return not self.queue.pending
 
     def synchronize(self) -> None:
         self.on.wait("Stream.synchronize", self.queue)

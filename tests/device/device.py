@@ -13,8 +13,6 @@ import torch
 from tests.device.memory import Block, Memory, Pinned
 from tests.device.queues import Queue, Queues
 
-__all__ = ["Device", "Wait"]
-
 HERE = Path(__file__).parent
 MACHINERY = (*(str(HERE / name) for name in ("cuda.py", "device.py", "tensors.py")), str(Path(torch.__file__).parent))
 OURS = tuple(str(HERE.parents[1] / package) for package in ("node", "gossip"))
@@ -83,7 +81,7 @@ class Device:
 
     def block(self, base: torch.Tensor) -> Block:
         """Make a block of this memory for the current stream."""
-        block = self.memory.block(base, self.current, lambda queue, work: self.queues.put(queue, "run", work))
+        block = self.memory.block(base, self.current)
         if self.graph is not None:
             self.graph.blocks.append(block)
         return block

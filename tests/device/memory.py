@@ -11,10 +11,6 @@ from torch import Tensor
 
 from tests.device.queues import Queue, Queues
 
-Put = Callable[[Queue, Callable[[], object]], None]
-
-__all__ = ["Block", "Memory", "Pinned", "poison"]
-
 
 def poison(tensor: Tensor) -> None:
     """Fill with NaN; integers, which have none, with a number that is a valid index and a wrong value."""
@@ -58,27 +54,20 @@ class Memory:
         with self.queues.lock:
             self.bytes -= size
 
-    def block(self, base: Tensor, queue: Queue, put: Put) -> Block:
+    def block(self, base: Tensor, queue: Queue) -> Block:
         """Give ``base``, fresh and poisoned, to ``queue``. At its end it is poisoned where reuse could begin."""
         size = base.numel() * base.element_size()
         self.reserve(size)
         poison(base)
         block = Block()
-        weakref.finalize(block, self.end, block.users, size, base, queue, put).atexit = False
+        weakref.finalize(block, self.end, block.users, size, base, queue).atexit = False
         return block
 
-    def end(
-        self,
-        users: list[Queue],
-        size: int,
-        base: Tensor,
-        queue: Queue,
-        put: Callable[[Queue, Callable[[], None]], None],
-    ) -> None:
+    def end(self, users: list[Queue], size: int, base: Tensor, queue: Queue) -> None:
         others = [one for one in users if one is not queue]
         if not others:
             self.release(size)
-            put(queue, lambda: poison(base))
+            self.queues.put(queue, "run", lambda: poison(base))
             return
 
         def reuse() -> None:

@@ -11,9 +11,8 @@ from torch import nn
 from node.model.snapshot import ModelState
 from tests.device.cuda import simulated
 
-__all__ = ["wrong_values"]
-
 CALLS = 20
+KINDS = ("read", "read", "part", "piece", "add", "add", "at", "merge", "step", "step", "look", "scaled")
 
 
 class Side:
@@ -56,9 +55,7 @@ def wrong_values(seed: int, dtype: torch.dtype | None = torch.float32, own_strea
         if own_stream:
             on.here.stream = torch.cuda.Stream().queue
         for _ in range(CALLS):
-            match rng.choice(
-                ["read", "read", "part", "piece", "add", "add", "at", "merge", "step", "step", "look", "scaled"]
-            ):
+            match rng.choice(KINDS):
                 case "step":
                     amount = rng.randint(0, 2)
                     there.step(amount)

@@ -9,8 +9,6 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-__all__ = ["Mark", "Queue", "Queues"]
-
 Work = Callable[[], object]
 MOST_PENDING = 200  # Pieces of work on all streams: beyond, the device catches up, as a real one's queue is bounded.
 

@@ -11,8 +11,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from tests.device.device import Device
 from tests.device.memory import Block, poison
 
-__all__ = ["DeviceTensor", "Dispatch", "dispatched"]
-
 aten = torch.ops.aten
 # Results whose shape or value the host needs at once.
 ASKING = {
@@ -163,10 +161,8 @@ def on_cpu(func: Any, args: tuple) -> tuple:
 
 def leaves(args: Any, kwargs: dict) -> list:
     """Return all arguments, and all items of lists among them."""
-    flat: list = []
-    for one in (*args, *kwargs.values()):
-        flat.extend(one) if isinstance(one, list | tuple) else flat.append(one)
-    return flat
+    each = (one if isinstance(one, list | tuple) else [one] for one in (*args, *kwargs.values()))
+    return [item for items in each for item in items]
 
 
 def mapped(value: Any, change: Any) -> Any:

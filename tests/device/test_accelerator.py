@@ -31,21 +31,14 @@ def boundary(operation, rate, parameters=1000, dtype="float32"):
 
 def row(lost=0.005, memory=100 * MIB, waits=0, every=64, parameters=1000, settings=()):
     return {
-        "figure": "nodes", "parameters": parameters, "every": every, "settings": dict(settings), "step_s": 0.1,
-        "step_without_s": [0.1, 0.1], "lost": lost, "mixes": 3, "lost_a_mix_s": None, "longest_step_s": 0.01,
-        "memory_bytes": memory, "reserved_bytes": memory, "waits": waits,
+        "figure": "nodes", "parameters": parameters, "every": every, "settings": dict(settings), "lost": lost,
+        "memory_bytes": memory, "waits": waits,
     }  # fmt: skip
 
 
 def swarm(name, score, together=99.0):
-    node = {
-        "device": "cpu",
-        "pause_s": 0.01,
-        "alone_steps_s": 100.0,
-        "together_steps_s": together,
-        "longest_step_s": 0.1,
-    }
-    return {"figure": "equal", "swarm": name, "score": score, "nodes": [node, node | {"together_steps_s": 99.0}]}
+    nodes = [{"alone_steps_s": 100.0, "together_steps_s": pace} for pace in (together, 99.0)]
+    return {"figure": "equal", "swarm": name, "score": score, "nodes": nodes}
 
 
 def all_figures():
@@ -82,8 +75,7 @@ def test_the_figures_of_the_largest_model_decide():
     ],
 )  # fmt: skip
 def test_each_aim_can_be_missed(number, worse):
-    same = [name for name in ("figure", "operation", "parameters", "dtype", "every", "settings", "swarm")]
-    same = [name for name in same if name in worse]
+    same = {"figure", "operation", "parameters", "dtype", "every", "settings", "swarm"} & worse.keys()
     figures = [worse if all(one.get(name) == worse[name] for name in same) else one for one in all_figures()]
     assert worse in figures
     found = met(figures)
@@ -115,12 +107,9 @@ def test_figures_of_a_real_device_alone_are_written_to_the_results(real, tmp_pat
     assert accelerator_run.main() == 0
     printed = capsys.readouterr().out
     assert ("There is no GPU here" in printed) == (accelerator_run.SIMULATED in printed) == (not real)
-    assert sorted(path.name for path in tmp_path.iterdir()) == (["accelerator.json"] if real else [])
-    if real:
-        found = json.loads((tmp_path / "accelerator.json").read_text())
-        assert found == {
-            "simulated": False, "parts": outcome, "aims": [one.row() for one in accelerator_aims.aims(all_figures())],
-        }  # fmt: skip
+    aims = [one.row() for one in accelerator_aims.aims(all_figures())]
+    expected = {"accelerator.json": {"simulated": False, "parts": outcome, "aims": aims}} if real else {}
+    assert {path.name: json.loads(path.read_text()) for path in tmp_path.iterdir()} == expected
 
 
 def test_waits_for_a_real_device_are_counted_where_node_or_gossip_wait(monkeypatch):
@@ -168,10 +157,10 @@ def test_a_part_that_fails_is_reported_and_the_next_one_runs(capsys):
     assert "FAILED, exit code 1" in capsys.readouterr().out
 
 
-def test_all_parts_fit_into_eight_minutes():
-    for simulated in (False, True):
-        parts = accelerator_run.parts(simulated)
-        assert sum(part.limit_s for part in parts) <= accelerator_run.TOTAL_S < 480 - accelerator_run.END_S
+@pytest.mark.parametrize("simulated", [False, True])
+def test_all_parts_fit_into_eight_minutes(simulated):
+    parts = accelerator_run.parts(simulated)
+    assert sum(part.limit_s for part in parts) <= accelerator_run.TOTAL_S < 480 - accelerator_run.END_S
 
 
 def test_the_parts_that_measure_copies_run_on_a_simulated_device(capsys):
@@ -191,14 +180,7 @@ def test_the_parts_that_measure_copies_run_on_a_simulated_device(capsys):
 @pytest.mark.slow
 def test_everything_runs_to_its_end_on_a_simulated_device(tmp_path):
     results = sorted((ROOT / "docs" / "results").iterdir())
-    command = [
-        sys.executable,
-        "-m",
-        "benchmarks.accelerator_run",
-        "--simulated",
-        "--json",
-        str(tmp_path / "found.json"),
-    ]
+    command = [sys.executable, "-m", "benchmarks.accelerator_run", "--simulated", "--json", tmp_path / "found.json"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=5000)
     assert done.returncode == 0, done.stdout + done.stderr
     assert accelerator_run.SIMULATED in done.stdout
@@ -208,12 +190,10 @@ def test_everything_runs_to_its_end_on_a_simulated_device(tmp_path):
     assert all(part["ok"] for part in found["parts"].values())
     assert [aim["met"] is None for aim in found["aims"]] == [False] * AIMS
     figures = [figure for part in found["parts"].values() for figure in part["figures"]]
-    ranks = [figure for figure in figures if figure["figure"] == "ranks"]
-    found = [(one["ranks"], one["sharded"], one["right"]) for one in ranks]
-    assert found == [(1, False, True), (2, False, True), (1, True, True)]
-    swarms = [figure for figure in figures if figure["figure"] == "equal"]
+    ranks, swarms, nodes = ([one for one in figures if one["figure"] == kind] for kind in ("ranks", "equal", "nodes"))
+    judged = [(one["ranks"], one["sharded"], one["right"]) for one in ranks]
+    assert judged == [(1, False, True), (2, False, True), (1, True, True)]
     assert sorted(len(swarm["nodes"]) for swarm in swarms) == [2, 2, 3, 3, 3]
     assert all(node["steps"] > 0 for swarm in swarms for node in swarm["nodes"])
-    nodes = [figure for figure in figures if figure["figure"] == "nodes"]
     assert len(nodes) == 4
     assert all(one["mixes"] > 0 and one["waits"] == 0 for one in nodes)

@@ -10,40 +10,23 @@ import pytest
 from benchmarks import accelerator, accelerator_equal, accelerator_nodes, accelerator_run
 
 
-@pytest.fixture
-def clock(monkeypatch):
-    """A clock by which the parts measure seconds; ``clock.step()`` advances it by ``clock.step_s``."""
-
-    class Clock:
-        step_s = now = 0.0
-
-        def step(self):
-            self.now += self.step_s
-
-        def seconds(self, work):
-            began = self.now
-            work()
-            return self.now - began
-
-    one = Clock()
-    monkeypatch.setattr(accelerator_nodes, "seconds", one.seconds)
-    return one
-
-
 @pytest.mark.parametrize(
-    ("step_s", "steps"), [(0.01, 192), (0.125, 128), (0.2, 64), (5.0, 64)], ids=["all", "two mixes", "one", "slow"]
+    ("step_s", "limit_s", "steps"),
+    [(0.01, 18.0, 192), (0.125, 18.0, 128), (0.2, 18.0, 64), (5.0, 18.0, 64), (5.0, math.inf, 192)],
+    ids=["all", "two mixes", "one", "slow", "simulated"],
 )
-def test_a_slow_step_leaves_fewer_mixes_and_always_one(clock, step_s, steps):
-    clock.step_s = step_s
-    taken, took_s = accelerator_nodes.timed(clock.step, 192, 64, 18.0)
-    assert taken == steps
+def test_a_slow_step_leaves_fewer_mixes_and_always_one(monkeypatch, step_s, limit_s, steps):
+    taken = []
+
+    def seconds(work):
+        before = len(taken)
+        work()
+        return step_s * (len(taken) - before)
+
+    monkeypatch.setattr(accelerator_nodes, "seconds", seconds)
+    counted, took_s = accelerator_nodes.timed(lambda: taken.append(1), 192, 64, limit_s)
+    assert counted == len(taken) == steps
     assert took_s == pytest.approx(steps * step_s)
-    assert took_s <= 18.0 or steps == 64
-
-
-def test_a_simulated_device_takes_all_steps(clock):
-    clock.step_s = 5.0
-    assert accelerator_nodes.timed(clock.step, 192, 64, math.inf)[0] == 192
 
 
 @pytest.mark.parametrize("step_s", [0.02, 0.1, 0.2])

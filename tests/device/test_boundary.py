@@ -70,7 +70,7 @@ def finished(visit):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-def test_a_snapshot_and_an_addition_at_one_boundary(accelerator, dtype):
+def test_a_snapshot_and_an_addition_at_one_boundary(dtype):
     loop = Loop(dtype)
     loop.brings(2.0)
     torch.cuda.synchronize()
@@ -114,10 +114,9 @@ def test_weights_that_are_replaced_have_all_updates_first(accelerator):
     assert visit.restored
 
 
-def test_a_large_model_takes_no_memory_for_a_mix(accelerator, monkeypatch):
-    """Beyond 256 MB, here 400 bytes: two portions of an update, and none for a copy."""
-    monkeypatch.setattr(Downloads, "MAX_STAGED_ELEMENTS", 100)
-    monkeypatch.setattr(Downloads, "MIN_DIRECT_ELEMENTS", 10)
+@pytest.mark.usefixtures("large")
+def test_a_large_model_takes_no_memory_for_a_mix(costs, monkeypatch):
+    """The device holds two portions of an update, and nothing for a copy."""
     monkeypatch.setattr(Uploads, "AHEAD_ELEMENTS", 50)
     monkeypatch.setattr(Uploads, "PORTION_ELEMENTS", 50)
     loop = Loop()
@@ -125,48 +124,36 @@ def test_a_large_model_takes_no_memory_for_a_mix(accelerator, monkeypatch):
     loop.state.begin_read(loop.pool.take().array).wait()
     loop.step()
     loop.weights.grad = None
-    torch.cuda.synchronize()
-    torch.cuda.reset_peak_memory_stats()
-    before = torch.cuda.max_memory_allocated()
-    if accelerator is not None:
-        accelerator.crossed_bytes["up"] = 0
+    costs.reset()
     loop.brings(2.0)
     torch.cuda.synchronize()
-    assert accelerator is None or accelerator.crossed_bytes["up"] == 4 * 50, "ahead of the boundary"
+    costs.check(up=4 * 50)  # The first portion comes ahead of the boundary.
     visit, vector = loop.snapshot()
     finished(visit)
-    assert accelerator is None or accelerator.crossed_bytes["up"] == 4 * SIZE
     assert set(vector.array.tolist()) == {5.0}
-    if accelerator is not None:  # A real allocator rounds such sizes up.
-        probe_bytes = 3 * 4 * SAMPLED_ELEMENTS  # Before the mix, after it, and the difference.
-        assert torch.cuda.max_memory_allocated() - before <= 4 * 3 * 50 + 16 + probe_bytes
+    probe_bytes = 3 * 4 * SAMPLED_ELEMENTS  # Before the mix, after it, and the difference.
+    costs.check(up=4 * SIZE, peak=4 * 3 * 50 + 16 + probe_bytes)
 
 
-def test_neither_the_first_read_nor_the_first_snapshot_takes_memory_for_another_copy(accelerator, monkeypatch):
-    monkeypatch.setattr(Downloads, "MAX_STAGED_ELEMENTS", 100)
-    monkeypatch.setattr(Downloads, "MIN_DIRECT_ELEMENTS", 10)
+@pytest.mark.usefixtures("large")
+def test_neither_the_first_read_nor_the_first_snapshot_takes_memory_for_another_copy(costs):
     loop = Loop()
-    torch.cuda.synchronize()
-    torch.cuda.reset_peak_memory_stats()
-    before = torch.cuda.memory_allocated()
+    costs.reset()
     vector = loop.pool.take()
     loop.state.read(vector.array)
     assert set(vector.array.tolist()) == {1.0}
-    taken = [torch.cuda.max_memory_allocated() - before]
+    costs.check(peak=4 * SIZE - 1)
     loop.step()
     loop.weights.grad = None
-    torch.cuda.synchronize()
-    torch.cuda.reset_peak_memory_stats()
+    costs.reset()
     visit, vector = loop.snapshot()
     finished(visit)
     assert set(vector.array.tolist()) == {2.0}
-    taken.append(torch.cuda.max_memory_allocated() - before)
-    assert accelerator is None or max(taken) < 4 * SIZE, "a real allocator rounds such sizes up"
+    costs.check(peak=4 * SIZE - 1)
 
 
-def test_a_copy_of_weights_that_change_outside_the_optimizer_is_of_no_use(accelerator, monkeypatch):
-    monkeypatch.setattr(Downloads, "MAX_STAGED_ELEMENTS", 0)
-    monkeypatch.setattr(Downloads, "MIN_DIRECT_ELEMENTS", 1)
+@pytest.mark.usefixtures("large")
+def test_a_copy_of_weights_that_change_outside_the_optimizer_is_of_no_use():
     loop = Loop()
     out = loop.state.buffer(SIZE)
     for torn in (False, True, False):
@@ -182,9 +169,8 @@ def test_a_copy_of_weights_that_change_outside_the_optimizer_is_of_no_use(accele
         assert copies.torn == torn
 
 
-def test_captured_steps_are_copied_through_memory_of_their_own(accelerator, monkeypatch):
-    monkeypatch.setattr(Downloads, "MAX_STAGED_ELEMENTS", 0)
-    monkeypatch.setattr(Downloads, "MIN_DIRECT_ELEMENTS", 1)
+@pytest.mark.usefixtures("large")
+def test_captured_steps_are_copied_through_memory_of_their_own():
     loop, graph = Loop(), torch.cuda.CUDAGraph()
     out = loop.state.buffer(SIZE)
     loop.state.begin_read(out).wait()
@@ -204,10 +190,9 @@ def test_captured_steps_are_copied_through_memory_of_their_own(accelerator, monk
     assert loop.values() == {16.0}
 
 
-def test_a_compiled_step_is_copied_through_memory_of_its_own(accelerator, monkeypatch):
+@pytest.mark.usefixtures("large")
+def test_a_compiled_step_is_copied_through_memory_of_its_own(monkeypatch):
     """A compiled step calls Python only once, while torch traces it, so a later step cannot protect a copy."""
-    monkeypatch.setattr(Downloads, "MAX_STAGED_ELEMENTS", 0)
-    monkeypatch.setattr(Downloads, "MIN_DIRECT_ELEMENTS", 1)
     loop = Loop()
     out = loop.state.buffer(SIZE)
     loop.step()
@@ -218,32 +203,15 @@ def test_a_compiled_step_is_copied_through_memory_of_its_own(accelerator, monkey
     assert not loop.state.begin_read(out).watches
 
 
-@pytest.mark.parametrize("staged_elements", [0, 1 << 26])
-def test_a_loop_on_a_stream_of_its_own(accelerator, monkeypatch, staged_elements):
-    monkeypatch.setattr(Downloads, "MAX_STAGED_ELEMENTS", staged_elements)
-    monkeypatch.setattr(Downloads, "MIN_DIRECT_ELEMENTS", 1)
-    with torch.cuda.stream(torch.cuda.Stream()):
-        loop = Loop()
-        loop.step()
-        for expected in (2.0, 6.0, 10.0):
-            visit, vector = loop.snapshot()
-            loop.step()
-            finished(visit)
-            assert set(vector.array.tolist()) == {expected}
-            loop.pool.give(vector)
-            loop.brings(2.0)
-            torch.cuda.synchronize()
-            finished(loop.visit())
-            loop.step()
-            assert loop.values() == {expected + 4.0}
-
-
-def test_weights_on_trial_are_put_back_with_the_optimizers_state(accelerator):
+def test_weights_on_trial_are_put_back_with_the_optimizers_state():
     loop = Loop(momentum=0.5)
     loop.step()
+    torch.cuda.synchronize()
+    before = torch.cuda.memory_allocated()
     loop.boundary.request_adoption(Adoption(np.full(SIZE, 9.0, np.float32), trial=True))
     visit = loop.visit()
     assert visit.adopted
+    assert torch.cuda.memory_allocated() == before, "the backup lies on the host"
     assert loop.values() == {9.0}
     assert visit.trial_distance == (SIZE * 49.0, SIZE * 4.0)
     loop.step()
@@ -254,29 +222,29 @@ def test_weights_on_trial_are_put_back_with_the_optimizers_state(accelerator):
     assert loop.values() == {2.5}, "with the momentum of before"
 
 
-def test_a_large_tensor_of_another_type_is_converted_in_portions(accelerator, monkeypatch):
-    monkeypatch.setattr(Downloads, "MAX_STAGED_ELEMENTS", 0)
-    monkeypatch.setattr(Downloads, "MIN_DIRECT_ELEMENTS", 1)
+@pytest.mark.usefixtures("large")
+def test_a_large_tensor_of_another_type_is_converted_in_portions(costs, monkeypatch):
     monkeypatch.setattr(Downloads, "PORTION_ELEMENTS", 50)
     loop = Loop(torch.float64)
     loop.step()
     loop.weights.grad = None
-    torch.cuda.synchronize()
-    torch.cuda.reset_peak_memory_stats()
-    before = torch.cuda.max_memory_allocated()
+    costs.reset()
     visit, vector = loop.snapshot()
     finished(visit)
+    costs.check(peak=4 * 50 + 100)  # The 100 bytes are for the check of finite values.
     assert set(vector.array.tolist()) == {2.0}
     assert vector.is_finite is None
     visit.record_checks()
     assert not visit.unchecked_vectors(0)
-    if accelerator is not None:  # A real allocator rounds such sizes up.
-        assert torch.cuda.max_memory_allocated() - before <= 4 * 50 + 100, "and some numbers for the check"
 
 
+HALF = Cut(Subset("fragment", index=0, count=2), np.arange(300))
+
+
+@pytest.mark.parametrize("cut", [None, HALF], ids=["whole", "a part and its sample"])
 @pytest.mark.parametrize(("value", "place", "expected"), [(1.0, 0, True), (math.nan, 3, False), (math.inf, 590, False)])
-def test_whether_a_part_and_its_sample_are_finite_comes_with_the_copy(accelerator, value, place, expected):
-    loop, cut = Loop(), Cut(Subset("fragment", index=0, count=2), np.arange(300))
+def test_a_copy_tells_if_its_values_are_finite(cut, value, place, expected):
+    loop = Loop()
     loop.boundary.sampled_positions = np.arange(0, SIZE, 10)
     with torch.no_grad():
         loop.weights[place] = value
@@ -290,28 +258,22 @@ def test_whether_a_part_and_its_sample_are_finite_comes_with_the_copy(accelerato
 
 
 # -- memory ----------------------------------------------------------------------------------------------------------
-def full(accelerator):
-    """Refuse all further memory."""
-    if accelerator is None:
-        pytest.skip("fills a simulated device only")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_snapshot_without_memory_holds_up_training_instead(simulated_device, dtype):
+    loop, memory = Loop(dtype), simulated_device.memory
     torch.cuda.synchronize()
-    accelerator.memory.limit_bytes = accelerator.memory.bytes
-
-
-def test_a_snapshot_without_memory_holds_up_training_instead(accelerator):
-    loop = Loop()
-    full(accelerator)
+    memory.limit_bytes = memory.bytes
     visit, vector = loop.snapshot()
     loop.optimizer.param_groups[0]["params"][0].data.zero_()
     finished(visit)
     assert set(vector.array.tolist()) == {1.0}
 
 
-def test_a_snapshot_that_finds_no_memory_costs_a_mix_and_not_the_loop(accelerator):
-    loop = Loop(torch.float64)  # Conversion takes memory in any case.
-    full(accelerator)
-    accelerator.memory.limit_bytes += 100
-    accelerator.queues.pace = 0.0
+def test_a_snapshot_that_finds_no_memory_costs_a_mix_and_not_the_loop(simulated_device):
+    loop, memory = Loop(torch.float64), simulated_device.memory  # Conversion takes memory in any case.
+    torch.cuda.synchronize()
+    memory.limit_bytes = memory.bytes + 100
+    simulated_device.queues.pace = 0.0
     loop.boundary.request_snapshot(1)
     visit = loop.visit(spare=True, keep=True)
     (free,) = loop.pool.free_arrays.values()
@@ -323,31 +285,17 @@ def test_a_snapshot_that_finds_no_memory_costs_a_mix_and_not_the_loop(accelerato
     assert visit.spare_copy is visit.newcomers_copy is None
     assert not visit.has_only_updates
     assert sum(len(kept) for kept in loop.pool.free_arrays.values()) == 1, "the vector has come back"
-    accelerator.memory.limit_bytes = float("inf")
+    memory.limit_bytes = math.inf
     visit, vector = loop.snapshot()
     finished(visit)
     assert set(vector.array.tolist()) == {1.0}
 
 
-@pytest.mark.parametrize("mass", [None, 1.0])
-def test_an_addition_without_memory_is_made_on_the_host(accelerator, mass):
-    loop = Loop()
-    vector = loop.pool.take()
-    vector.array.fill(5.0)
-    full(accelerator)
-    loop.boundary.begin_update()
-    loop.boundary.deliver_update(Update(vector, mass))
-    visit = loop.visit()
-    assert not visit.lost_updates
-    assert not visit.copies
-    assert loop.values() == {6.0 if mass is None else 3.0}
-
-
 @pytest.mark.parametrize(("mass", "is_part"), [(None, False), (3.0, False), (None, True)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_whatever_memory_is_left_an_update_is_applied_whole_or_not_at_all(accelerator, mass, dtype, is_part):
+def test_whatever_memory_is_left_an_update_is_applied_whole_or_lost_and_counted(simulated_device, mass, dtype, is_part):
     """Blocks take multiples of the bytes of a half: each sum of them is tried, and a byte more and less."""
-    whole = 2.5 if mass is not None else 3.0
+    whole, memory = 2.5 if mass is not None else 3.0, simulated_device.memory
     seen = set()
     for extra in sorted({max(blocks * SIZE + one, 0) for blocks in range(18) for one in (-1, 0, 1)}):
         loop = Loop(dtype)
@@ -355,31 +303,20 @@ def test_whatever_memory_is_left_an_update_is_applied_whole_or_not_at_all(accele
         positions = np.arange(0, SIZE, 2) if is_part else None
         vector = loop.pool.take(SIZE // 2 if is_part else None)
         vector.array.fill(3.0 if mass is not None else 2.0)
-        loop.boundary.begin_update()
-        loop.boundary.deliver_update(Update(vector, mass=mass, positions=positions))
-        accelerator.memory.limit_bytes = accelerator.memory.bytes + extra
+        memory.limit_bytes = memory.bytes + extra
+        lost = 0
         try:
+            loop.boundary.begin_update()
+            loop.boundary.deliver_update(Update(vector, mass=mass, positions=positions))
             for _ in range(2):  # An update that is on its way to the device may come a visit later.
-                loop.visit()
+                lost += loop.visit().lost_updates
                 torch.cuda.synchronize()
         finally:
-            accelerator.memory.limit_bytes = math.inf
+            memory.limit_bytes = math.inf
+        assert loop.boundary.pending_updates == 0
         values = loop.weights.detach().float().cpu()
         changed = values[::2] if is_part else values
-        seen.add((float(changed.min()), float(changed.max())))
-    assert seen <= {(1.0, 1.0), (whole, whole)}
-    assert (whole, whole) in seen
-    assert ((1.0, 1.0) in seen) == is_part, "without memory whole vectors are added on the host"
-
-
-def test_a_part_that_finds_no_memory_is_lost_and_changes_nothing(accelerator):
-    loop = Loop()
-    full(accelerator)
-    vector = loop.pool.take(10)
-    vector.array.fill(5.0)
-    loop.boundary.begin_update()
-    loop.boundary.deliver_update(Update(vector, positions=np.arange(0, 100, 10)))
-    visit = loop.visit()
-    assert visit.lost_updates == 1
-    assert loop.boundary.pending_updates == 0
-    assert loop.values() == {1.0}
+        seen.add((float(changed.min()), float(changed.max()), lost))
+    assert seen <= {(1.0, 1.0, 1), (whole, whole, 0)}
+    assert (whole, whole, 0) in seen
+    assert ((1.0, 1.0, 1) in seen) == is_part, "without memory whole vectors are added on the host"

@@ -1,8 +1,9 @@
-"""Tests of the simulated device: work runs late, and every mistake shows."""
+"""Tests of the simulated device: work runs late, and every mistake shows.
+
+``test_orders.py`` shows that streams run in any order, and that freed memory is poisoned while they read it.
+"""
 
 from __future__ import annotations
-
-import math
 
 import pytest
 import torch
@@ -19,14 +20,8 @@ def device():
         yield on
 
 
-def idle(on):
-    """Let no work happen by itself."""
-    on.queues.pace = 0.0
-
-
-def test_a_tensor_says_where_it_lies_and_a_model_trains_there(device):
-    model = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Linear(8, 1)).to("cuda")
-    host = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Linear(8, 1))
+def test_a_model_trains_as_on_the_host(device):
+    model, host = (nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Linear(8, 1)).to(at) for at in ("cuda", "cpu"))
     host.load_state_dict({name: value.cpu() for name, value in model.state_dict().items()})
     batch = torch.randn(5, 4)
     found = []
@@ -37,13 +32,12 @@ def test_a_tensor_says_where_it_lies_and_a_model_trains_there(device):
             one(data).square().sum().backward()
             optimizer.step()
         found.append(torch.cat([parameter.detach().cpu().flatten() for parameter in one.parameters()]))
-    assert model[0].weight.is_cuda
     assert str(model[0].weight.device) == "cuda:0"
     assert torch.equal(*found)
 
 
 def test_a_host_buffer_is_poison_until_its_event(device):
-    idle(device)
+    device.queues.pace = 0.0
     weights = torch.ones(SIZE, device="cuda")
     buffer = torch.empty(SIZE, pin_memory=True)
     buffer.copy_(weights, non_blocking=True)
@@ -54,46 +48,12 @@ def test_a_host_buffer_is_poison_until_its_event(device):
     assert (buffer == 1).all()
 
 
-def test_what_is_written_to_a_host_buffer_too_early_arrives(device):
-    idle(device)
+def test_a_host_buffer_that_is_written_to_too_early_arrives_changed(device):
+    device.queues.pace = 0.0
     buffer = torch.ones(SIZE, pin_memory=True)
     there = buffer.to("cuda", non_blocking=True)
     buffer.fill_(7.0)
     assert there.cpu().tolist() == [7.0] * SIZE
-
-
-def test_streams_without_an_event_between_them_run_in_any_order():
-    found = set()
-    for seed in range(20):
-        with simulated(seed=seed):
-            weights, side = torch.ones(SIZE, device="cuda"), torch.cuda.Stream()
-            torch.cuda.synchronize()
-            buffer = torch.empty(SIZE, pin_memory=True)
-            with torch.cuda.stream(side):
-                buffer.copy_(weights, non_blocking=True)
-            weights.zero_()
-            torch.cuda.synchronize()
-            found.add(float(buffer[0]))
-    assert found == {0.0, 1.0}
-
-
-def test_memory_that_another_stream_reads_is_poisoned_at_its_end_unless_recorded():
-    lost = {True: 0, False: 0}
-    for recorded in lost:
-        for seed in range(20):
-            with simulated(seed=seed):
-                side, buffer = torch.cuda.Stream(), torch.empty(SIZE, pin_memory=True)
-                flat = torch.ones(SIZE, device="cuda")
-                side.wait_stream(torch.cuda.current_stream())
-                with torch.cuda.stream(side):
-                    buffer.copy_(flat, non_blocking=True)
-                if recorded:
-                    flat.record_stream(side)
-                del flat
-                torch.cuda.synchronize()
-                lost[recorded] += bool(buffer.isnan().any())
-    assert lost[True] == 0
-    assert lost[False] > 0
 
 
 def test_each_wait_is_counted_with_its_line(device):
@@ -129,9 +89,10 @@ def test_bytes_are_counted_and_memory_can_run_out(device):
     weights.add_(1.0)
 
 
-def test_two_devices_in_one_operator_are_refused(device):
-    with pytest.raises(RuntimeError, match="at least two devices"):
-        torch.ones(SIZE, device="cuda").index_select(0, torch.tensor([1]))
+@pytest.mark.parametrize("kind", ["cuda", "mps"])
+def test_two_devices_in_one_operator_are_refused(kind):
+    with simulated(kind), pytest.raises(RuntimeError, match="at least two devices"):
+        torch.ones(SIZE, device=kind).index_select(0, torch.tensor([1]))
 
 
 def test_captured_work_happens_at_each_replay(device):
@@ -144,26 +105,3 @@ def test_captured_work_happens_at_each_replay(device):
     for _ in range(3):
         graph.replay()
     assert weights.sum().item() == 3 * SIZE
-
-
-def test_a_device_without_streams_is_in_order():
-    with simulated("mps") as on:
-        weights = torch.ones(SIZE, device="mps")
-        assert not weights.is_cuda
-        assert weights.device.type == "mps"
-        assert float((weights * 2).sum()) == 2 * SIZE
-        assert not on.waits
-        with pytest.raises(RuntimeError, match="at least two devices"):
-            weights.index_select(0, torch.tensor([1]))
-
-
-def test_gradients_are_scaled_as_on_a_device(device):
-    weights = nn.Parameter(torch.ones(SIZE, device="cuda"))
-    optimizer, scaler = torch.optim.SGD([weights], 0.5), torch.amp.GradScaler("cuda", init_scale=4.0)
-    for factor, left in ((1.0, 0.5), (math.inf, 0.5)):
-        optimizer.zero_grad()
-        scaler.scale((weights * factor).sum()).backward()
-        scaler.step(optimizer)
-        scaler.update()
-        assert weights.tolist() == [left] * SIZE
-    assert scaler.get_scale() == 2.0

@@ -8,7 +8,6 @@ import torch
 from torch import nn
 
 from node.model.device import halves
-from node.model.device.downloads import Downloads
 from node.model.device.halves import HALF_TYPES, HalfPart
 from node.model.snapshot import ModelState
 from tests.device.test_boundary import SIZE, Loop
@@ -37,46 +36,33 @@ def test_every_value_is_widened_exactly_and_once(monkeypatch, dtype, last, sizes
 
 
 # -- from the device -------------------------------------------------------------------------------------------------
-@pytest.fixture
-def large(monkeypatch):
-    """Treat a small model as one that is copied in place."""
-    monkeypatch.setattr(Downloads, "MAX_STAGED_ELEMENTS", 0)
-    monkeypatch.setattr(Downloads, "MIN_DIRECT_ELEMENTS", 1)
+@pytest.fixture(params=["staged", "direct"])
+def is_staged(request):
+    """Run a test with tensors that are copied on the device first, and with tensors that are copied in place."""
+    if request.param == "direct":
+        request.getfixturevalue("large")
+    return request.param == "staged"
 
 
 @TYPES
 @pytest.mark.cuda
-@pytest.mark.parametrize("is_large", [False, True], ids=["staged", "direct"])
-def test_a_snapshot_crosses_as_two_bytes_an_element_and_waits_for_nothing(
-    accelerator, request, monkeypatch, dtype, is_large
-):
-    if is_large:
-        request.getfixturevalue("large")
+def test_a_snapshot_crosses_as_two_bytes_an_element_and_waits_for_nothing(costs, is_staged, monkeypatch, dtype):
     loop = Loop(dtype)
     loop.step()
     loop.state.begin_read(loop.pool.take().array).wait()  # The first read locks pages and makes the stream.
     loop.pool.reserve(SIZE)
     loop.weights.grad = None
-    torch.cuda.synchronize()
-    torch.cuda.reset_peak_memory_stats()
-    before = torch.cuda.memory_allocated()
-    if accelerator is not None:
-        accelerator.crossed_bytes["down"] = 0
-        accelerator.waits.clear()
+    costs.reset()
     with monkeypatch.context() as inside_step:
         inside_step.setattr(HalfPart, "widen", lambda part: pytest.fail("widened in the loop's thread"))
         visit, vector = loop.snapshot()
         loop.step()
-    if accelerator is not None:
-        assert accelerator.waits == []
+    costs.check(waits=0)
     torch.cuda.synchronize()
-    if accelerator is not None:
-        assert accelerator.crossed_bytes["down"] == 2 * SIZE + CHECK_BYTES
-        gradient_bytes = 2 * SIZE
-        staged_bytes = 0 if is_large else 2 * SIZE
-        taken = torch.cuda.max_memory_allocated() - before
-        # The staged copy may still be on its way when the next step allocates its gradient.
-        assert taken - gradient_bytes - staged_bytes < 100, "and some numbers for the check"
+    gradient_bytes = 2 * SIZE
+    staged_bytes = 2 * SIZE if is_staged else 0
+    # The staged copy may still be on its way when the next step allocates its gradient; 99 bytes are for the check.
+    costs.check(down=2 * SIZE + CHECK_BYTES, peak=gradient_bytes + staged_bytes + 99)
     (copy,) = visit.copies
     assert copy.done()
     assert copy.is_narrow
@@ -89,21 +75,19 @@ def test_a_snapshot_crosses_as_two_bytes_an_element_and_waits_for_nothing(
 
 @TYPES
 @pytest.mark.cuda
-def test_a_part_of_the_weights_crosses_as_two_bytes_an_element(accelerator, dtype):
+def test_a_part_of_the_weights_crosses_as_two_bytes_an_element(costs, dtype):
     loop = Loop(dtype)
     positions = torch.arange(0, SIZE, 3).numpy()
     out = loop.state.buffer(positions.size)
     loop.state.prepare_positions(positions)
-    torch.cuda.synchronize()
-    if accelerator is not None:
-        accelerator.crossed_bytes["down"] = 0
+    costs.reset()
     loop.state.begin_read_at(out, positions).wait()
-    assert accelerator is None or accelerator.crossed_bytes["down"] == 2 * positions.size + CHECK_BYTES
+    costs.check(down=2 * positions.size + CHECK_BYTES)
     assert set(out.tolist()) == {1.0}
 
 
 @pytest.mark.cuda
-def test_the_optimizers_state_crosses_as_two_bytes_an_element(accelerator):
+def test_the_optimizers_state_crosses_as_two_bytes_an_element():
     weights = nn.Parameter(torch.ones(SIZE, dtype=torch.bfloat16, device="cuda"))
     optimizer = torch.optim.SGD([weights], 1.0, momentum=0.5)
     state = ModelState({"w": weights}, optimizer)
@@ -117,11 +101,9 @@ def test_the_optimizers_state_crosses_as_two_bytes_an_element(accelerator):
 
 
 @pytest.mark.cuda
-@pytest.mark.parametrize("is_large", [False, True], ids=["staged", "direct"])
-def test_tensors_of_several_types_cross_each_in_its_own(accelerator, request, is_large):
+@pytest.mark.usefixtures("is_staged")
+def test_tensors_of_several_types_cross_each_in_its_own():
     """In a model whose types alternate, only the other types are converted on the device."""
-    if is_large:
-        request.getfixturevalue("large")
     types = [torch.float32, *HALF_TYPES, torch.float64, torch.bfloat16, torch.float32]
     tensors = [torch.arange(7 * number, 7 * number + 7).to("cuda", dtype) for number, dtype in enumerate(types)]
     model = nn.ParameterList(map(nn.Parameter, tensors))
@@ -136,39 +118,17 @@ def test_tensors_of_several_types_cross_each_in_its_own(accelerator, request, is
     assert [copy.size_bytes for copy in record.ended()] == [7 * (4 + 2 + 2 + 4 + 2 + 4)]
 
 
-@pytest.mark.cuda
-@pytest.mark.usefixtures("large")
-def test_half_precision_finds_room_where_the_device_has_none(accelerator):
-    """The copy reads the tensors in place, in their own type."""
-    if accelerator is None:
-        pytest.skip("fills a simulated device only")
-    loop = Loop(torch.bfloat16)
-    loop.state.begin_read(loop.pool.take().array).wait()
-    loop.step()
-    torch.cuda.synchronize()
-    accelerator.memory.limit_bytes = accelerator.memory.bytes
-    visit, vector = loop.snapshot()
-    assert not visit.failed_sessions
-    torch.cuda.synchronize()
-    for copy in visit.copies:
-        assert copy.done()
-        copy.widen()
-    assert set(vector.array.tolist()) == {2.0}
-
-
 # -- to the device ---------------------------------------------------------------------------------------------------
 @pytest.mark.cuda
-def test_a_difference_crosses_as_four_bytes_because_its_last_bits_decide(accelerator):
+def test_a_difference_crosses_as_four_bytes_because_its_last_bits_decide(costs):
     difference = 2.0**-8 + 2.0**-20  # Just more than half of the distance from 1 to the next bfloat16.
     loop = Loop(torch.bfloat16)
-    torch.cuda.synchronize()
-    if accelerator is not None:
-        accelerator.crossed_bytes["up"] = 0
+    costs.reset()
     loop.brings(difference)
     torch.cuda.synchronize()
     loop.visit()
     torch.cuda.synchronize()
-    assert accelerator is None or accelerator.crossed_bytes["up"] == 4 * SIZE
+    costs.check(up=4 * SIZE)
     assert loop.values() == {1.0 + 2.0**-7}
     rounded = torch.tensor(difference).bfloat16()
     assert float(torch.tensor(1.0).bfloat16() + rounded) == 1.0

@@ -52,23 +52,9 @@ class Rank:
             return torch.cat([value.detach().float() for value in self.model.values()]).cpu()
 
 
-@pytest.fixture
-def relayed(monkeypatch):
+@pytest.fixture(autouse=True)
+def small_portions(monkeypatch):
     monkeypatch.setattr(Uploads, "PORTION_ELEMENTS", PORTION)
-
-    def relay(dtype, ratio, values, times=1):
-        wire, first, second = Wire(), Rank(dtype), Rank(dtype)
-        torch.cuda.synchronize()
-        for _ in range(times):
-            for rank, call, given in ((first, wire.send, values), (second, wire.receive, None)):
-                with torch.cuda.stream(rank.stream):
-                    update = rank.state.begin_relay(sum(SIZES), ratio, call, given)
-                    assert update.portions == (50, 50, 50)
-                    assert update.done()
-                    rank.copies = update.add() if ratio is None else update.merge(ratio)
-        return first, second, wire
-
-    return relay
 
 
 def host_values(state):
@@ -80,41 +66,43 @@ def host_values(state):
 @pytest.mark.parametrize("ratio", [None, 0.25])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("seed", range(5))
-def test_all_ranks_hold_what_an_update_of_the_host_gives(accelerator, relayed, dtype, ratio, seed):
+def test_all_ranks_hold_what_an_update_of_the_host_gives(accelerator, dtype, ratio, seed):
     if accelerator is not None:
         accelerator.queues.random.seed(seed)
-    expected = Rank(dtype)
+    wire, first, second, expected = Wire(), Rank(dtype), Rank(dtype), Rank(dtype)
     values = host_values(expected.state)
+    copy = values.copy()
     with torch.cuda.stream(expected.stream):
-        copy = values.copy()
         for _ in range(3):
             values[:] = copy
             (expected.state.add(values) if ratio is None else expected.state.merge(values, ratio)).wait()
     values[:] = copy
-    first, second, _ = relayed(dtype, ratio, values, times=3)
+    torch.cuda.synchronize()
+    for _ in range(3):
+        for rank, call, given in ((first, wire.send, values), (second, wire.receive, None)):
+            with torch.cuda.stream(rank.stream):
+                update = rank.state.begin_relay(sum(SIZES), ratio, call, given)
+                assert update.portions == (50, 50, 50)
+                assert update.done()
+                rank.copies = update.add() if ratio is None else update.merge(ratio)
     assert torch.equal(first.weights(), expected.weights())
     assert torch.equal(second.weights(), expected.weights())
     assert first.copies.done()
 
 
-def test_nothing_waits_and_no_rank_has_more_than_its_portions(accelerator, relayed):
-    if accelerator is None:
-        pytest.skip("waits and memory are counted on the simulated device only")
+def test_nothing_waits_and_no_rank_has_more_than_its_portions(simulated_device, costs):
     first, second = Rank(torch.float32), Rank(torch.float32)
     values, wire = host_values(first.state), Wire()
-    torch.cuda.synchronize()
-    accelerator.waits.clear()
-    torch.cuda.reset_peak_memory_stats()
-    before = torch.cuda.memory_allocated()
+    costs.reset()
     with torch.cuda.stream(second.stream):
         wire.sent = [(torch.ones(PORTION, device="cuda"), second.stream.record_event()) for _ in range(3)]
         second.state.begin_relay(sum(SIZES), None, wire.receive).add()
     with torch.cuda.stream(first.stream):
         copies = first.state.begin_relay(sum(SIZES), None, lambda sent: None, values).add()
-    assert not accelerator.waits
+    costs.check(waits=0)
     torch.cuda.synchronize()
     assert copies.done(), "the host vector is free"
-    assert torch.cuda.max_memory_allocated() - before <= 4 * PORTION * (3 + 2 + 1)
+    costs.check(peak=4 * PORTION * (3 + 2 + 1))
 
 
 def test_without_memory_or_off_the_device_nothing_is_relayed(accelerator):

@@ -32,28 +32,24 @@ class Work(ShardWork):
         return Portion(operation, self.bytes[: operation.size], self.shards)
 
 
-def waits_of(accelerator):
-    return None if accelerator is None else len(accelerator.waits)
-
-
-def test_positions_in_any_number_of_tensors_take_one_copy_in_each_direction(accelerator):
+def test_positions_in_any_number_of_tensors_take_one_copy_in_each_direction(costs):
     work = Work()
     places = np.arange(0, PARTS * ROWS * COLUMNS, 7)
     work.bytes[: 8 * places.size].view(np.int64)[:] = places
     values = work.bytes[8 * places.size : 12 * places.size].view(np.float32)
     values[:] = np.arange(places.size)
-    torch.cuda.synchronize()
-    before = waits_of(accelerator)
     with torch.no_grad():
+        costs.reset()
         work._add_at(work.portion("add_at", places.size))
-        added = waits_of(accelerator)
+        costs.check(waits=2)
         values.fill(0.0)
+        costs.reset()
         assert work._read_at(work.portion("read_at", places.size))
-    assert accelerator is None or (added - before, len(accelerator.waits) - added) == (2, 2)
+        costs.check(waits=2)
     assert values.tolist() == [1.0 + number for number in range(places.size)]
 
 
-def test_a_read_says_whether_all_values_are_finite(accelerator):
+def test_a_read_says_whether_all_values_are_finite():
     work = Work()
     portion = work.portion("read", PARTS * ROWS * COLUMNS)
     with torch.no_grad():
@@ -64,18 +60,15 @@ def test_a_read_says_whether_all_values_are_finite(accelerator):
 
 @pytest.mark.parametrize("is_full", [False, True])
 @pytest.mark.parametrize("shape", [(40, 5), (200,), ()])
-def test_a_part_is_changed_in_page_locked_portions_and_nothing_waits(accelerator, monkeypatch, shape, is_full):
-    if accelerator is None:
-        pytest.skip("waits and memory are counted on the simulated device only")
+def test_a_part_is_changed_in_page_locked_portions_and_nothing_waits(
+    simulated_device, costs, monkeypatch, shape, is_full
+):
     monkeypatch.setattr(Uploads, "PORTION_ELEMENTS", 20)
     part, values = torch.ones(shape, device="cuda"), torch.arange(float(torch.empty(shape).numel())).view(shape)
-    torch.cuda.synchronize()
-    accelerator.waits.clear()
-    torch.cuda.reset_peak_memory_stats()
-    before = torch.cuda.memory_allocated()
-    accelerator.memory.limit_bytes = before if is_full else float("inf")
+    costs.reset()
+    simulated_device.memory.limit_bytes = simulated_device.memory.bytes if is_full else float("inf")
     change_tensor(part, values, lambda live, added: live.add_(added, alpha=2.0))
-    assert bool(accelerator.waits) is is_full
+    assert bool(simulated_device.waits) is is_full
     torch.cuda.synchronize()
-    assert torch.cuda.max_memory_allocated() - before <= 2 * 4 * 20
+    costs.check(peak=2 * 4 * 20)
     assert torch.equal(part.cpu(), 1.0 + 2.0 * values)

@@ -6,7 +6,6 @@ from unittest import mock
 
 import numpy as np
 import pytest
-import safetensors.torch
 import torch
 from torch import nn
 
@@ -17,7 +16,6 @@ from node.loop.ranks.channel import GroupChannel
 from node.loop.ranks.mirror import Mirror, with_places, with_tensors
 from node.loop.ranks.ranks import Ranks
 from node.model import checkpoint
-from node.model.backup import KeptWeights
 from node.model.device.uploads import Uploads
 from node.model.optimizers import Optimizers
 from node.model.pool import VectorPool
@@ -39,8 +37,8 @@ def trained(model, **options):
 # -- a device without streams ------------------------------------------------------------------------------------------
 def test_parts_are_read_and_added_on_mps():
     with simulated("mps"):
-        model, host = mlp().to("mps"), mlp()
-        there, here = ModelState(model), ModelState(host)
+        model = mlp().to("mps")
+        there, here = ModelState(model), ModelState(mlp())
         there.write(np.arange(there.size(), dtype=np.float32))
         here.write(np.arange(there.size(), dtype=np.float32))
         places = np.array([3, 7, 130, 150, there.size() - 1])
@@ -50,43 +48,40 @@ def test_parts_are_read_and_added_on_mps():
             state.merge(np.zeros(state.size(), np.float32), 0.5)
         out = np.empty(5, np.float32)
         there.begin_read_at(out, places)
+        assert model[0].weight.device.type == "mps"
         np.testing.assert_array_equal(vector_of(there), vector_of(here))
         np.testing.assert_array_equal(out, vector_of(here)[places])
 
 
 # -- positions and the optimizer's scalars -----------------------------------------------------------------------------
 @cuda
-def test_positions_of_a_cut_go_to_the_device_once(accelerator):
+def test_positions_of_a_cut_go_to_the_device_once_and_those_of_a_few_cuts_stay_there(costs):
     state = ModelState(mlp().cuda())
-    places, out = np.arange(0, state.size(), 3), state.buffer(len(range(0, state.size(), 3)))
-    state.begin_read_at(out, places).wait()
-    runs = state._sparse.cache.of(places, state._tensors.current())
-    state.begin_read_at(out, places).wait()
-    assert state._sparse.cache.of(places, state._tensors.current()) is runs
-    del runs
-    torch.cuda.synchronize()
-    before = torch.cuda.memory_allocated()
-    torch.cuda.reset_peak_memory_stats()
-    for _ in range(10):
-        state._sparse.cache.of(places.copy(), state._tensors.current())
-    assert len(state._sparse.cache.kept) == state._sparse.cache.MAX_SETS
-    if accelerator is not None:  # A real allocator rounds such sizes up.
-        assert torch.cuda.max_memory_allocated() - before <= 8 * state._sparse.cache.MAX_SETS * places.size
+    places = np.arange(0, state.size(), 3)
+    out = state.buffer(places.size)
+    costs.reset()
+    for _ in range(2):
+        state.begin_read_at(out, places).wait()
+    costs.check(up=places.nbytes)
+    cuts = [places.copy() for _ in range(10)]
+    costs.reset()
+    for cut in cuts:
+        state.prepare_positions(cut)
+    assert [state.has_positions(cut) for cut in cuts] == [False] * 6 + [True] * 4
+    costs.check(peak=4 * places.nbytes)
 
 
 @cuda
-def test_the_optimizers_scalars_come_in_one_copy_that_nobody_waits_for(accelerator):
+def test_the_optimizers_scalars_come_in_one_copy_that_nobody_waits_for(costs):
     model = mlp().cuda()
-    optimizer = trained(model, fused=True)
-    state = ModelState(model, optimizer)
-    torch.cuda.synchronize()
-    before = 0 if accelerator is None else len(accelerator.waits)
+    state = ModelState(model, trained(model, fused=True))
+    costs.reset()
     assert state.recent_optimizer_scalars() is None
     torch.cuda.synchronize()
     assert state.recent_optimizer_scalars() == {"step": 1.0}
-    assert accelerator is None or len(accelerator.waits) == before
+    costs.check(waits=0)
     assert state.optimizer_scalars() == {"step": 1.0}
-    assert accelerator is None or len(accelerator.waits) == before + 1
+    costs.check(waits=1)
 
 
 # -- refusals ----------------------------------------------------------------------------------------------------------
@@ -108,52 +103,29 @@ def test_a_checkpoint_at_a_url_is_refused_in_a_sentence(call, tmp_path, monkeypa
 
 # -- memory ------------------------------------------------------------------------------------------------------------
 @cuda
-def test_a_backup_lies_on_the_host(accelerator):
-    model = mlp().cuda()
-    optimizers = Optimizers(trained(model))
-    kept = KeptWeights(ModelState(model, optimizers), optimizers)
-    torch.cuda.synchronize()
-    torch.cuda.reset_peak_memory_stats()
-    before = torch.cuda.memory_allocated()
-    assert kept.keep()
-    assert torch.cuda.memory_allocated() == before
-    moments = optimizers.all[0].state[model[0].weight]["exp_avg"].cpu()
-    trained_on = optimizers.all[0]
-    for parameter in model.parameters():
-        parameter.grad = torch.ones_like(parameter)
-    trained_on.step()
-    kept.put_back()
-    again = trained_on.state[model[0].weight]["exp_avg"]
-    assert again.is_cuda
-    assert torch.equal(again.cpu(), moments)
-
-
-@cuda
-def test_a_checkpoint_is_written_tensor_by_tensor(accelerator, tmp_path):
+def test_a_checkpoint_of_a_model_on_the_device_has_each_tensor_in_its_type(tmp_path):
     model = mlp().cuda()
     model.register_buffer("small", torch.tensor([1.5, 2.5], dtype=torch.bfloat16, device="cuda"))
     model.register_buffer("count", torch.tensor(7, device="cuda"))
     optimizer = trained(model)
-    checkpoint.save(tmp_path / "there", model.state_dict(), optimizer.state_dict(), {"steps": 3})
-    there = checkpoint.load(tmp_path / "there")
-    checkpoint.save(tmp_path / "here", there.tensors, there.optimizer_state, {"steps": 3})
-    here = checkpoint.load(tmp_path / "here")
-    assert there.meta == here.meta == {"steps": 3}
+    checkpoint.save(tmp_path / "run", model.state_dict(), optimizer.state_dict(), {"steps": 3})
+    loaded = checkpoint.load(tmp_path / "run")
+    assert loaded.meta == {"steps": 3}
     for name, value in model.state_dict().items():
-        assert torch.equal(there.tensors[name], value.cpu())
-        assert there.tensors[name].dtype == here.tensors[name].dtype == value.dtype
-    found = [safetensors.torch.load_file(tmp_path / f"{name}.safetensors") for name in ("there", "here")]
-    assert found[0].keys() == found[1].keys()
+        assert torch.equal(loaded.tensors[name], value.cpu())
+        assert loaded.tensors[name].dtype == value.dtype
     moments = optimizer.state[model[0].weight]["exp_avg"].cpu()
-    assert torch.equal(there.optimizer_state["state"][0]["exp_avg"], moments)
+    assert torch.equal(loaded.optimizer_state["state"][0]["exp_avg"], moments)
+
+
+@pytest.fixture
+def pool(monkeypatch):
+    monkeypatch.setattr(VectorPool, "MAPPED_ELEMENTS", 10)
+    return VectorPool(ModelState(mlp().cuda()))
 
 
 @cuda
-def test_page_locked_memory_is_at_hand_once_a_snapshot_and_its_difference_have_it(accelerator):
-    class Large(VectorPool):
-        MAPPED_ELEMENTS = 10
-
-    pool = Large(ModelState(mlp().cuda()))
+def test_page_locked_memory_is_at_hand_once_a_snapshot_and_its_difference_have_it(pool):
     size = pool.state.size()
     assert not pool.has_free(size)
     pool.reserve(size)
@@ -167,26 +139,24 @@ def test_page_locked_memory_is_at_hand_once_a_snapshot_and_its_difference_have_i
 
 
 @cuda
-def test_a_part_finds_its_memory_and_its_positions_and_nothing_else_is_page_locked(accelerator, monkeypatch):
-    monkeypatch.setattr(VectorPool, "MAPPED_ELEMENTS", 10)
-    pool = VectorPool(ModelState(mlp().cuda()))
+def test_a_part_finds_its_memory_and_its_positions_and_nothing_else_is_page_locked(accelerator, costs, pool):
     places = np.arange(0, pool.state.size(), 3)
     cut, copied = Cut(ALL, places), places.size + 20
     assert not pool.has_free(copied, cut)
     pool.reserve(copied, cut)
     assert pool.has_free(copied, cut)
+    costs.reset()
     if accelerator is not None:
-        accelerator.waits.clear()
         accelerator.locking_bytes = 1
     snapshot, difference, scratch = pool.take(copied), pool.take(places.size), pool.take_scratch(pool.state.size())
     torch.cuda.synchronize()
     pool.state.add_at(difference.array, places)
     assert [torch.from_numpy(one.array).is_pinned() for one in (snapshot, difference, scratch)] == [True, True, False]
-    assert accelerator is None or accelerator.waits == []
+    costs.check(waits=0)
 
 
 @cuda
-def test_an_optimizers_state_from_another_rank_goes_into_the_memory_that_is_there(accelerator):
+def test_an_optimizers_state_from_another_rank_goes_into_the_memory_that_is_there():
     """A captured step refers to it by address."""
     model = mlp().cuda()
     optimizer = trained(model, fused=True)
@@ -207,19 +177,15 @@ def test_an_optimizers_state_from_another_rank_goes_into_the_memory_that_is_ther
 
 
 @pytest.fixture
-def sweeping(accelerator, monkeypatch):
+def sweeping(simulated_device, costs, monkeypatch):
     """A model of 600 ones whose portions have 50 elements, its state, and a page-locked vector of threes."""
-    if accelerator is None:
-        pytest.skip("needs a device whose work comes late and whose memory ends")
     monkeypatch.setattr(Uploads, "PORTION_ELEMENTS", 50)
     model = nn.ParameterDict({"w": nn.Parameter(torch.ones(600, device="cuda"))})
     state = ModelState(model)
     pull = state.buffer(600)
     pull.fill(3.0)
-    torch.cuda.synchronize()
-    accelerator.queues.pace = 0.0
-    accelerator.waits.clear()
-    torch.cuda.reset_peak_memory_stats()
+    costs.reset()
+    simulated_device.queues.pace = 0.0
     return model, state, pull
 
 
@@ -229,16 +195,14 @@ def weights_of(model):
 
 
 @cuda
-def test_values_are_added_a_few_portions_at_a_boundary_and_nothing_waits(accelerator, sweeping):
+def test_values_are_added_a_few_portions_at_a_boundary_and_nothing_waits(accelerator, costs, sweeping):
     model, state, pull = sweeping
-    held = accelerator.memory.bytes
     boundaries = 1
     while not state.add_scaled(pull, 2.0, 1):
         boundaries += 1
         accelerator.synchronize()
     assert boundaries == 4, "twelve portions, four at a time, after a first boundary that has none"
-    assert accelerator.waits == []
-    assert accelerator.memory.peak_bytes - held <= 4 * (4 * 50 + 50), "four portions, and what the addition takes"
+    costs.check(waits=0, peak=4 * (4 * 50 + 50))  # Four portions, and what the addition takes.
     assert weights_of(model) == {7.0}
     assert not state.add_scaled(pull, 2.0, 1)
     assert weights_of(model) == {7.0}, "the next addition begins with an upload"
@@ -273,19 +237,6 @@ def test_values_that_find_no_memory_on_the_device_are_added_on_the_host(accelera
 
 
 # -- threads -----------------------------------------------------------------------------------------------------------
-@cuda
-def test_whether_values_are_finite_is_found_on_the_device(accelerator):
-    model = nn.ParameterDict({"w": nn.Parameter(torch.ones(5, device="cuda"))})
-    state = ModelState(model)
-    for value, expected in ((2.0, True), (float("nan"), False), (float("inf"), False)):
-        with torch.no_grad():
-            model["w"][2] = value
-        copies = state.begin_read(state.buffer(5))
-        torch.cuda.synchronize()
-        assert copies.done()
-        assert copies.finite is expected
-
-
 def test_vectors_of_ranks_go_over_the_models_device(monkeypatch, tmp_path):
     """The current device would be the first one on every rank that has not called set_device."""
     dist = torch.distributed

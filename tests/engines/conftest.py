@@ -9,7 +9,6 @@ import pytest
 from node.identity.keys import new_secret
 from tests.engines.hosts import Host
 from tests.engines.launched import Launched
-from tests.harness.ports import free_port
 from tests.reliability.namespaces import switched
 
 
@@ -29,11 +28,6 @@ def launch():
     start.end = end
     yield start
     end()
-
-
-@pytest.fixture(name="free_port")
-def _free_port():
-    return free_port()
 
 
 @pytest.fixture

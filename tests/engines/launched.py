@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import json
 import os
 import signal
@@ -11,10 +12,17 @@ import sys
 import time
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples" / "engines"
 PATIENCE_S = 600.0  # The timeout of every wait: an engine begins in seconds, or in minutes on a busy machine.
-ENDLESS = "1000000000"  # Samples of a run that the test ends itself.
+ENDLESS = ("--samples", "1000000000", "--step-delay", "0.005")  # Options for a run that the test ends itself.
+
+
+def needs_package(name: str) -> pytest.MarkDecorator:
+    """Return a mark that skips a test if a package that make test-engines installs is missing."""
+    return pytest.mark.skipif(importlib.util.find_spec(name) is None, reason=f"{name} is not here: make test-engines")
 
 
 def environment(**variables: str) -> dict[str, str]:
@@ -60,13 +68,10 @@ class Launched:
 
         return until(unless_ended, self.said)
 
-    def result(self, code=0):
-        """Wait for the command to exit with ``code``; if that is 0, return its last line, parsed as JSON."""
-        assert self.process.wait(PATIENCE_S) == code, self.said()
-        return json.loads(self.out.read_text().splitlines()[-1]) if code == 0 else None
-
-    def send(self, number):
-        os.killpg(self.pid, number)
+    def result(self):
+        """Wait for the command to succeed; return its last line, parsed as JSON."""
+        assert self.process.wait(PATIENCE_S) == 0, self.said()
+        return json.loads(self.out.read_text().splitlines()[-1])
 
     def end(self):
         """Kill the command and all of its descendants, if they still run."""
@@ -130,6 +135,19 @@ def goes_on(logs):
     """Wait until each node has completed more than five further exchanges."""
     before = [log.figure("exchanges_done") for log in logs]
     until(lambda: all(log.mixed(more=count + 5) for log, count in zip(logs, before, strict=True)))
+
+
+def trains_on(job, log):
+    """Wait until the node, which may be alone, has taken 50 further steps."""
+    before = log.figure("steps")
+    job.until(lambda: log.figure("steps") > before + 50)
+
+
+def comes_back(job, log, members=2):
+    """Wait until the node mixes in its second life, as who it was, and with the swarm's weights."""
+    job.until(lambda: log.lives == 2 and log.mixed(members=members))
+    assert len(set(log.ids)) == 1, "its directory says who it is"
+    assert log.rows("joined"), "the swarm's weights"
 
 
 def children(pid):

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 import shutil
-import socket
 import subprocess
 
 from tests.engines.launched import PATIENCE_S, environment
+from tests.harness.ports import free_port
 
 PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch")
 CONFIG = """
@@ -39,14 +39,6 @@ PartitionName=all Nodes=ALL Default=YES State=UP
 """
 
 
-def free_ports(count):
-    probes = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    ports = [probe.getsockname()[1] for probe in probes]
-    for probe in probes:
-        probe.close()
-    return ports
-
-
 class Slurm:
     """``sbatch``, ``scontrol`` and ``squeue`` of a cluster whose daemons are children of this process."""
 
@@ -54,12 +46,10 @@ class Slurm:
         self.folder = folder
         for name in ("munge", "state", "spool"):
             (folder / name).mkdir(parents=True, mode=0o755)
-        controller, daemon = free_ports(2)
         config = folder / "slurm.conf"
-        config.write_text(CONFIG.format(folder=folder, controller=controller, daemon=daemon))
-        (folder / "cgroup.conf").write_text(
-            "CgroupPlugin=cgroup/v1\n"
-        )  # Slurm loads the plugin but does not use it, since a container may have no cgroups.
+        config.write_text(CONFIG.format(folder=folder, controller=free_port(), daemon=free_port()))
+        # Slurm loads the plugin but does not use it, since a container may have no cgroups.
+        (folder / "cgroup.conf").write_text("CgroupPlugin=cgroup/v1\n")
         key = folder / "munge" / "key"
         key.write_bytes(os.urandom(128))
         key.chmod(0o400)

@@ -2,39 +2,29 @@
 
 from __future__ import annotations
 
-import importlib.util
 import sys
 
 import pytest
 
 from tests.engines.hosts import HOME, documented
-from tests.engines.launched import ENDLESS, EXAMPLES, Log, goes_on, kill
+from tests.engines.launched import ENDLESS, EXAMPLES, Log, comes_back, goes_on, kill, needs_package, trains_on
 
-pytestmark = pytest.mark.engines
+pytestmark = [pytest.mark.engines, needs_package("distributed")]
 
 # By default Dask gives up a worker that does not reach its scheduler within 30 s, which happens on a busy machine.
 PATIENT = {f"DASK_DISTRIBUTED__COMM__TIMEOUTS__{name}": "300s" for name in ("CONNECT", "TCP")}
-
-
-@pytest.fixture(autouse=True)
-def dask():
-    if importlib.util.find_spec("distributed") is None:
-        pytest.skip("distributed is not here: make test-engines")
 
 
 def test_a_workers_process_is_killed_and_its_node_comes_back_in_another(launch, tmp_path):
     logs = [Log(tmp_path / f"node-{number}" / "log.jsonl") for number in range(2)]
     job = launch(
         "job", tmp_path, sys.executable, EXAMPLES / "dask_digits.py", "--nodes", "2", "--states", tmp_path,
-        "--samples", ENDLESS, "--step-delay", "0.005", **PATIENT,
+        *ENDLESS, **PATIENT,
     )  # fmt: skip
     job.until(lambda: all(log.mixed() for log in logs))
     kill(logs[0].pid)
-    alone = logs[1].figure("steps")
-    job.until(lambda: logs[1].figure("steps") > alone + 50)
-    job.until(lambda: logs[0].lives == 2 and logs[0].mixed())
-    assert len(set(logs[0].ids)) == 1, "its directory says who it is"
-    assert logs[0].rows("joined"), "the swarm's weights"
+    trains_on(job, logs[1])
+    comes_back(job, logs[0])
     goes_on(logs)
     assert [log.lives for log in logs] == [2, 1]
     assert all(log.learned for log in logs)
@@ -50,7 +40,7 @@ def test_tasks_on_two_of_three_hosts_are_one_swarm_and_one_whose_host_is_lost_co
     for machine in machines:
         machine.run(f"cd / && {documented('Dask', 1)}")
     job = first.run(
-        documented("Dask", 2), "--samples", ENDLESS, "--step-delay", "0.005",
+        documented("Dask", 2), *ENDLESS,
         **{"/etc/gossip": HOME, "/shared/gossip": states, "nodes 4": "nodes 2"},
     )  # fmt: skip
     logs = [Log(states / f"node-{number}" / "log.jsonl") for number in range(2)]
@@ -60,11 +50,8 @@ def test_tasks_on_two_of_three_hosts_are_one_swarm_and_one_whose_host_is_lost_co
 
     lost = next(number for number, machine in enumerate(at) if machine is not first)
     at[lost].off()
-    goes_on_alone = logs[1 - lost].figure("steps")
-    job.until(lambda: logs[1 - lost].figure("steps") > goes_on_alone + 50)
-    job.until(lambda: logs[lost].lives == 2 and logs[lost].mixed())
+    trains_on(job, logs[1 - lost])
+    comes_back(job, logs[lost])
     (third,) = [machine for machine in machines if machine not in at]
     assert logs[lost].addresses[-1].startswith(f"{third.address}:")
-    assert len(set(logs[lost].ids)) == 1, "its directory says who it is"
-    assert logs[lost].rows("joined"), "the swarm's weights"
     assert logs[1 - lost].lives == 1

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import importlib.util
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from tests.engines.launched import PATIENCE_S, ROOT, environment
+from tests.engines.launched import PATIENCE_S, ROOT, environment, needs_package
 
 pytestmark = pytest.mark.engines
 
@@ -87,9 +86,8 @@ print(task.name, task.num_nodes, *(resources.use_spot for resources in task.reso
 """
 
 
+@needs_package("sky")
 def test_skypilot_takes_the_tasks(tmp_path):
-    if importlib.util.find_spec("sky") is None:
-        pytest.skip("skypilot is not here: make test-engines")
     at_home = {"HOME": str(tmp_path), "SKYPILOT_DISABLE_USAGE_COLLECTION": "1"}  # SkyPilot writes files to HOME.
     for name, said in (("swarm", "swarm 4 False"), ("spot", "spot 1 True")):
         file = DEPLOY / "skypilot" / f"{name}.yaml"

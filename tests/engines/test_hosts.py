@@ -7,19 +7,16 @@ import re
 import pytest
 
 from tests.engines.hosts import documented, together
-from tests.engines.launched import ENDLESS, PATIENCE_S, ROOT, Log, goes_on
+from tests.engines.launched import ENDLESS, ROOT, Log, goes_on
 
 pytestmark = pytest.mark.netns
-
-SECRET = "GOSSIP_SECRET_FILE=swarm.secret"
 
 
 def test_torchruns_ranks_on_three_hosts_are_one_swarm_and_host_0_comes_back_without_it(hosts):
     machines, command = hosts(3), documented("torchrun")
     for machine in machines:
         machine.add_nat()
-    endless = ("--samples", ENDLESS, "--step-delay", "0.005")
-    jobs = [machine.run(command, *endless, **{"-rank I": f"-rank {machine.number}"}) for machine in machines]
+    jobs = [machine.run(command, *ENDLESS, **{"-rank I": f"-rank {machine.number}"}) for machine in machines]
     together(machines, jobs)
     first, *others = machines
     jobs[0].end()  # SIGKILL for the agent, the store and the node.
@@ -32,21 +29,10 @@ def test_torchruns_ranks_on_three_hosts_are_one_swarm_and_host_0_comes_back_with
     assert first.log.addresses[-1].startswith(f"{first.address}:")
 
 
-def test_torchruns_ranks_without_a_secret_are_told_how_to_get_one(hosts):
-    command = documented("torchrun")
-    jobs = [
-        machine.run(command, **{"--nnodes 3": "--nnodes 2", "-rank I": f"-rank {machine.number}", SECRET: ""})
-        for machine in hosts(2)
-    ]
-    for job in jobs:
-        assert job.process.wait(PATIENCE_S) != 0
-        assert "name its file in GOSSIP_SECRET_FILE" in job.said()
-
-
 def test_hosts_of_several_ranks_are_one_swarm(hosts):
     machines, command = hosts(2), documented("torchrun", 2)
     changes = {"--nproc-per-node gpu": "--nproc-per-node 2"}
-    jobs = [machine.run(command, "--samples", ENDLESS, "--step-delay", "0.005", **changes) for machine in machines]
+    jobs = [machine.run(command, *ENDLESS, **changes) for machine in machines]
     together(machines, jobs)
 
 
@@ -64,7 +50,7 @@ def test_mpiruns_ranks_on_two_hosts_are_one_swarm(hosts, needs, launch, tmp_path
     )
     node = 'sh -c \'GOSSIP_LOG=$OMPI_COMM_WORLD_RANK.jsonl exec "$0" "$@"\' python'
     job = first.run(
-        documented("mpirun"), "--samples", ENDLESS, "--step-delay", "0.005",
+        documented("mpirun"), *ENDLESS,
         **{"mpirun": options, "HOSTS": "./HOSTS", "python": node},
     )  # fmt: skip
     logs = [Log(first.folder / f"{rank}.jsonl") for rank in range(2)]
@@ -83,12 +69,12 @@ def test_tasks_of_slurms_script_on_two_hosts_are_one_swarm(hosts, tmp_path):
             f"SLURM_SUBMIT_DIR={machines[0].folder} SLURM_ARRAY_JOB_ID=7 SLURM_ARRAY_TASK_ID={machine.number} "
             f"SWARM_HOST={machine.address}"
         )
-        jobs.append(machine.run(f"{variables} bash {script}", "--samples", ENDLESS, "--step-delay", "0.005"))
+        jobs.append(machine.run(f"{variables} bash {script}", *ENDLESS))
         machine.log = Log(machines[0].folder / "swarm-7" / f"task-{machine.number}" / "log.jsonl")
     together(machines, jobs)
 
 
-def test_what_docker_is_told_makes_containers_on_two_hosts_one_swarm(hosts):
+def test_the_variables_of_docker_make_containers_on_two_hosts_one_swarm(hosts):
     """The image's entry point with the variables of the image and of the page, without a container around it."""
     machines = hosts(2)
     given = re.findall(r"-e (\S+)", documented("Docker"))
@@ -100,5 +86,5 @@ def test_what_docker_is_told_makes_containers_on_two_hosts_one_swarm(hosts):
     jobs = []
     for machine in machines:
         local = {**words, "THIS_HOST": machine.address, "=/state": "=state"}
-        jobs.append(machine.run(command, "--samples", ENDLESS, "--step-delay", "0.005", **local))
+        jobs.append(machine.run(command, *ENDLESS, **local))
     together(machines, jobs)

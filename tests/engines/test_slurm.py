@@ -37,7 +37,7 @@ def test_a_task_that_is_killed_comes_back_as_who_it_was_and_one_out_of_time_save
     secret.write_text(new_secret())
     out = slurm.run(
         "sbatch", "--parsable", "--array=0-2", ROOT / "deploy" / "slurm" / "swarm.sbatch", EXAMPLES / "slurm_digits.py",
-        "--samples", ENDLESS, "--step-delay", "0.005", folder=work, check=True, SWARM_HOST="127.0.0.1",
+        *ENDLESS, folder=work, check=True, SWARM_HOST="127.0.0.1",
     )  # fmt: skip
     job = out.strip()
     logs = [Log(work / f"swarm-{job}" / f"task-{task}" / "log.jsonl") for task in range(3)]
@@ -93,7 +93,7 @@ def test_another_turn_is_asked_for_where_it_is_worth_one(turn, tmp_path, code, a
 
 
 @pytest.mark.parametrize(("number", "again"), [(signal.SIGUSR1, True), (signal.SIGTERM, False)])
-def test_who_is_asked_to_leave_is_waited_for(turn, tmp_path, number, again):
+def test_a_node_that_is_asked_to_leave_is_waited_for(turn, tmp_path, number, again):
     """The script waits for its node after either signal. It requeues the job at the time limit, not after scancel."""
     saves = (
         f"trap 'sleep 1; touch {tmp_path}/saved; exit 143' TERM; touch {tmp_path}/ready; while :; do sleep 0.1; done"

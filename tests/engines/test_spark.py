@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import sys
 
 import pytest
 
 from tests.engines.hosts import HOME, documented
-from tests.engines.launched import ENDLESS, EXAMPLES, Log, goes_on, kill
+from tests.engines.launched import ENDLESS, EXAMPLES, Log, goes_on, kill, needs_package
 
 # Ten Java virtual machines on two processors start in half the time without the second compiler.
 QUICK = {"JAVA_TOOL_OPTIONS": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"}
@@ -19,7 +18,7 @@ IMPATIENT = " ".join(
     for name in ("network.timeout=15s", "network.timeoutInterval=5s", "executor.heartbeatInterval=2s")
 )
 
-pytestmark = pytest.mark.engines
+pytestmark = [pytest.mark.engines, needs_package("pyspark")]
 
 
 KEPT_SAMPLES = 20_000  # The checkpoints' count, many times what nodes train while they find each other again.
@@ -34,15 +33,13 @@ def checkpoint(log):
 @pytest.fixture(autouse=True)
 def spark(needs):
     needs("java", "apt-get install openjdk-17-jre-headless")
-    if importlib.util.find_spec("pyspark") is None:
-        pytest.skip("pyspark is not here: make test-engines")
 
 
 def test_a_task_is_killed_and_all_start_again_where_their_checkpoints_were(launch, tmp_path):
     logs = [Log(tmp_path / f"node-{number}" / "log.jsonl") for number in range(2)]
     job = launch(
         "job", tmp_path, sys.executable, EXAMPLES / "spark_digits.py", "--nodes", "2", "--master", "local[2,4]",
-        "--states", tmp_path, "--samples", ENDLESS, "--step-delay", "0.005",
+        "--states", tmp_path, *ENDLESS,
         SPARK_LOCAL_IP="127.0.0.1", SPARK_SUBMIT_OPTS="-Dspark.ui.enabled=false", PYSPARK_PYTHON=sys.executable,
     )  # fmt: skip
     job.until(lambda: all(log.mixed() for log in logs))
@@ -72,7 +69,7 @@ def test_tasks_on_two_hosts_are_one_swarm_and_all_start_again_on_the_one_that_is
     for machine in machines:
         machine.run(f"cd / && {documented('Spark', 1)}", variables=variables, THIS_HOST=machine.address)
     job = first.run(
-        documented("Spark", 2), "--samples", ENDLESS, "--step-delay", "0.005", variables=variables,
+        documented("Spark", 2), *ENDLESS, variables=variables,
         **{"/etc/gossip": HOME, "/shared/gossip": states, "nodes 4": "nodes 2", "--master": f"{IMPATIENT} --master"},
     )  # fmt: skip
     logs = [Log(states / f"node-{number}" / "log.jsonl") for number in range(2)]

@@ -6,17 +6,16 @@ import json
 import os
 import re
 import signal
-import socket
-import time
 from pathlib import Path
 
 import pytest
 
 from node.identity.keys import new_secret
+from tests.engines.launched import ROOT, until
 from tests.harness import warm
+from tests.harness.ports import free_port
 from tests.node.pretended import script_of
 
-ROOT = Path(__file__).parents[2]
 UNIT = (ROOT / "deploy" / "systemd" / "gossip@.service").read_text(encoding="utf-8")
 PATIENCE_S = 120.0
 SCRIPT = """
@@ -49,8 +48,7 @@ def service(tmp_path):
     credential.parent.mkdir()
     credential.write_text(new_secret())
     credential.chmod(0o400)
-    with socket.create_server(("0.0.0.0", 0)) as probe:
-        port = probe.getsockname()[1]
+    port = free_port("0.0.0.0")
     here = {
         "%i": "digits", "%S": str(tmp_path / "state"), "%d": str(credential.parent), ":7700": f":{port}",
         "/opt/gossip/.venv/bin": str(tmp_path / "bin"),
@@ -64,11 +62,7 @@ def service(tmp_path):
     variables = dict(pair.split("=", 1) for line in settings("Environment") for pair in placed(line).split())
     variables["SCRIPT"] = f"{script} --folder ."  # The unit reads this variable from its EnvironmentFile.
     (command,) = settings("ExecStart")
-    words = [
-        part
-        for word in placed(command).split()
-        for part in (variables["SCRIPT"].split() if word == "$SCRIPT" else [word])
-    ]
+    words = placed(command).replace("$SCRIPT", variables["SCRIPT"]).split()
     (folder,) = map(placed, settings("WorkingDirectory"))
     assert folder == f"{here['%S']}/{placed(settings('StateDirectory')[0])}", "systemd makes it for the service's user"
     Path(folder).mkdir(parents=True)
@@ -84,11 +78,11 @@ def service(tmp_path):
 
 
 def test_the_units_command_line_starts_a_node_and_a_stop_is_a_success(service):
-    end = time.monotonic() + PATIENCE_S
-    while not (service.log.exists() and '"progress"' in service.log.read_text()):
+    def trains():
         assert service.poll() is None, Path(service.said).read_text()
-        assert time.monotonic() < end
-        time.sleep(0.1)
+        return service.log.exists() and '"progress"' in service.log.read_text()
+
+    until(trains)
     first = json.loads(service.log.read_text().splitlines()[0])
     assert first["event"] == "listening"
     assert first["address"].endswith(f":{service.port}")

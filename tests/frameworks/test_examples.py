@@ -58,7 +58,7 @@ def test_two_learn_as_well_as_one_process_and_one_that_was_killed_goes_on(script
         assert one["accuracy"] > alone["accuracy"] - 0.03
         # A node stops once its own estimate has passed the target; after settling the number may be a little lower.
         assert one["swarm_samples"] >= 0.95 * total
-    assert again.rows("joined"), "the swarm was further than the checkpoint: it has given its weights"
+    assert again.log.rows("joined"), "the swarm was further than the checkpoint: it has given its weights"
     assert results[0]["samples"] + results[1]["samples"] <= results[0]["swarm_samples"]
 
 

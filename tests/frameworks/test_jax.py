@@ -122,7 +122,11 @@ def until(what, seconds=60.0):
     end = time.monotonic() + seconds
     while not what():
         assert time.monotonic() < end, f"waited {seconds:g} s in vain"
-        time.sleep(0.05)
+        time.sleep(0.01)
+
+
+def copied(copy):
+    until(copy.done, 10)
 
 
 def test_two_nodes_learn_as_one_alone_does_while_one_leaves_and_another_joins():
@@ -158,10 +162,7 @@ def test_a_snapshot_is_of_the_weights_before_a_step_that_uses_their_buffers_agai
     with pytest.raises(LayoutError, match=r"was given away to a step \(donate_argnums\)"):
         tree.read(np.zeros_like(before))
     tree.value = params
-    end = time.monotonic() + 10
-    while not copy.done():
-        assert time.monotonic() < end
-        time.sleep(0.001)
+    copied(copy)
     np.testing.assert_array_equal(out, before)
     tree.read(out)
     assert np.abs(out - before).max() > 0
@@ -181,16 +182,11 @@ def test_any_piece_is_a_copy_of_what_lies_there(tree):
             copy = state.begin_read_piece(out, start)
             for leaf in jax.tree_util.tree_leaves(state.value):
                 assert copy._flat is not leaf
-            while not copy.done():
-                time.sleep(0.001)
+            copied(copy)
             np.testing.assert_array_equal(out, full[start : start + out.size])
 
 
-def copied(copy):
-    until(copy.done, 10)
-
-
-def test_what_is_added_is_added_to_floats_alone_and_nothing_is_written_to():
+def test_an_addition_changes_floats_alone_and_writes_to_no_array():
     value = {"w": jnp.ones((2, 3)), "h": jnp.ones(2, jnp.bfloat16), "n": jnp.arange(3), "s": 2.0}
     tree = Pytree(value)
     assert [(s.name, s.dtype) for s in tree.layout.segments] == [("h", "bfloat16"), ("w", "float32")]
@@ -232,9 +228,7 @@ def test_a_large_vector_is_copied_by_a_thread_of_its_own(monkeypatch):
     tree = Pytree({"w": jnp.arange(8.0)})
     out = np.full(8, np.nan, np.float32)
     copy = tree.begin_read(out)
-    until = time.monotonic() + 10
-    while not copy.done():
-        assert time.monotonic() < until
+    copied(copy)
     assert out.tolist() == list(range(8))
     assert copy._copying is not None
     assert copy.done()
@@ -256,7 +250,7 @@ def test_a_copy_that_fails_says_so_once_the_network_asks(large, monkeypatch):
     monkeypatch.setattr(adapter, "LARGE_ELEMENTS", large)
     copy = Arriving(Broken(), np.zeros(8, np.float32))
     assert not copy.done()
-    until(copy.done, 10)
+    copied(copy)
     assert copy.failure == "RuntimeError: the device is gone"
 
 

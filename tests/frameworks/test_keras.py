@@ -15,6 +15,7 @@ from gossip.errors import LayoutError, LocalError
 os.environ.setdefault("KERAS_BACKEND", "torch")
 keras = pytest.importorskip("keras", reason="make test-frameworks")
 from node.adapters.keras import KerasGossip, KerasWeights  # noqa: E402
+from tests.frameworks.plays import counts  # noqa: E402
 
 pytestmark = [pytest.mark.frameworks, pytest.mark.filterwarnings("default")]
 QUICK = Config(mix_every_steps=2, join_timeout_s=3.0)
@@ -52,11 +53,6 @@ class Hook(keras.callbacks.Callback):
 
     def on_train_batch_end(self, batch, logs=None):
         self.hook(batch)
-
-
-def counts(callback):
-    figures = callback.node.metrics()
-    return figures.steps, figures.samples
 
 
 @pytest.mark.parametrize(("together", "steps"), [(1, 8), (4, 2)] if keras.backend.backend() == "jax" else [(1, 8)])
@@ -147,7 +143,7 @@ def test_freezing_is_no_part_of_a_checkpoint_and_thawing_is_told(tmp_path):
         weights.read(np.empty(99, np.float32))
 
 
-def test_what_others_sent_is_trained_on_while_fit_runs():
+def test_values_that_others_sent_are_trained_on_while_fit_runs():
     """During fit the JAX backend holds the weights outside the model."""
     model, seen = classifier(), []
     model.optimizer.learning_rate = 0.0
@@ -171,9 +167,7 @@ def test_a_training_that_raises_takes_its_node_away(train, until):
             raise ZeroDivisionError
 
     model = classifier()
-
     other = train(KerasWeights(classifier()))
-
     with pytest.raises(ZeroDivisionError), gossip(model, seeds=[other.node.address]) as callback:
         model.fit(loader(), callbacks=[callback, Hook(fail)], verbose=0)
     until(lambda: [member.state for member in other.node.members[1:]] == ["left"])
@@ -218,7 +212,7 @@ def test_a_checkpoint_of_the_node_holds_run_and_weights(tmp_path):
     assert callback.node.swarm_samples == 128
 
 
-def test_what_cannot_work_is_told_at_once():
+def test_options_that_cannot_work_are_refused_at_once():
     with pytest.raises(LayoutError, match="no weights yet"):
         gossip(keras.Sequential([keras.layers.Dense(3)]))
     with pytest.raises(TypeError, match="seed"):

@@ -20,6 +20,7 @@ from lightning.pytorch.plugins.precision import MixedPrecision  # noqa: E402
 from lightning.pytorch.strategies import FSDPStrategy  # noqa: E402
 
 from node.adapters.lightning import LightningGossip  # noqa: E402
+from tests.frameworks.plays import counts, record_settling  # noqa: E402
 
 pytestmark = [pytest.mark.frameworks, pytest.mark.filterwarnings("default")]
 QUICK = Config(mix_every_steps=2, join_timeout_s=3.0)
@@ -94,11 +95,6 @@ def loader(callback=None, batch_size=8, workers=0):
     if callback is None:
         return DataLoader(DATA, batch_size)
     return DataLoader(DATA, batch_size, sampler=callback.sampler(DATA), num_workers=workers)
-
-
-def counts(callback):
-    figures = callback.node.metrics()
-    return figures.steps, figures.samples
 
 
 def test_a_step_of_the_optimizer_is_a_step_however_many_batches_it_takes():
@@ -190,43 +186,16 @@ def test_a_checkpoint_holds_the_run(tmp_path):
     assert again.node.swarm_samples == 128
 
 
-def test_validation_sees_what_two_nodes_agreed_on(train):
-    model = Classifier()
-    other = train(model, torch.optim.SGD(model.parameters(), lr=0.1))
-    callback, mine = gossip(seeds=[other.node.address], settle_s=20.0), Classifier()
-    settled = []
-    inner = callback.settle
-
-    def settle():
-        before = callback.node.metrics().exchanges_done
-        inner()
-        settled.append(training.global_step)
-        assert callback.node.metrics().exchanges_done >= before + 3
-
-    callback.settle = settle
-    training = trainer(callback, max_epochs=2)
-    training.fit(mine, loader(), loader())
-    assert settled == [8, 16, 16]  # The last entry is the end of training.
-
-
 def test_a_checkpoint_holds_what_two_nodes_agreed_on_and_that_of_a_validation_what_it_saw(train, tmp_path):
     model = Classifier()
     other = train(model, torch.optim.SGD(model.parameters(), lr=0.1))
-    callback = gossip(seeds=[other.node.address], settle_s=20.0)
-    settled, validated = [], []
-    inner = callback.settle
-
-    def settle():
-        before = callback.node.metrics().exchanges_done
-        inner()
-        settled.append(training.global_step)
-        assert callback.node.metrics().exchanges_done >= before + 3
+    callback, validated = gossip(seeds=[other.node.address], settle_s=20.0), []
+    settled = record_settling(callback, lambda: training.global_step)
 
     class Watch(lightning.Callback):
         def on_validation_end(self, trainer, module):
             validated.append(module.layer.weight.detach().clone())
 
-    callback.settle = settle
     every = ModelCheckpoint(tmp_path / "every", every_n_train_steps=3, save_top_k=-1)
     best = ModelCheckpoint(tmp_path / "best", monitor="loss", every_n_epochs=1)
     training = trainer(callback, Watch(), every, best, enable_checkpointing=True)
@@ -238,7 +207,7 @@ def test_a_checkpoint_holds_what_two_nodes_agreed_on_and_that_of_a_validation_wh
     assert "save_checkpoint" not in vars(training), "the trainer is as it was"
 
 
-def test_what_does_not_hold_the_whole_model_is_refused_and_so_is_what_node_does_not_know():
+def test_a_sharded_model_and_an_unknown_option_are_refused():
     callback = gossip()
     sharded = type("Two", (), {"world_size": 2, "strategy": FSDPStrategy()})
     with pytest.raises(

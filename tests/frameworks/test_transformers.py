@@ -19,6 +19,7 @@ transformers = pytest.importorskip("transformers", reason="make test-frameworks"
 from transformers import Trainer, TrainerCallback, TrainingArguments  # noqa: E402
 
 from node.adapters.transformers import TransformersGossip  # noqa: E402
+from tests.frameworks.plays import counts, record_settling  # noqa: E402
 
 pytestmark = [pytest.mark.frameworks, pytest.mark.filterwarnings("default")]
 QUICK = Config(mix_every_steps=2, join_timeout_s=3.0)
@@ -77,15 +78,15 @@ def gossip(training, **options):
     return TransformersGossip(training, **{"config": QUICK, "settle_s": 0.5} | options)
 
 
-def counts(callback):
-    figures = callback.node.metrics()
-    return figures.steps, figures.samples
+def trained(training, **options):
+    """Train to the end with a node, and return its callback."""
+    with gossip(training, **options) as callback:
+        training.train()
+    return callback
 
 
 def test_a_step_of_the_optimizer_is_a_step_however_many_batches_it_takes(tmp_path):
-    training = trainer(tmp_path, gradient_accumulation_steps=2)
-    with gossip(training) as callback:
-        training.train()
+    callback = trained(trainer(tmp_path, gradient_accumulation_steps=2))
     assert counts(callback) == (4, 64)
 
 
@@ -106,26 +107,21 @@ def test_a_short_last_batch_counts_its_rows(tmp_path, accumulated, size, divide)
     training = trainer(
         tmp_path, gradient_accumulation_steps=accumulated, per_device_train_batch_size=size, num_train_epochs=2
     )
-    with gossip(training, divide=divide) as callback:
-        training.train()
-    assert counts(callback)[1] == 2 * 64
+    assert counts(trained(training, divide=divide))[1] == 2 * 64
     assert "get_batch_samples" not in vars(training)
 
 
 def test_a_batch_that_does_not_show_its_samples_counts_as_full(tmp_path):
     training = trainer(tmp_path, Joined(), per_device_train_batch_size=24)
     training.data_collator = joined
-    with gossip(training) as callback:
-        training.train()
-    assert counts(callback) == (3, 72)
+    assert counts(trained(training)) == (3, 72)
 
 
 @pytest.mark.parametrize("optim", ["adamw_torch", "adamw_torch_fused"])  # The fused one skips steps by itself.
 def test_a_step_that_half_precision_left_out_is_none(optim, tmp_path):
     training = trainer(tmp_path, Classifier(factor=8), num_train_epochs=4, optim=optim)
     scaler = training.accelerator.scaler = torch.amp.GradScaler("cpu", init_scale=2.0**127)
-    with gossip(training) as callback:
-        training.train()
+    callback = trained(training)
     left_out = 127 - round(math.log2(scaler.get_scale()))
     assert 0 < left_out < 32
     assert counts(callback)[0] == 32 - left_out
@@ -135,8 +131,7 @@ def test_every_logger_gets_the_nodes_figures(tmp_path):
     recorder = Recorder()
     training = trainer(tmp_path)
     training.callback_handler.callbacks.insert(1, recorder)  # The place of report_to's callbacks, before a user's.
-    with gossip(training):
-        training.train()
+    trained(training)
     assert recorder.logs["gossip/samples"] == 64
     assert "gossip/steps" in recorder.logs
 
@@ -176,9 +171,7 @@ def test_a_late_comer_trains_nothing(tmp_path):
     ended = []
     for expected in ((13, 104), (0, 0)):
         training = trainer(tmp_path, max_steps=1000)
-        with gossip(training, samples=100, state_dir=tmp_path / "state") as callback:
-            training.train()
-        assert counts(callback) == expected
+        assert counts(trained(training, samples=100, state_dir=tmp_path / "state")) == expected
         ended = [*ended, training.model.layer.weight.detach().clone()]
     assert torch.equal(*ended), "it has what the run ended with"
     assert training.train_dataset.used == []
@@ -186,16 +179,13 @@ def test_a_late_comer_trains_nothing(tmp_path):
 
 def test_an_epoch_is_as_long_as_without_a_swarm(tmp_path):
     training = trainer(tmp_path, num_train_epochs=2)
-    with gossip(training):
-        training.train()
+    trained(training)
     assert sorted(training.train_dataset.used) == sorted(list(range(64)) * 2), "alone a node has all of the data"
     assert training.state.global_step == 16
 
 
 def test_a_checkpoint_holds_the_run(tmp_path):
-    training = trainer(tmp_path, save_strategy="steps", save_steps=8)
-    with gossip(training):
-        training.train()
+    trained(trainer(tmp_path, save_strategy="steps", save_steps=8))
     said = json.loads((tmp_path / "checkpoint-8" / "trainer_state.json").read_text())
     assert said["stateful_callbacks"]["TransformersGossip"]["attributes"]["saved"]["swarm_samples"] == 64
     again = trainer(tmp_path, num_train_epochs=2, save_strategy="steps", save_steps=8)
@@ -217,17 +207,8 @@ def test_nodes_agree_before_they_evaluate_and_save(tmp_path, train):
     model = Classifier()
     other = train(model, torch.optim.SGD(model.parameters(), lr=0.1))
     training = trainer(tmp_path, eval_strategy="steps", eval_steps=4, save_strategy="steps", save_steps=6)
-    settled = []
     with gossip(training, seeds=[other.node.address], settle_s=20.0) as callback:
-        inner = callback.settle
-
-        def settle():
-            before = callback.node.metrics().exchanges_done
-            inner()
-            settled.append(training.state.global_step)
-            assert callback.node.metrics().exchanges_done >= before + 3
-
-        callback.settle = settle
+        settled = record_settling(callback, lambda: training.state.global_step)
         training.train()
     assert settled == [4, 6, 8, 8]  # The last entry is the end of training.
 
@@ -260,7 +241,7 @@ def test_training_outside_the_block_is_refused(tmp_path):
         training.train()
 
 
-def test_what_cannot_work_is_told_at_once(tmp_path):
+def test_options_that_cannot_work_are_refused_at_once(tmp_path):
     training = trainer(tmp_path, restore_callback_states_from_checkpoint=True)
     with pytest.raises(ConfigError, match="restore_callback_states_from_checkpoint"):
         gossip(training)

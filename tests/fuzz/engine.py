@@ -18,12 +18,14 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import ClassVar
 
-__all__ = ["LIMIT_BYTES", "LIMIT_S", "Figures", "Find", "Target", "play"]
-
 LIMIT_S = 0.1  # CPU time of the thread, so that no input counts as slow because the machine is busy.
 LIMIT_BYTES = 16 << 20  # The peak of one input: four of the largest bodies, or msgpack's 64 KiB header 56 times over.
 TRACE_EVERY = 509  # Trace the memory of every 509th input only, since starting a trace takes 5 ms; a prime number.
 MOST_FINDS = 20  # A target ends after so many finds with different causes: that is enough work for one repair.
+
+
+Input = tuple[object, Callable[[], object]]
+"""An input as a person reads it, and a function that feeds it to its target."""
 
 
 class Target(ABC):
@@ -38,8 +40,8 @@ class Target(ABC):
         self.rng = rng
 
     @abstractmethod
-    def prepare(self) -> tuple[object, Callable[[], object]]:
-        """Return the next input, for a person to read, and a function that feeds it; making them is not judged."""
+    def prepare(self, rng: Random) -> Input:
+        """Return the next input; making it is not judged."""
 
     def ended(self, error: BaseException) -> None:  # noqa: B027 - most have nothing to do then
         """Note that the input raised a declared exception."""
@@ -118,7 +120,7 @@ def play_life(target: type[Target], seed: int, life: int, count: int, figures: F
     try:
         for place in range(count):
             number = life * target.life + place
-            shown, act = subject.prepare()
+            shown, act = subject.prepare(subject.rng)
             traced = figures.inputs % TRACE_EVERY == 0
             if traced:
                 tracemalloc.start()
@@ -166,7 +168,7 @@ def again(target: type[Target], seed: int, number: int, seconds: float) -> float
         subject = target(generator(target, seed, life))
         try:
             for at in range(place + 1):
-                _, act = subject.prepare()
+                _, act = subject.prepare(subject.rng)
                 start = time.thread_time()
                 try:
                     act()

@@ -12,14 +12,12 @@ import msgpack
 from gossip.config import Config
 from gossip.effects import Send
 from gossip.errors import RemoteError
-from gossip.ids import MOST_SAMPLES, Address, Claim, MemberRecord, PeerId, peer_id_of
+from gossip.ids import MOST_SAMPLES, Claim, PeerId, peer_id_of
 from gossip.wire.frames import FIELDS, PREFIX_BYTES, RECORD_FIELDS, decode, encode
 from gossip.wire.messages import Accept, Commit, Fetch, Hint, Invite, Joined, Offer, Settled
 from tests.fuzz.engine import Target
-from tests.fuzz.grammar import World, key_of
+from tests.fuzz.grammar import World, key_of, member
 from tests.fuzz.wire import Messages
-
-__all__ = ["EXTREMES", "STATES", "cases", "play"]
 
 EXTREMES: tuple[Any, ...] = (
     0, 1, -1, 2**53 - 1, 2**53, 2**63 - 1, 2**64 - 1, True, False, 0.0, -0.0, 5e-324, 1e-310, -1e-310, 0.5, 2.0**53,
@@ -27,35 +25,26 @@ EXTREMES: tuple[Any, ...] = (
 )  # fmt: skip
 NUMBERS = ("int", "float", "bool")
 IN_RECORDS = ("incarnation", "sequence", "left", "ready", "steps", "samples", "progress", "loss", "version", "finished")
-WORLD = World()
 PARTNER = peer_id_of(key_of(0))
 SENSE: dict[str, Any] = {
-    "fingerprint": "f", "run_id": WORLD.run_id, "version": 1.0, "weight": 0.5, "codec": "fp32", "mixing": "pair",
+    "fingerprint": "f", "run_id": World.run_id, "version": 1.0, "weight": 0.5, "codec": "fp32", "mixing": "pair",
     "mass": 0.0, "part": "all", "progress": Claim(100, 50, 3), "members": (), "start": 0, "stop": 0, "elements": 1_000,
     "optimizer_keys": (), "optimizer_scalars": (("step", 3.0),), "swarm_samples": 100, "code": "late",
 }  # fmt: skip
-
-
-def record(number: int = 0, **changes: Any) -> MemberRecord:
-    key = key_of(number)
-    return MemberRecord(
-        peer_id_of(key), key, 1, address=Address("10.0.0.2", 1 + number), ready=True, run_id=WORLD.run_id, steps=8,
-        samples=64, progress=100, **changes,
-    )  # fmt: skip
 
 
 def sensible(cls: type, session: int, me: PeerId) -> Any:
     """Return a message of this type that is meaningful to a peer with this session."""
     values: dict[str, Any] = {}
     for name, kind in FIELDS[cls]:
-        empty: dict[str, Any] = {"int": 1, "float": 0.5, "bool": True, "text": "x", "bytes": b"", "record?": record()}
+        empty: dict[str, Any] = {"int": 1, "float": 0.5, "bool": True, "text": "x", "bytes": b"", "record?": member(0)}
         values[name] = SENSE.get(name, empty.get(kind.form, ()))
         if name == "session":
             values[name] = session
         elif name == "target":
             values[name] = peer_id_of(key_of(1))
         elif kind.form == "updates":
-            values[name] = (record(1, sequence=1), Hint(peer_id_of(key_of(2)), 1, False, PARTNER))
+            values[name] = (member(1, sequence=1), Hint(peer_id_of(key_of(2)), 1, False, PARTNER))
         elif name == "members" and kind.form == "ids":
             values[name] = tuple(sorted((PARTNER, me)))
     return cls(**values)
@@ -93,22 +82,13 @@ class Extreme(Messages):
 
     def __init__(self, state: str) -> None:
         Target.__init__(self, Random(1))
-        self.world = World()
         config = Config(mix_every_steps=8, **({"mixing": "group"} if "group" in state else {}))
-        me = MemberRecord(peer_id_of(b"me" * 16), b"me" * 16, 1, address=Address("10.0.0.9", 9), run_id=WORLD.run_id)
-        seeds = (Address("10.0.0.1", 7_700),) if state == "joining" else ()
-        self.begin(config, me, seeds)
+        self.sends: list[Send] = []
         self.session = 1
-        getattr(self, state.replace(" ", "_"))()
-
-    def begin(self, config: Config, me: MemberRecord, seeds: tuple[Address, ...]) -> None:
-        self.now, self.steps, self.config = 1_000.0, 0, config
-        self.linked, self.todo, self.sends, self.sender = set(), [], [], PARTNER
-        self.peer = self.make(me, seeds)
-        self.perform(self.peer.start(self.now))
+        self.begin(config, is_alone=state != "joining")
         for number in range(1 if config.grouped else 3):
-            self.linked.add(record(number).id)
-            self.perform(self.peer.on_linked(record(number).id, record(number), self.now))
+            self.link(number)
+        getattr(self, state.replace(" ", "_"))()
 
     def perform(self, effects: list[Any]) -> None:
         self.sends += [effect for effect in effects if isinstance(effect, Send)]
@@ -182,7 +162,7 @@ class Extreme(Messages):
 
     def group_joined(self) -> None:
         self.sender, self.session = PARTNER, 77
-        invite = Invite(77, "f", WORLD.run_id, 1.0, "fp32", tuple(sorted((PARTNER, self.peer.id))))
+        invite = Invite(77, "f", World.run_id, 1.0, "fp32", tuple(sorted((PARTNER, self.peer.id))))
         self.perform(self.peer.receive(PARTNER, invite, self.now))
         self.report_all()
         assert self.said(Joined) is not None

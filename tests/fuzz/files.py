@@ -8,7 +8,6 @@ import math
 import shutil
 import struct
 import tempfile
-from collections.abc import Callable
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -26,11 +25,9 @@ from node.identity.statedir import Memory, StateDir, checksum
 from node.model.checkpoint import Archive
 from node.model.optimizers import Optimizers
 from node.model.snapshot import ModelState
-from tests.fuzz.engine import Target
+from tests.fuzz.engine import Input, Target
 from tests.fuzz.grammar import World, make_record
 from tests.fuzz.mutations import EDGE_TEXTS, mutated_bytes, mutated_text, mutated_value
-
-__all__ = ["Books", "Checkpoints", "Invites", "Keys", "Secrets", "Timelines"]
 
 
 class OnDisk(Target):
@@ -61,8 +58,7 @@ class Books(OnDisk):
         StateDir(self.folder).write(3, 1_000, self.records)
         self.sample = (self.folder / "members.bin").read_bytes()
 
-    def prepare(self) -> tuple[object, Callable[[], object]]:
-        rng = self.rng
+    def prepare(self, rng: Random) -> Input:
         body = self.sample[: packed_bytes(self.sample)]
         value = msgpack.unpackb(body, raw=False)
         body = mutated_bytes(rng, body) if rng.random() < 0.5 else repacked(mutated_value(rng, value))
@@ -108,8 +104,8 @@ class Keys(OnDisk):
         super().__init__(rng)
         self.samples = [Identity(Ed25519PrivateKey.from_private_bytes(octet * 32)).pem() for octet in (b"a", b"b")]
 
-    def prepare(self) -> tuple[object, Callable[[], object]]:
-        data = mutated_bytes(self.rng, self.rng.choice(self.samples), self.samples)
+    def prepare(self, rng: Random) -> Input:
+        data = mutated_bytes(rng, rng.choice(self.samples), self.samples)
 
         def act() -> None:
             (self.folder / "identity.pem").write_bytes(data)
@@ -123,8 +119,7 @@ class Secrets(OnDisk):
 
     name, share, declared = "secrets", 0.02, (IdentityError,)
 
-    def prepare(self) -> tuple[object, Callable[[], object]]:
-        rng = self.rng
+    def prepare(self, rng: Random) -> Input:
         text = mutated_text(rng, "gossip-secret-1:" + "A" * 43, ("gossip-", "-", "_", "=="))
         if rng.random() < 0.7:
             return text, lambda: len(parse_secret(text))
@@ -142,8 +137,7 @@ class Invites(Target):
 
     name, share, declared = "invites", 0.05, (IdentityError,)
 
-    def prepare(self) -> tuple[object, Callable[[], object]]:
-        rng = self.rng
+    def prepare(self, rng: Random) -> Input:
         address = ["10.0.0.1", 7_700]
         value: Any = [b"s" * 32, [address, ["node.example", 1]][: rng.randrange(1, 3)], b"i" * 16]
         if rng.random() < 0.6:
@@ -204,8 +198,7 @@ class Checkpoints(OnDisk):
         settings = [{**group, "params": 0} for group in self.optimizer.param_groups]
         return [*(tensor.tolist() for tensor in tensors), settings]
 
-    def prepare(self) -> tuple[object, Callable[[], object]]:
-        rng = self.rng
+    def prepare(self, rng: Random) -> Input:
         flat = rng.random() < 0.4
         data = mutated_bytes(rng, self.sample) if flat else self.framed(mutated_value(rng, self.header))
 
@@ -249,8 +242,7 @@ class Timelines(OnDisk):
         rows = events if isinstance(events, list) else [events]
         return "[\n" + ",\n".join(json.dumps(event, default=repr) for event in rows) + "\n]\n"
 
-    def prepare(self) -> tuple[object, Callable[[], object]]:
-        rng = self.rng
+    def prepare(self, rng: Random) -> Input:
         try:
             data = self.text(mutated_value(rng, self.events)).encode("utf-8", "surrogatepass")
         except (RecursionError, ValueError, TypeError):

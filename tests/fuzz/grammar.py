@@ -10,8 +10,6 @@ from gossip.ids import MOST_SAMPLES, Address, Claim, MemberRecord, PeerId, peer_
 from gossip.wire.messages import MESSAGES, Hint
 from tests.fuzz.mutations import EDGE_FLOATS, EDGE_INTS
 
-__all__ = ["World", "make_message", "make_record"]
-
 FINITE = tuple(number for number in EDGE_FLOATS if abs(number) < float("inf"))
 WHOLE = tuple(number for number in EDGE_INTS if number >= 0)
 CODECS = ("fp32", "bf16", "fp16", "int8", "int4", "moniqua8", "moniqua4", "auto", "", "zip")
@@ -37,6 +35,15 @@ class World:
     fingerprint: str = "f"
     elements: int = 1_000
     keys: tuple[str, ...] = ("exp_avg", "exp_avg_sq")
+
+
+def member(number: int, **changes: Any) -> MemberRecord:
+    """Return a plausible record of a member of the world's run."""
+    key = key_of(number)
+    return MemberRecord(
+        peer_id_of(key), key, 1, address=Address("10.0.0.2", 1 + number), ready=True, run_id=World.run_id, steps=8,
+        samples=64, progress=100, **changes,
+    )  # fmt: skip
 
 
 def make_message(rng: Random, world: World, tag: str | None = None) -> Any:

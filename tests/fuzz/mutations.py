@@ -11,8 +11,6 @@ from collections.abc import Sequence
 from random import Random
 from typing import Any
 
-__all__ = ["EDGE_FLOATS", "EDGE_INTS", "deep", "edge_value", "mutated_bytes", "mutated_text", "mutated_value"]
-
 EDGE_INTS = (
     0, 1, -1, 2, 3, 15, 16, 17, 31, 32, 127, 128, 255, 256, 1023, 1024, 4095, 4096, 65_535, 65_536, 2**31 - 1, 2**31,
     2**32 - 1, 2**32, 2**48, 2**53 - 1, 2**53, 2**62, 2**63 - 1, 2**63, 2**64 - 1, -(2**31), -(2**63),

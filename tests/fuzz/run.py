@@ -10,8 +10,6 @@ from itertools import count
 from tests.fuzz import files, settings, vectors, wire
 from tests.fuzz.engine import LIMIT_S, Figures, Target, play, play_life
 
-__all__ = ["TARGETS", "main"]
-
 TARGETS: dict[str, type[Target]] = {
     target.name: target
     for target in (

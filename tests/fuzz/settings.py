@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -18,11 +17,9 @@ from gossip.selection.graphs import Graph
 from node.settings import NodeOptions, Settings
 from sim.scenario.scenario import Scenario
 from sim.scenario.tables import toml_text
-from tests.fuzz.engine import Target
+from tests.fuzz.engine import Input, Target
 from tests.fuzz.files import OnDisk
 from tests.fuzz.mutations import EDGE_FLOATS, EDGE_INTS, edge_value, mutated_bytes, mutated_text, mutated_value
-
-__all__ = ["Addresses", "Configs", "Graphs", "Parts", "Scenarios", "Tomls"]
 
 HUGE = (10**25, 10**400, -(10**400), 1 << 20_000)  # TOML and JSON have no largest number.
 WORDS = (
@@ -52,8 +49,7 @@ class Configs(Target):
 
     name, share, declared = "configs", 0.05, (ConfigError,)
 
-    def prepare(self) -> tuple[object, Callable[[], object]]:
-        rng = self.rng
+    def prepare(self, rng: Random) -> Input:
         names = (*NAMES, "preset", "method", "", "selectoin", "internal", "bench_s")
         table = {rng.choice(names): setting(rng) for _ in range(rng.choice((1, 1, 2, 3, 5)))}
 
@@ -70,8 +66,7 @@ class Tomls(OnDisk):
 
     name, share, declared = "tomls", 0.02, (ConfigError,)
 
-    def prepare(self) -> tuple[object, Callable[[], object]]:
-        rng = self.rng
+    def prepare(self, rng: Random) -> Input:
         text = "\n".join(f"{name} = {toml(setting(rng))}" for name in rng.sample(NAMES, rng.choice((1, 2, 4))))
         text = rng.choice(("", "[gossip]\n", 'preset = "wan"\n', "[[gossip]]\n")) + text
         if rng.random() < 0.7:
@@ -138,8 +133,7 @@ class Scenarios(OnDisk):
         (self.folder / "a.toml").write_bytes(data)
         return Scenario.from_toml(self.folder / "a.toml", changes=changes)
 
-    def prepare(self) -> tuple[object, Callable[[], object]]:
-        rng = self.rng
+    def prepare(self, rng: Random) -> Input:
         way = rng.random()
         if way < 0.5:
             table = mutated_value(rng, rng.choice(self.tables))
@@ -150,11 +144,10 @@ class Scenarios(OnDisk):
         if way < 0.75:
             changes = {rng.choice(KEYS): rng.choice((toml(setting(rng)), "none", "10 ms", "1 Gbit/s", "[", ""))}
             return (data, changes), lambda: again(self.read(data, changes))
-        data = (
-            mutated_bytes(rng, data)
-            if rng.random() < 0.5
-            else mutated_text(rng, data.decode(), TOKENS).encode("utf-8", "replace")
-        )
+        if rng.random() < 0.5:
+            data = mutated_bytes(rng, data)
+        else:
+            data = mutated_text(rng, data.decode(), TOKENS).encode("utf-8", "replace")
         return data, lambda: again(self.read(data, None))
 
 
@@ -166,21 +159,9 @@ KEYS = (
     "report.every_s", "a.b.c", ".", "",
 )  # fmt: skip
 TOKENS = (
-    *KEYS,
-    *WORDS,
-    "[task]",
-    "[network]",
-    "[[network.partitions]]",
-    "[[fleet]]",
-    "number = 3",
-    "bbr",
-    "lognormal",
-    "5 ms",
-    "1 Gbit/s",
-    "inf",
-    "nan",
-    "1e400",
-)
+    *KEYS, *WORDS, "[task]", "[network]", "[[network.partitions]]", "[[fleet]]", "number = 3", "bbr", "lognormal",
+    "5 ms", "1 Gbit/s", "inf", "nan", "1e400",
+)  # fmt: skip
 
 
 def again(scenario: Scenario) -> None:
@@ -189,22 +170,20 @@ def again(scenario: Scenario) -> None:
     toml_text(scenario.to_mapping())
 
 
+PARTS = ("all", "mask 0.005", "top 0.01", "fragment 3/8", "fragments 8", "mask 1e-06", "int8", "moniqua4")
+
+
 class Parts(Target):
     """The text of a part or a codec, from a setting or an offer, and the positions of a part's elements."""
 
     name, share, declared = "parts", 0.05, (ConfigError,)
 
-    def prepare(self) -> tuple[object, Callable[[], object]]:
-        rng = self.rng
-        sample = rng.choice(
-            ("all", "mask 0.005", "top 0.01", "fragment 3/8", "fragments 8", "mask 1e-06", "int8", "moniqua4")
-        )
-        text = (
-            mutated_text(rng, sample, ("mask ", "top ", "fragment ", "/", ".", "e-", "0", "9"))
-            if rng.random() < 0.8
-            else sample
-        )
+    def prepare(self, rng: Random) -> Input:
+        text = rng.choice(PARTS)
+        if rng.random() < 0.8:
+            text = mutated_text(rng, text, ("mask ", "top ", "fragment ", "/", ".", "e-", "0", "9"))
         size, session = rng.choice((0, 1, 2, 255, 1_000, 70_001)), rng.choice(EDGE_INTS) % 2**63
+        parse = rng.choice((check_part, get_codec))
 
         def act() -> None:
             part = Subset.parse(text)
@@ -220,12 +199,8 @@ class Parts(Target):
                         assert 0 <= positions[0] <= positions[-1] < size
                         assert (positions[1:] > positions[:-1]).all()
                 return
-            if rng_even:
-                check_part(text)
-            else:
-                get_codec(text)
+            parse(text)
 
-        rng_even = rng.random() < 0.5
         return (text, size, session), act
 
 
@@ -234,8 +209,7 @@ class Addresses(Target):
 
     name, share, declared = "addresses", 0.05, (ConfigError, IdentityError)
 
-    def prepare(self) -> tuple[object, Callable[[], object]]:
-        rng = self.rng
+    def prepare(self, rng: Random) -> Input:
         sample = rng.choice(
             ("10.0.0.5:7700", "[::1]:7700", "node.example:1", "127.0.0.1:0", "none", "10.0.0.1:1#" + "0f" * 16)
         )
@@ -258,8 +232,7 @@ class Graphs(Target):
 
     name, share, declared = "graphs", 0.03, (ConfigError,)
 
-    def prepare(self) -> tuple[object, Callable[[], object]]:
-        rng = self.rng
+    def prepare(self, rng: Random) -> Input:
         sample = rng.choice((
             "0 1\n1 2\n2 0\n", "10.0.0.1:7700 10.0.0.2:7700\n", "0123abcd 89abcdef\n# end\n", "0 1\n" * 40,
             "\n".join(f"{n} {n + 1}" for n in range(rng.choice((3, 30, 300)))),

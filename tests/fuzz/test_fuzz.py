@@ -17,7 +17,7 @@ INPUTS = 300
 
 @pytest.mark.parametrize("times", [1, slow(5)])
 @pytest.mark.parametrize("name", list(TARGETS))
-def test_whatever_arrives_raises_only_what_is_declared(name, times):
+def test_every_input_raises_only_declared_errors(name, times):
     inputs = times * SLOW.get(name, INPUTS)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # The certificate parser warns of odd certificates.
@@ -39,10 +39,9 @@ class Wrong(Target):
         super().__init__(rng)
         self.place = -1
 
-    def prepare(self):
+    def prepare(self, rng):
         self.place += 1
-        draw = self.rng.random()
-        return (self.place, draw), self.act
+        return (self.place, rng.random()), self.act
 
     def act(self):
         if self.place == 0:
@@ -57,7 +56,7 @@ class Wrong(Target):
             raise KeyError("not declared")
 
 
-def test_an_error_nobody_declared_a_slow_input_and_a_large_one_are_found_and_played_again():
+def test_an_undeclared_error_a_slow_input_and_a_large_one_are_found_and_played_again():
     figures = play(Wrong, seed=1, lives=[2])
     kinds = {find.what.split()[0]: find for find in figures.finds.values()}
     assert set(kinds) == {"raised", "took", "allocated"}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import ssl
-from collections.abc import Callable
 from random import Random
 from typing import Any
 
@@ -24,11 +23,9 @@ from node.transport.blocking_io import run_to_end
 from node.transport.byte_stream import BrokenLinkError
 from node.transport.sealed import ROOM_BYTES, Opener, Sealer
 from node.transport.tls import TlsStream, _ca_certificate, leaf_peer_id, swarm_contexts
-from tests.fuzz.engine import Target
+from tests.fuzz.engine import Input, Target
 from tests.fuzz.mutations import EDGE_INTS, mutated_bytes
 from tests.gossip.codecs.spreads import observe
-
-__all__ = ["Certificates", "Chunks", "Handshakes", "Payloads", "SealedRecords"]
 
 
 def bound_codec(name: str, size: int) -> Any:
@@ -40,6 +37,11 @@ def bound_codec(name: str, size: int) -> Any:
     return codec.with_bounds(spread)
 
 
+EDGE_NUMBERS = (  # Infinity, NaN, the largest and the least float32, then infinity in half precision and in bfloat16.
+    b"\x00\x00\x80\x7f", b"\x00\x00\xc0\x7f", b"\xff\xff\x7f\x7f", b"\x01\x00\x00\x00", b"\x00\x7c", b"\x80\x7f",
+)  # fmt: skip
+
+
 def octets(rng: Random, size: int) -> bytes:
     """Return ``size`` bytes of a payload: random ones, or the encodings of extreme numbers."""
     match rng.randrange(4):
@@ -48,16 +50,7 @@ def octets(rng: Random, size: int) -> bytes:
         case 1:
             return bytes([rng.choice((0, 0x7F, 0x80, 0xFF))]) * size
         case 2:
-            edge = rng.choice(
-                (
-                    b"\x00\x00\x80\x7f",
-                    b"\x00\x00\xc0\x7f",
-                    b"\xff\xff\x7f\x7f",
-                    b"\x01\x00\x00\x00",
-                    b"\x00\x7c",
-                    b"\x80\x7f",
-                )
-            )
+            edge = rng.choice(EDGE_NUMBERS)
             return (edge * (size // len(edge) + 1))[:size]
     data = bytearray(rng.randbytes(size))
     for _ in range(4):
@@ -71,8 +64,7 @@ class Payloads(Target):
 
     name, share, declared = "payloads", 0.05, (Overflow,)
 
-    def prepare(self) -> tuple[object, Callable[[], object]]:
-        rng = self.rng
+    def prepare(self, rng: Random) -> Input:
         name, size = rng.choice(list(CODECS)), rng.choice((1, 2, 255, 256, 257, 1_000))
         codec = bound_codec(name, size)
         data = octets(rng, codec.encoded_bytes(size))
@@ -104,8 +96,7 @@ class Chunks(Target):
         self.receiver = DifferenceReceiver(7, ours, np.empty(self.size, np.float32), codec, None)
         self.anywhere = rng.random() < 0.5  # Several connections may deliver chunks in any order.
 
-    def prepare(self) -> tuple[object, Callable[[], object]]:
-        rng = self.rng
+    def prepare(self, rng: Random) -> Input:
         frame = self.sender.next_frame()
         if frame is None or self.receiver.is_complete or self.receiver.fault:
             self.begin()
@@ -147,8 +138,7 @@ class Certificates(Target):
     identity = Identity(Ed25519PrivateKey.from_private_bytes(b"k" * 32))
     leaf = _ca_certificate(Ed25519PrivateKey.from_private_bytes(b"c" * 32)).public_bytes(serialization.Encoding.DER)
 
-    def prepare(self) -> tuple[object, Callable[[], object]]:
-        rng = self.rng
+    def prepare(self, rng: Random) -> Input:
         if rng.random() < 0.5:
             der = mutated_bytes(rng, self.leaf)
             return der, lambda: len(leaf_peer_id(der))
@@ -169,8 +159,7 @@ class Handshakes(Target):
 
     name, share, life, declared = "handshakes", 0.002, 8, (RemoteError, BrokenLinkError)
 
-    def prepare(self) -> tuple[object, Callable[[], object]]:
-        rng = self.rng
+    def prepare(self, rng: Random) -> Input:
         server = rng.random() < 0.5
         theirs = CONTEXTS if rng.random() < 0.8 else OTHERS
         seed = rng.getrandbits(32)
@@ -227,8 +216,7 @@ class SealedRecords(Target):
 
     name, share, declared = "sealed", 0.02, (ProtocolError, BrokenLinkError)
 
-    def prepare(self) -> tuple[object, Callable[[], object]]:
-        rng = self.rng
+    def prepare(self, rng: Random) -> Input:
         said = [rng.randbytes(rng.choice((1, 16, 300, 20_000))) for _ in range(rng.randrange(4))]
         sent = bytearray()
 

@@ -4,28 +4,15 @@ from __future__ import annotations
 
 import io
 import math
-from collections.abc import Callable, Coroutine
 from random import Random
-from typing import Any, TypeVar
+from typing import Any
 
 import msgpack
 
+from gossip import effects
 from gossip.arithmetic.layout import Layout, Segment
 from gossip.config import Config
 from gossip.discovery import Bootstrap
-from gossip.effects import (
-    Adopt,
-    CopyPiece,
-    Dial,
-    Gather,
-    Mix,
-    ReceivePiece,
-    Send,
-    SendPiece,
-    Snapshot,
-    Transfer,
-    TryDial,
-)
 from gossip.errors import ProtocolError, RemoteError
 from gossip.exchange.session import LocalModel
 from gossip.ids import MemberRecord, peer_id_of
@@ -41,14 +28,11 @@ from node.links.frame_reader import FrameReader
 from node.observe.figures import HEADINGS
 from node.observe.status import METRICS, TEXTS, read_pages
 from node.terminal import plain_console
+from node.transport.blocking_io import run_to_end
 from node.transport.byte_stream import BrokenLinkError
-from tests.fuzz.engine import Target
-from tests.fuzz.grammar import World, key_of, make_message, make_record
+from tests.fuzz.engine import Input, Target
+from tests.fuzz.grammar import World, key_of, make_message, make_record, member
 from tests.fuzz.mutations import mutated_bytes, mutated_value
-
-__all__ = ["Frames", "Headers", "Layouts", "Messages", "Prefixes", "Records", "Statuses"]
-
-T = TypeVar("T")
 
 
 class Prefixes(Target):
@@ -56,8 +40,7 @@ class Prefixes(Target):
 
     name, share, declared = "prefixes", 0.05, (ProtocolError,)
 
-    def prepare(self) -> tuple[object, Callable[[], object]]:
-        rng = self.rng
+    def prepare(self, rng: Random) -> Input:
         data = mutated_bytes(
             rng, frames.PREFIX.pack(frames.MAGIC, rng.randrange(1, 65_537), rng.choice((0, 4_096))), most=16
         )
@@ -93,8 +76,7 @@ class Frames(Target):
         world = World()
         self.samples = [encode(make_message(rng, world))[PREFIX_BYTES:] for _ in range(8)]
 
-    def prepare(self) -> tuple[object, Callable[[], object]]:
-        rng = self.rng
+    def prepare(self, rng: Random) -> Input:
         data = mutated_bytes(rng, rng.choice(self.samples), self.samples, most=65_536)
         body = rng.choice((0, 0, 0, 1, 4_096))
         return (data, body), lambda: read(data, body)
@@ -111,8 +93,7 @@ class Headers(Target):
         packed = [encode(make_message(rng, world))[PREFIX_BYTES:] for _ in range(8)]
         self.samples = [msgpack.unpackb(data, raw=False) for data in packed]
 
-    def prepare(self) -> tuple[object, Callable[[], object]]:
-        rng = self.rng
+    def prepare(self, rng: Random) -> Input:
         value = mutated_value(rng, rng.choice(self.samples), self.samples)
         data = pack(value)
         return data, lambda: read(data, 0)
@@ -136,8 +117,7 @@ class Records(Target):
         world = World()
         self.samples = [frames.write_record(make_record(rng, world)) for _ in range(8)]
 
-    def prepare(self) -> tuple[object, Callable[[], object]]:
-        rng = self.rng
+    def prepare(self, rng: Random) -> Input:
         value = mutated_value(rng, rng.choice(self.samples), self.samples)
         really = rng.random() < 0.05  # Verifying a signature takes longer than all the rest.
 
@@ -154,16 +134,12 @@ class Layouts(Target):
     """The summary of another node's model, and the sentence about the first difference."""
 
     name, share, declared = "layouts", 0.05, (ProtocolError,)
-    layout = Layout(
-        [
-            Segment("a.weight", (4, 3), "float32", "parameter"),
-            Segment("b", (7,), "bfloat16", "buffer"),
-            Segment("c", (2,), "float32", "frozen"),
-        ]
-    )
+    layout = Layout([
+        Segment("a.weight", (4, 3), "float32", "parameter"), Segment("b", (7,), "bfloat16", "buffer"),
+        Segment("c", (2,), "float32", "frozen"),
+    ])  # fmt: skip
 
-    def prepare(self) -> tuple[object, Callable[[], object]]:
-        rng = self.rng
+    def prepare(self, rng: Random) -> Input:
         value = mutated_value(rng, as_lists(self.layout.summary()))
 
         def act() -> None:
@@ -185,6 +161,10 @@ CONFIGS: tuple[dict[str, Any], ...] = (
     {"filter": "balance"},
     {"codec": "auto"}, {"selection": "nearest"}, {"max_version_gap": 0.0}, {"staleness_exponent": 1.0},
 )  # fmt: skip
+STREAMS = effects.Transfer, effects.Gather, effects.ReceivePiece, effects.SendPiece
+REPORTED = (  # The driver reports what became of these.
+    *STREAMS, effects.Snapshot, effects.CopyPiece, effects.Adopt, effects.Dial, effects.TryDial, effects.Mix,
+)  # fmt: skip
 
 
 class Messages(Target):
@@ -198,43 +178,32 @@ class Messages(Target):
 
     def __init__(self, rng: Random) -> None:
         super().__init__(rng)
-        self.now = 1_000.0
-        self.world = World(ids=[peer_id_of(key_of(n)) for n in range(6)])
-        self.config = Config(**rng.choice(CONFIGS))
-        alone = rng.random() < 0.7
-        me = MemberRecord(
-            peer_id_of(b"me" * 16), b"me" * 16, 1, address=frames.Address("10.0.0.9", 9), run_id=b"g" * 16
-        )
-        seeds = () if alone else (frames.Address("10.0.0.1", 7_700),)
-        self.peer = self.make(me, seeds)
-        self.world.ids.append(self.peer.id)
-        self.linked: set[Any] = set()
-        self.todo: list[Any] = []
-        self.sender = self.world.ids[0]
-        self.steps = 0
-        self.perform(self.peer.start(self.now))
+        self.begin(Config(**rng.choice(CONFIGS)), is_alone=rng.random() < 0.7)
         self.peer.local.optimizer_keys = rng.choice(((), self.world.keys))
         for number in range(4):
             self.link(number)
 
-    def make(self, me: MemberRecord, seeds: tuple[frames.Address, ...]) -> Peer:
-        rng = Random(self.rng.getrandbits(32))
-        members = Membership(me, sign=unsigned, verify=trusting, config=self.config, rng=rng, now=self.now)
+    def begin(self, config: Config, is_alone: bool) -> None:
+        """Start a peer, which knows no address if it is alone."""
+        self.now, self.steps, self.world = 1_000.0, 0, World(ids=[peer_id_of(key_of(n)) for n in range(6)])
+        self.linked: set[Any] = set()
+        self.todo: list[Any] = []
+        self.sender = self.world.ids[0]
+        key, address, rng = b"me" * 16, frames.Address("10.0.0.9", 9), Random(self.rng.getrandbits(32))
+        me = MemberRecord(peer_id_of(key), key, 1, address=address, run_id=self.world.run_id)
+        members = Membership(me, sign=unsigned, verify=trusting, config=config, rng=rng, now=self.now)
         model = LocalModel("f", self.world.elements, 100)
-        return Peer(members, self.config, model, rng=rng, bootstrap=Bootstrap(seeds), now=self.now)
+        bootstrap = Bootstrap(() if is_alone else (frames.Address("10.0.0.1", 7_700),))
+        self.peer = Peer(members, config, model, rng=rng, bootstrap=bootstrap, now=self.now)
+        self.world.ids.append(self.peer.id)
+        self.perform(self.peer.start(self.now))
 
     def link(self, number: int) -> None:
-        """Link a member whose record is valid."""
-        key = key_of(number)
-        record = MemberRecord(
-            peer_id_of(key), key, 1, address=frames.Address("10.0.0.2", 1 + number), ready=True,
-            run_id=self.world.run_id, steps=8, samples=64,
-        )  # fmt: skip
+        record = member(number)
         self.linked.add(record.id)
         self.perform(self.peer.on_linked(record.id, record, self.now))
 
-    def prepare(self) -> tuple[object, Callable[[], object]]:
-        rng = self.rng
+    def prepare(self, rng: Random) -> Input:
         if rng.random() < 0.35:
             return self.event()
         self.now += rng.choice((0.0, 0.0, 0.001, 0.05))
@@ -242,14 +211,8 @@ class Messages(Target):
         if sender not in self.linked:
             return "link", lambda: self.link(0)
         self.sender = sender
-        own = sorted(
-            {
-                *self.peer.exchanges.table,
-                *self.peer.joining.surveys,
-                *self.peer.joining.pieces,
-                *self.peer.donating.table,
-            }
-        )
+        exchanges, joining, donating = self.peer.exchanges, self.peer.joining, self.peer.donating
+        own = sorted({*exchanges.table, *joining.surveys, *joining.pieces, *donating.table})
         self.world.sessions = [*own[-4:], *own[-4:], 1, 2, 3, rng.getrandbits(62)]
         message = make_message(rng, self.world)
         return (sender, message), lambda: self.receive(sender, message)
@@ -258,7 +221,7 @@ class Messages(Target):
         arrived = decode(encode(message)[PREFIX_BYTES:])
         self.perform(self.peer.receive(sender, arrived, self.now))
 
-    def event(self) -> tuple[object, Callable[[], object]]:
+    def event(self) -> Input:
         """Return an event other than a message, as a driver reports it: a step, a tick, a lost link, ..."""
         rng, peer = self.rng, self.peer
         match rng.randrange(6):
@@ -267,10 +230,9 @@ class Messages(Target):
                 loss = rng.choice((None, 0.5))
                 return "step", lambda: self.perform(peer.on_stepped(self.steps, 8 * self.steps, loss, self.now))
             case 1 | 2:
-                later = rng.choice((0.0, 0.5, 5.0, 40.0))
-                self.now = max(
-                    self.now, peer.deadline if rng.random() < 0.7 and math.isfinite(peer.deadline) else self.now + later
-                )
+                later = self.now + rng.choice((0.0, 0.5, 5.0, 40.0))
+                is_at_deadline = rng.random() < 0.7 and math.isfinite(peer.deadline)
+                self.now = max(self.now, peer.deadline if is_at_deadline else later)
                 return ("tick", self.now), self.tick
             case 5 if rng.random() < 0.1:
                 own = sorted({*peer.exchanges.table, *peer.donating.table})
@@ -296,15 +258,12 @@ class Messages(Target):
                 return
         raise AssertionError("a deadline that ticks do not move")
 
-    def perform(self, effects: list[Any]) -> None:
-        for effect in effects:
-            if isinstance(effect, Send):
+    def perform(self, told: list[Any]) -> None:
+        for effect in told:
+            if isinstance(effect, effects.Send):
                 data = encode(effect.message)
                 assert decode(data[PREFIX_BYTES:]) == effect.message
-            elif isinstance(
-                effect,
-                Snapshot | CopyPiece | Transfer | Gather | ReceivePiece | SendPiece | Adopt | Dial | TryDial | Mix,
-            ):
+            elif isinstance(effect, REPORTED):
                 self.todo.append(effect)
         del self.todo[:-64]
         check(self.peer.membership.me, trusting)
@@ -314,25 +273,24 @@ class Messages(Target):
         rng, peer, now = self.rng, self.peer, self.now
         squares = rng.choice((0.0, 1.0, 1e30, math.inf, rng.random())), rng.choice((0.0, 1.0, 1e30, 1.0))
         match effect:
-            case Snapshot(session) | CopyPiece(session):
+            case effects.Snapshot(session) | effects.CopyPiece(session):
                 self.perform(peer.on_snapshotted(session, now, rng.choice((0.0, 0.5)), rng.choice((math.nan, 1.0))))
-            case Transfer() | Gather() | ReceivePiece() | SendPiece() if rng.random() < 0.3:
-                self.perform(
-                    peer.on_failed(effect.session, rng.choice(("broken", "checksum", "overflow", "stalled")), now)
-                )
-            case Transfer():
+            case _ if isinstance(effect, STREAMS) and rng.random() < 0.3:
+                why = rng.choice(("broken", "checksum", "overflow", "stalled"))
+                self.perform(peer.on_failed(effect.session, why, now))
+            case effects.Transfer():
                 self.perform(peer.on_streamed(effect.session, *squares, now))
-            case Gather():
+            case effects.Gather():
                 self.perform(peer.on_gathered(effect.session, *squares, {}, set(), now))
-            case ReceivePiece():
+            case effects.ReceivePiece():
                 self.perform(peer.on_collected(effect.session, effect.stop, now))
-            case SendPiece():
+            case effects.SendPiece():
                 self.perform(peer.on_served(effect.session, now))
-            case Adopt() if peer.joining.phase.name == "ADOPTING":
+            case effects.Adopt() if peer.joining.phase.name == "ADOPTING":
                 self.perform(peer.on_adopted(now))
-            case Dial(_, expect):
+            case effects.Dial(_, expect):
                 self.perform(peer.on_dial_failed(expect, now))
-            case TryDial(asker, _):
+            case effects.TryDial(asker, _):
                 self.perform(peer.on_dial_tried(asker, rng.random() < 0.5, now))
 
     def ended(self, error: BaseException) -> None:
@@ -346,8 +304,7 @@ class Statuses(Target):
 
     name, share, declared = "statuses", 0.05, (RemoteError,)
 
-    def prepare(self) -> tuple[object, Callable[[], object]]:
-        rng = self.rng
+    def prepare(self, rng: Random) -> Input:
         row, other = ([id_ * 16, "10.0.0.1:7700", "alive", 8, 64, 0.5, True, 0.1, 2.0] for id_ in (b"i", b"j"))
         values = {name: "a text" for name in TEXTS} | {name: [["ab" * 16, "why", 3]] for name in HEADINGS}
         values["id"] = "0f" * 16
@@ -360,7 +317,7 @@ class Statuses(Target):
 
         def act() -> None:
             stream = Canned(data)
-            answer = finished(read_pages(stream, FrameReader(stream)))
+            answer = run_to_end(lambda source: read_pages(source, FrameReader(source)), stream)
             assert all(len(member["id"]) <= 64 for member in answer["members"])
             console = plain_console(io.StringIO())
             console.print(picture_of(answer, answer, 1.0))
@@ -388,13 +345,3 @@ class Canned:
         buffer[: len(piece)] = piece
         self.at += len(piece)
         return len(piece)
-
-
-def finished(work: Coroutine[Any, Any, T]) -> T:
-    """Return the result of a coroutine that never waits."""
-    try:
-        work.send(None)
-    except StopIteration as end:
-        result: T = end.value
-        return result
-    raise AssertionError("it waits")

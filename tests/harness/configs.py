@@ -8,8 +8,6 @@ from typing import Any
 from gossip.config import Config
 from gossip.config.internal import Internal
 
-__all__ = ["tuned"]
-
 INTERNAL = {field.name for field in dataclasses.fields(Internal)}
 
 

@@ -7,8 +7,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-__all__ = ["otherwise_hashed"]
-
 ROOT = Path(__file__).resolve().parents[2]
 SEEDS = "1", "2"
 

@@ -16,8 +16,6 @@ from tests.harness.sessions import Session, Sessions
 if TYPE_CHECKING:
     from tests.harness.world import World
 
-__all__ = ["Host"]
-
 PENDING = 32  # Messages kept for a peer while it is dialled, as in node.network.runtime.
 TICKS = 3  # A tick may make another one due at once. More in a row mean that the driver spins.
 

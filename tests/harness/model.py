@@ -10,8 +10,6 @@ from fractions import Fraction
 
 from gossip.arithmetic.mixing import push_mass
 
-__all__ = ["Model", "Number"]
-
 Number = Fraction | float
 
 

@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from tests.harness.host import Host
     from tests.harness.world import World
 
-__all__ = ["Link", "Network"]
-
 
 class Link:
     """A connection between ``ends[0]``, which dialled, and ``ends[1]``."""

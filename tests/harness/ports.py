@@ -6,8 +6,6 @@ import contextlib
 import random
 import socket
 
-__all__ = ["free_port"]
-
 
 def free_port(host: str = "127.0.0.1") -> int:
     """Return a free port below the range from which the kernel gives ports to other programs."""

@@ -15,8 +15,6 @@ from tests.harness.model import Model, Number
 if TYPE_CHECKING:
     from tests.harness.network import Link
 
-__all__ = ["Session", "Sessions", "hash_of"]
-
 
 @dataclass(slots=True, eq=False)
 class Session:
@@ -60,7 +58,6 @@ class Sessions:
         self.hash_s = 0.0  # Seconds to hash the frozen weights.
         self.hashes = 0  # Requests for that hash so far; only the latest is answered.
         self.joining_since = -1.0
-        self.moments_mixed = 0  # The number of MixMoments effects.
 
     @property
     def value(self) -> Number:
@@ -162,7 +159,6 @@ class Sessions:
             case effects.MixMoments(number):
                 if self.sessions[number].theirs is None:
                     self.world.fail("moments are mixed once they are whole", f"{self} is told {effect}")
-                self.moments_mixed += 1
             case effects.Adopt():
                 self.adoption = effect
             case effects.Confirm():

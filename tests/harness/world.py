@@ -22,8 +22,6 @@ from gossip.wire.records import trusting, unsigned
 from tests.harness.host import Host
 from tests.harness.network import Network
 
-__all__ = ["ELEMENTS", "World", "address_of", "peer_id"]
-
 ELEMENTS = 10_000
 
 

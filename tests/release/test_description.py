@@ -31,7 +31,7 @@ def test_pictures_and_links_lead_to_where_the_project_is_published(long_descript
     assert not AWAY.findall(text)
 
 
-def test_where_nobody_says_where_it_is_published_nothing_is_broken_and_no_host_is_invented(long_description):
+def test_without_a_place_of_publication_nothing_is_broken_and_no_host_is_invented(long_description):
     text = long_description(README, "", "0.1.0")
     assert "![" not in text
     assert not AWAY.findall(text)
@@ -51,7 +51,7 @@ def test_the_citation_names_this_version_and_licence():
     assert citation["license"] in PROJECT["license"]
 
 
-def test_what_an_issue_asks_for_is_there():
+def test_the_pages_that_an_issue_template_names_exist():
     templates = sorted((ROOT / ".github" / "ISSUE_TEMPLATE").glob("*.yml"))
     assert len(templates) == 4
     for template in templates:

@@ -10,12 +10,10 @@ import pytest
 
 from tests.reliability.test_reliability import lab
 
-__all__ = ["lab", "switched"]
-
 
 @contextlib.contextmanager
-def switched(count, net="10.79.0"):
-    """Make ``count`` namespaces and yield their names; number n has the addresses ``net``.(n + 1) and fd79::(n + 1).
+def switched(count):
+    """Make ``count`` namespaces and yield their names; number n has the addresses 10.79.0.(n + 1) and fd79::(n + 1).
 
     There is no default route and no name server, as in a closed network.
     """
@@ -33,7 +31,7 @@ def switched(count, net="10.79.0"):
             lab.run("ip", "-n", space, "link", "set", "lo", "up")
             lab.run("ip", "-n", space, "link", "add", "eth0", "type", "veth", *peer)
             lab.run("ip", "-n", switch, "link", "set", f"p{number}", "master", "sw0", "up")
-            lab.run("ip", "-n", space, "address", "add", f"{net}.{1 + number}/24", "dev", "eth0")
+            lab.run("ip", "-n", space, "address", "add", f"10.79.0.{1 + number}/24", "dev", "eth0")
             lab.run("ip", "-n", space, "address", "add", f"fd79::{1 + number}/64", "dev", "eth0", "nodad")
             lab.run("ip", "-n", space, "link", "set", "eth0", "up")
         yield spaces

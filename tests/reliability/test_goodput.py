@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
+import importlib
 import math
 import random
 import sys
@@ -22,37 +22,12 @@ def _beside_benchmarks():
     sys.path[:] = path
 
 
-def load(name):
-    if name not in sys.modules:
-        spec = importlib.util.spec_from_file_location(name, BENCHMARKS / f"{name}.py")
-        sys.modules[name] = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(sys.modules[name])
-    return sys.modules[name]
+def imported(name):
+    """Return a fixture that imports this module of benchmarks, once a test needs it."""
+    return pytest.fixture(scope="module")(lambda: importlib.import_module(name))
 
 
-@pytest.fixture(scope="module")
-def model():
-    return load("goodput_model")
-
-
-@pytest.fixture(scope="module")
-def page():
-    return load("goodput_page")
-
-
-@pytest.fixture(scope="module")
-def pages():
-    return load("pages")
-
-
-@pytest.fixture(scope="module")
-def goodput():
-    return load("goodput")
-
-
-@pytest.fixture(scope="module")
-def storm():
-    return load("storm")
+model, page, pages, goodput, storm = map(imported, ("goodput_model", "goodput_page", "pages", "goodput", "storm"))
 
 
 # -- the model -------------------------------------------------------------------------------------------------------
@@ -113,11 +88,10 @@ def test_a_table_without_a_place_is_refused_and_nothing_is_written(pages, tmp_pa
 
 def test_the_page_has_a_place_for_every_table(page):
     text = page.PAGE.read_text(encoding="utf-8")
-    for name in ("goodput", "worlds", "accuracy", "storm"):
-        assert f"<!-- table: {name} -->\n" in text
+    assert all(f"<!-- table: {name} -->\n" in text for name in ("goodput", "worlds", "accuracy", "storm"))
 
 
-def test_what_was_not_played_is_a_dash_and_what_was_has_its_spread(page):
+def test_a_figure_that_was_not_played_is_a_dash_and_others_have_their_spread(page):
     figures = {"trained": 0.5, "kept": 0.4, "idle": 0.1, "accuracy": 0.9, "worst": 0.8, "average": 0.95}
     runs = {(8, "100 Gbit/s", "iid"): [figures, figures | {"trained": 0.6}], (16, "100 Gbit/s", "iid"): [figures]}
     runs[16, "with a notice", "iid"] = [figures | {"kept": 0.5}]
@@ -155,12 +129,8 @@ def test_a_finished_run_is_known_by_all_of_its_settings(pages, goodput, monkeypa
 
 # -- the storm -------------------------------------------------------------------------------------------------------
 def test_a_storm_is_drawn_from_its_seed_and_ends_in_time(storm):
-    drawn = storm.schedule(storm.STORMS["n32"], 1_800, 1.0, 7)
-    assert (
-        drawn
-        == storm.schedule(storm.STORMS["n32"], 1_800, 1.0, 7)
-        != storm.schedule(storm.STORMS["n32"], 1_800, 1.0, 8)
-    )
+    drawn, again, other = (storm.schedule(storm.STORMS["n32"], 1_800, 1.0, seed) for seed in (7, 7, 8))
+    assert drawn == again != other
     assert {fault.kind for fault in drawn} == {"kill", "stop", "cut"}
     assert all(fault.at + fault.lasts <= 1_800 for fault in drawn if fault.kind != "kill")
     fast = storm.schedule(storm.STORMS["n32"], 600, 3.0, 7)
@@ -170,11 +140,9 @@ def test_a_storm_is_drawn_from_its_seed_and_ends_in_time(storm):
 
 
 def test_kills_come_as_often_as_their_mean_says(storm):
-    kills = [
-        fault for seed in range(20) for fault in storm.schedule(storm.STORMS["n32"], 1_800, 1.0, seed)
-        if fault.kind == "kill"
-    ]  # fmt: skip
-    assert len(kills) == pytest.approx(20 * 30, rel=0.12)
+    storms = [storm.schedule(storm.STORMS["n32"], 1_800, 1.0, seed) for seed in range(20)]
+    kills = sum(fault.kind == "kill" for faults in storms for fault in faults)
+    assert kills == pytest.approx(20 * 30, rel=0.12)
 
 
 def life(*rows):

@@ -6,18 +6,14 @@ Each is a network namespace with an IPv4 and an IPv6 address, on a switch in a f
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
-import time
-from pathlib import Path
 
 import pytest
 
+from tests.engines.launched import PATIENCE_S, ROOT, Launched, Log, environment
 from tests.reliability.namespaces import lab, switched
 
-ROOT = Path(__file__).parents[2]
-PATIENCE_S = 180.0  # The timeout of every wait: a node loads torch in seconds, or in a minute on a busy machine.
 SCRIPT = """
 import os, time, torch
 from gossip import Node
@@ -36,53 +32,35 @@ with Node(model, torch.optim.SGD(model.parameters(), lr=0.1), config=Config(mix_
 
 
 class Machine:
-    """A machine; ``run`` starts its node in its own home, and ``rows`` reads the node's log of this life."""
+    """A machine; ``run`` starts its node in its own home, and ``log`` is the node's log of this life."""
 
-    def __init__(self, space, number, home):
-        self.space, self.number, self.home, self.lives = space, number, home, 0
+    def __init__(self, space, home):
+        self.space, self.home, self.lives = space, home, []
         home.mkdir()
         (home / "train.py").write_text(SCRIPT)
 
-    def gossip(self, *words):
-        inherited = {name: value for name, value in os.environ.items() if not name.startswith("GOSSIP_")}
-        command = ["ip", "netns", "exec", self.space, sys.executable, "-m", "gossip", *words]
-        return command, {**inherited, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    def command(self, *words):
+        return ["ip", "netns", "exec", self.space, sys.executable, "-m", "gossip", *words]
 
     def ask(self, *words):
-        command, environment = self.gossip(*words)
         return subprocess.run(
-            command, cwd=self.home, env=environment, capture_output=True, text=True, check=True, timeout=PATIENCE_S
-        ).stdout.strip()
+            self.command(*words), cwd=self.home, env=environment(PYTHONPATH=str(ROOT)), capture_output=True, text=True,
+            check=True, timeout=PATIENCE_S,
+        ).stdout.strip()  # fmt: skip
 
     def run(self, *options):
-        self.lives += 1
-        self.log = self.home / f"{self.lives}.jsonl"
-        command, environment = self.gossip(
-            "run", "--state-dir", "state", "--log", str(self.log), "--quiet", *options, "train.py"
-        )
-        with (self.home / f"{self.lives}.txt").open("wb") as said:
-            self.process = subprocess.Popen(command, cwd=self.home, env=environment, stdout=said, stderr=said)
-
-    def rows(self, event):
-        text = self.log.read_text() if self.log.exists() else ""
-        rows = [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()]
-        return [row for row in rows if row["event"] == event]
+        self.log = Log(self.home / f"{len(self.lives)}.jsonl")
+        command = self.command("run", "--state-dir", "state", "--log", self.log.path, "--quiet", *options, "train.py")
+        self.lives.append(Launched(f"life-{len(self.lives)}", self.home, *command, PYTHONPATH=str(ROOT)))
 
     def until(self, what):
-        end = time.monotonic() + PATIENCE_S
-        while not (found := what()):
-            said = (self.home / f"{self.lives}.txt").read_text()[-2000:]
-            assert self.process.poll() is None, said
-            assert time.monotonic() < end, f"machine {self.number} waited {PATIENCE_S:g} s in vain: {said}"
-            time.sleep(0.1)
-        return found
+        return self.lives[-1].until(what)
 
     def mixes_with_all(self):
-        return [row for row in self.rows("progress") if row["members_alive"] == 3 and row["exchanges_done"] > 3]
+        return self.log.mixed(more=3, members=3)
 
     def kill(self):
-        self.process.kill()
-        self.process.wait()
+        self.lives[-1].end()
 
     def moves(self, old, new):
         lab.run("ip", "-n", self.space, "address", "del", f"{old}/24", "dev", "eth0")
@@ -92,7 +70,7 @@ class Machine:
 @pytest.fixture
 def machines(tmp_path):
     with switched(3) as spaces:
-        found = [Machine(space, number, tmp_path / str(number)) for number, space in enumerate(spaces)]
+        found = [Machine(space, tmp_path / str(number)) for number, space in enumerate(spaces)]
         try:
             yield found
         finally:
@@ -108,7 +86,7 @@ def test_three_machines_become_one_swarm_and_again_after_all_were_killed_and_two
     secret.touch(mode=0o600)
     secret.write_text(first.ask("secret"))
     first.run("--listen", "[::]:7700", "--secret-file", "swarm.secret")
-    first.until(lambda: first.rows("listening"))
+    first.until(lambda: first.log.addresses)
     over_six, over_four = (
         first.ask("invite", "--secret-file", "swarm.secret", address)
         for address in ("[fd79::1]:7700", "10.79.0.1:7700")
@@ -128,4 +106,4 @@ def test_three_machines_become_one_swarm_and_again_after_all_were_killed_and_two
     for machine in machines:
         machine.until(machine.mixes_with_all)
     for machine in machines:  # Members that mix are of one run. It is the old one, since no count restarts at 0.
-        assert machine.rows("progress")[-1]["swarm_samples"] > behind > 0
+        assert machine.log.figure("swarm_samples") > behind > 0

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import os
-import signal
+import contextlib
 import socket
 import subprocess
 import sys
@@ -23,9 +22,13 @@ SIZE = 500_000
 
 
 @pytest.fixture(scope="module")
-def two():
+def possible():
     if why := missing():
         pytest.skip(why)
+
+
+@pytest.fixture(scope="module")
+def two(possible):
     with EmulatedLinks(2) as links:
         yield links
 
@@ -43,6 +46,17 @@ def datagrams(links, node):
     made.bind((links.address(node), PORT))
     made.settimeout(WAIT_S)
     return made
+
+
+@contextlib.contextmanager
+def connection(links):
+    """Connect the first node to the second; yield both ends."""
+    with links.inside(1):
+        server = socket.create_server((links.address(1), PORT))
+    with links.inside(0):
+        client = socket.create_connection((links.address(1), PORT), WAIT_S)
+    with server, client, server.accept()[0] as accepted:
+        yield client, accepted
 
 
 def arrived(links, count=200):
@@ -80,26 +94,21 @@ def test_a_stream_is_no_faster_than_uplink_and_downlink(two):
     for up, down in ((8, 1000), (1000, 8)):
         two.rate(0, up, 1000)
         two.rate(1, 1000, down)
-        with two.inside(1):
-            server = socket.create_server((two.address(1), PORT))
-        with two.inside(0):
-            client = socket.create_connection((two.address(1), PORT), WAIT_S)
-        with server, client, server.accept()[0] as conn:
-            conn.settimeout(WAIT_S)
+        with connection(two) as (client, accepted):
+            accepted.settimeout(WAIT_S)
             sender = threading.Thread(target=client.sendall, args=(bytes(SIZE),))
             begun, left = time.monotonic(), SIZE
             sender.start()
             while left:
-                left -= len(conn.recv(left))
+                left -= len(accepted.recv(left))
             took_s = time.monotonic() - begun
             sender.join()
             assert took_s >= SIZE / 1e6  # 8 Mbit/s are a byte a microsecond, without headers.
 
 
 @pytest.mark.netns
+@pytest.mark.usefixtures("possible")
 def test_the_seed_decides_which_packets_are_lost():
-    if why := missing():
-        pytest.skip(why)
     seen = {}
     for run, seed in (("first", 5), ("again", 5), ("other", 6)):
         with EmulatedLinks(2, seed=seed) as links:
@@ -131,12 +140,8 @@ def test_congestion_control_is_a_nodes_own(two):
     for name in known:
         two.congestion(0, name)
         two.congestion(1, name)
-        with two.inside(1):
-            server = socket.create_server((two.address(1), PORT))
-        with two.inside(0):
-            client = socket.create_connection((two.address(1), PORT), WAIT_S)
-        with server, client, server.accept()[0] as conn:
-            for end in (client, conn):
+        with connection(two) as ends:
+            for end in ends:
                 given = end.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16)
                 assert given.split(b"\0")[0].decode() == name
     with pytest.raises(LocalError, match="nosuch is not in this kernel"):
@@ -144,9 +149,8 @@ def test_congestion_control_is_a_nodes_own(two):
 
 
 @pytest.mark.netns
+@pytest.mark.usefixtures("possible")
 def test_a_router_that_is_ended_is_one_sentence():
-    if why := missing():
-        pytest.skip(why)
     with EmulatedLinks(2) as links:
         links.process.kill()
         links.process.wait()
@@ -155,17 +159,16 @@ def test_a_router_that_is_ended_is_one_sentence():
 
 
 @pytest.mark.netns
-def test_nothing_is_left_of_who_is_killed_with_signal_9():
-    if why := missing():
-        pytest.skip(why)
+@pytest.mark.usefixtures("possible")
+def test_no_router_outlives_a_process_that_is_killed_with_signal_9():
     program = (
         "import sys, time\nfrom benchmarks.replay.links import EmulatedLinks\n"
         "with EmulatedLinks(2) as links:\n    print(links.process.pid, flush=True)\n    time.sleep(60)\n"
     )
-    owner = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True, env=os.environ)
+    owner = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True)
     router = int(owner.stdout.readline())
     assert alive(router)
-    owner.send_signal(signal.SIGKILL)
+    owner.kill()
     owner.wait()
     owner.stdout.close()
     until = time.monotonic() + WAIT_S

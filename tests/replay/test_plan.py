@@ -42,7 +42,7 @@ def plan(**changes):
         ({"churn": {"up": {"kind": "constant", "value": 0.2}, "down": {"kind": "constant", "value": 0.2}}}, "churn"),
     ],
 )
-def test_what_no_process_can_play_is_refused_by_its_key(changes, key):
+def test_a_setting_that_no_process_can_play_is_refused_by_its_key(changes, key):
     with pytest.raises(ConfigError) as refused:
         plan(**changes)
     assert str(refused.value).startswith(key)
@@ -58,7 +58,7 @@ def test_nodes_join_one_after_the_other_and_stay():
     assert not found.up(2, 1.9)
 
 
-def test_who_goes_and_comes_again_is_another_life_of_the_same_node(tmp_path):
+def test_a_return_is_another_life_of_the_same_node(tmp_path):
     trace = tmp_path / "trace.csv"
     trace.write_text("peer,from_s,until_s\n0,0,\n1,0,10\n1,15,\n2,0,\n3,0,50\n")
     found = plan(churn={"trace": str(trace)})
@@ -80,7 +80,7 @@ def test_links_have_the_latencies_of_the_simulated_network():
     assert network.latency(0, 1) == network.latency(1, 0) != network.latency(0, 2)
 
 
-def test_what_single_peers_have_for_themselves_is_their_links_and_steps():
+def test_single_peers_may_have_their_own_links_and_steps():
     found = plan(fleet=[{"number": 2, "latency_ms": 60, "loss": 0.01, "rate_mbit_s": 5, "step_s": 0.4}])
     network = found.network()
     assert network.latency(0, 1) == 0.025

@@ -24,12 +24,17 @@ def possible():
         pytest.skip(why)
 
 
+def played(planned, folder, look=lambda links: None):
+    """Play a plan to its end; call ``look`` at each sentence that it says."""
+    with EmulatedLinks(len(planned.names)) as links:
+        playing = Playing(planned, links, folder, lambda sentence: look(links))
+        playing.run()
+    return playing
+
+
 def test_a_node_alone_trains_bit_for_bit_as_the_simulated_peer_does(tmp_path):
     alone = plan(peers=1, duration_s=4, **{"task.model": "linear", "compute.step_s": 0.05})
-    with EmulatedLinks(1) as links:
-        playing = Playing(alone, links, tmp_path, lambda sentence: None)
-        playing.run()
-    (body,) = playing.bodies
+    (body,) = played(alone, tmp_path).bodies
     steps = [row["steps"] for row in looks(read(body))]
     learners = Learners(alone.scenario.task, alone.names, alone.scenario.seed)
     vectors = np.fromfile(body.folder / "vectors.f32", np.float32).reshape(-1, learners.elements)
@@ -41,11 +46,7 @@ def test_a_node_alone_trains_bit_for_bit_as_the_simulated_peer_does(tmp_path):
 
 def test_over_tls_they_mix_as_well(tmp_path):
     changes = {"task.model": "linear", "network.tls": True, "gossip.mix_every_steps": 4, "compute.step_s": 0.05}
-    two = plan(peers=2, duration_s=10, **changes)
-    with EmulatedLinks(2) as links:
-        playing = Playing(two, links, tmp_path, lambda sentence: None)
-        playing.run()
-        assert playing.seen().mixes
+    assert played(plan(peers=2, duration_s=10, **changes), tmp_path).seen().mixes
     assert (tmp_path / "swarm.secret").exists()
 
 
@@ -55,27 +56,22 @@ def test_nodes_have_the_congestion_control_of_the_scenario(tmp_path, congestion)
         pytest.skip(f"this kernel has no {congestion}")
     two = plan(peers=2, duration_s=6, **{"task.model": "linear", "network.congestion": congestion})
     seen = []
-    with EmulatedLinks(2) as links:
 
-        def look(_sentence):
-            with links.inside(1):
-                seen.append(subprocess.run(["ss", "-tinH"], capture_output=True, text=True, check=True).stdout)
+    def look(links):
+        with links.inside(1):
+            seen.append(subprocess.run(["ss", "-tinH"], capture_output=True, text=True, check=True).stdout)
 
-        playing = Playing(two, links, tmp_path, look)
-        playing.run()
+    played(two, tmp_path, look)
     words = set(" ".join(seen).split())
     assert words & {"cubic", "bbr"} == {congestion}
 
 
 @pytest.mark.parametrize(("ends", "states"), [({"farewell": 1.0}, ["left"]), ({}, ["dead"])])
-def test_who_says_goodbye_has_left_and_who_is_killed_is_dead(tmp_path, ends, states):
+def test_a_node_that_says_goodbye_has_left_and_one_that_is_killed_is_dead(tmp_path, ends, states):
     trace = tmp_path / "trace.csv"
     trace.write_text("peer,from_s,until_s\n0,0,\n1,0,6\n")
     two = plan(peers=2, duration_s=20, churn={"trace": str(trace), **ends}, **{"task.model": "linear"})
-    with EmulatedLinks(2) as links:
-        playing = Playing(two, links, tmp_path, lambda sentence: None)
-        playing.run()
-        seen = playing.seen()
+    seen = played(two, tmp_path).seen()
     assert [change.state for change in seen.changes if change.observer == 0][-1:] == states
     assert len(seen.deaths()) == (not ends)
 

@@ -48,7 +48,7 @@ def test_the_prediction_is_the_simulators_own_run():
     assert all(0 < seconds < 5 for seconds in seen.joins)
 
 
-def test_who_was_killed_joins_again_when_it_is_there_again(tmp_path):
+def test_a_node_that_was_killed_joins_again_when_it_returns(tmp_path):
     trace = tmp_path / "trace.csv"
     trace.write_text("peer,from_s,until_s\n0,0,\n1,0,4\n1,6,\n2,0,\n3,0,\n")
     seen = predict(plan(duration_s=10, churn={"trace": str(trace)}, **{"task.model": "linear"}))
@@ -62,7 +62,7 @@ def killed(tmp_path):
     return Seen(plan(churn={"trace": str(trace)}), ids={each: number for number, each in enumerate(IDS)})
 
 
-def test_a_death_counts_from_the_kill_for_everybody_who_stayed(tmp_path):
+def test_a_death_counts_from_the_kill_for_every_node_that_stayed(tmp_path):
     seen = killed(tmp_path)
     seen.changes = [
         Change(5.0, 0, IDS[1], "dead"),  # Before the kill: a mistake, which does not count for this death.
@@ -74,7 +74,7 @@ def test_a_death_counts_from_the_kill_for_everybody_who_stayed(tmp_path):
     assert seen.figures()["kill to dead s, median"] == 2.5
 
 
-def test_a_cut_is_healed_when_nobody_holds_anybody_to_be_dead_any_more():
+def test_a_cut_is_healed_when_no_node_holds_another_to_be_dead_any_more():
     seen = Seen(plan(**{"network.partitions": [{"at_s": 5, "until_s": 15}]}))
     seen.ids = {each: number for number, each in enumerate(IDS)}
     seen.changes = [Change(9.0, 0, IDS[2], "dead"), Change(16.5, 0, IDS[2], "alive")]
@@ -87,7 +87,7 @@ def test_a_cut_is_healed_when_nobody_holds_anybody_to_be_dead_any_more():
     assert seen.figures()["healing s"] == 0.0
 
 
-def test_who_is_suspected_after_a_cut_has_healed_is_counted_and_does_not_make_the_healing_longer():
+def test_a_suspicion_after_a_cut_has_healed_is_counted_and_does_not_make_the_healing_longer():
     """A late suspicion may come from a link that survived the cut: TCP retransmits as late as the cut was long."""
     seen = Seen(plan(**{"network.partitions": [{"at_s": 5, "until_s": 15}, {"at_s": 25, "until_s": 28}]}))
     seen.ids = {each: number for number, each in enumerate(IDS)}

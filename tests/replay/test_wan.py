@@ -2,28 +2,20 @@
 
 from __future__ import annotations
 
-import importlib.util
+import importlib
 import math
 import sys
-from pathlib import Path
 
 import pytest
 
 from benchmarks.replay.links import missing
 
-BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
-
 
 @pytest.fixture(scope="module")
 def wan():
-    spec = importlib.util.spec_from_file_location("benchmark_wan", BENCHMARKS / "wan.py")
-    module = importlib.util.module_from_spec(spec)
     path = list(sys.path)
-    try:
-        spec.loader.exec_module(module)
-        yield module
-    finally:
-        sys.path[:] = path
+    yield importlib.import_module("benchmarks.wan")  # It adds its own folder to the path.
+    sys.path[:] = path
 
 
 def run(seconds, reached, began_s=10.0, disturbed=False):
