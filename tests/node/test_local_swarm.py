@@ -114,11 +114,6 @@ def test_it_is_watched_until_all_have_ended(tmp_path):
     assert (tmp_path / "logs" / "node-0.jsonl").exists(), "a folder that was named is kept"
 
 
-def test_waiting_has_an_end(script):
-    with LocalSwarm(script, nodes=1) as swarm:
-        assert swarm.wait(lambda: False, timeout_s=0.2) is False
-
-
 # -- what cannot work --------------------------------------------------------------------------------------------------
 def test_a_node_that_breaks_is_an_error_that_shows_what_it_said(tmp_path):
     script = pretended(tmp_path, "raise KeyError('weights')")

@@ -39,26 +39,26 @@ def filled(model, value):
     return model
 
 
-def towards(model, target, rate=0.1):
-    """A training step that pulls every parameter towards a number."""
-    optimizer = torch.optim.SGD(model.parameters(), lr=rate)
+def step_towards(model, optimizers, target):
+    """Return a training step that pulls every parameter towards a number by these optimizers."""
 
     def work():
         loss = sum(((p - target) ** 2).sum() for p in model.parameters()) / 2
-        optimizer.zero_grad()
+        model.zero_grad()
         loss.backward()
-        optimizer.step()
+        for optimizer in optimizers:
+            optimizer.step()
         return loss
 
     return work
 
 
+def towards(model, target, rate=0.1):
+    return step_towards(model, [torch.optim.SGD(model.parameters(), lr=rate)], target)
+
+
 def alone_at(value):
-    model = linear()
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.fill_(value)
-    return model
+    return filled(linear(), value)
 
 
 def spread(*models):

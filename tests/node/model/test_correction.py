@@ -16,7 +16,7 @@ from node.loop.live import LiveModel, Trained
 from node.model.optimizers import Optimizers
 from node.model.snapshot import ModelState
 from tests.node.conftest import QUICK
-from tests.node.test_node import linear, mixed, spread
+from tests.node.trainees import linear, mixed, spread
 
 CORRECTED = replace(QUICK, mix_every_steps=4, outer_momentum=0.0, outer_rate=1.0, correction=0.2)
 PULL = 0.1  # The shift that a node's own data add in each step.
@@ -53,17 +53,6 @@ def test_nodes_whose_data_pull_apart_stay_closer_once_they_are_corrected(train, 
         assert np.all((taken_out > 0.3) & (taken_out < 0.8))
     else:
         assert pull is None
-
-
-def test_a_node_that_takes_other_weights_forgets_what_it_learned(train, until):
-    a, b = linear(1), linear(2)
-    first = train(a, work=pulled(a, PULL), config=CORRECTED)
-    second = train(b, work=pulled(b, -PULL), config=CORRECTED, seeds=[first.node.address])
-    until(mixed(first, second, times=5))
-    correction = second.side.live.outer.correction
-    assert correction.pull.any()
-    second.side.on_replaced(np.concatenate([np.zeros(correction.size, np.float32)]))
-    assert not correction.pull.any()
 
 
 @pytest.mark.parametrize("changes", [{"outer_momentum": 0.0}, {"mixing": "push-sum"}, {"mixing": "group"}])

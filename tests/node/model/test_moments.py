@@ -15,7 +15,7 @@ from sim.learning.optimizer.moments import MomentPlan
 ADAM = (("exp_avg", "exp_avg_sq"), ("first", "second"))
 
 
-def trained(make, steps: int = 3, model: nn.Module | None = None) -> ModelState:
+def trained(make, steps: int = 3, model: nn.Module | None = None, mix_state: str = "auto") -> ModelState:
     """Return the state of a model after a few steps of an optimizer, or of several."""
     torch.manual_seed(1)
     model = model or nn.Sequential(nn.Linear(20, 16), nn.Tanh(), nn.Linear(16, 4))
@@ -29,7 +29,7 @@ def trained(make, steps: int = 3, model: nn.Module | None = None) -> ModelState:
         for optimizer in optimizers:
             optimizer.step()
     state = ModelState(model, optimizers)
-    state.mix_state = "auto"
+    state.mix_state = mix_state
     return state
 
 
@@ -92,27 +92,23 @@ def test_the_momentum_of_muon_is_mixed_beside_the_moments_of_adam():
 
 
 @pytest.mark.parametrize(
-    "make",
+    ("make", "options"),
     [
-        with_params(torch.optim.SGD, lr=0.1),
-        with_params(torch.optim.SGD, lr=0.1, momentum=0.9),
-        with_params(torch.optim.ASGD),
+        (with_params(torch.optim.SGD, lr=0.1), {}),
+        (with_params(torch.optim.SGD, lr=0.1, momentum=0.9), {}),
+        (with_params(torch.optim.ASGD), {}),
+        (with_params(torch.optim.Adam), {"mix_state": "off"}),
+        (with_params(torch.optim.Adam), {"steps": 0}),
     ],
+    ids=["SGD", "SGD, momentum", "ASGD", "off", "before the first step"],
 )
-def test_sgd_keeps_its_momentum(make):
-    assert trained(make).moment_form() is None
+def test_each_node_keeps_its_own_moments(make, options):
+    assert trained(make, **options).moment_form() is None
 
 
 def test_sgd_mixes_its_momentum_if_it_is_told_to():
-    state = trained(with_params(torch.optim.SGD, lr=0.1, momentum=0.9))
-    state.mix_state = "on"
+    state = trained(with_params(torch.optim.SGD, lr=0.1, momentum=0.9), mix_state="on")
     assert state.moment_form() == MomentForm(("momentum_buffer",), ("plain",), 404)
-
-
-def test_a_choice_of_none_mixes_none():
-    state = trained(with_params(torch.optim.Adam))
-    state.mix_state = "off"
-    assert state.moment_form() is None
 
 
 @pytest.mark.parametrize("steps", [0, 3])
@@ -120,10 +116,6 @@ def test_the_inventory_says_what_is_mixed(steps):
     state = trained(with_params(torch.optim.Adam), steps=steps)
     treatments = {item.name: item.treatment for item in state.inventory()}
     assert [treatments[f"Adam.{key}"] for key in ("exp_avg", "exp_avg_sq", "step")] == ["mix", "mix", "give"]
-
-
-def test_an_optimizer_that_has_not_stepped_has_no_moments():
-    assert trained(with_params(torch.optim.Adam), steps=0).moment_form() is None
 
 
 def moments_of(state: ModelState, start: int, stop: int, change=lambda rows: None) -> Moments:
@@ -183,14 +175,15 @@ def test_a_liar_moves_a_moment_by_half_of_itself_or_by_the_largest_of_its_tensor
 
 
 def test_a_parameter_without_gradients_gets_no_state_from_others():
-    def of_one_layer(model):
-        return torch.optim.Adam(model.parameters())
-
     model = nn.Sequential(nn.Linear(20, 16), nn.Tanh(), nn.Linear(16, 4))
-    model[0].requires_grad_(False)
-    state = trained(of_one_layer, model=model)
-    model[0].requires_grad_(True)
-    assert not state.optimizers.all[0].state.get(model[0].weight)
+    ours, theirs = trained(with_params(torch.optim.Adam), model=model), trained(with_params(torch.optim.Adam), steps=6)
+    states = ours.optimizers.all[0].state
+    del states[model[0].weight]  # It has had no gradient so far.
+    before = states[model[2].weight]["exp_avg"].clone()
+    assert ours.moment_form() == theirs.moment_form()
+    ours.mix_moments(moments_of(theirs, 0, 404))
+    assert model[0].weight not in states
+    assert not torch.equal(states[model[2].weight]["exp_avg"], before)
 
 
 def test_moments_of_another_form_are_left_out():

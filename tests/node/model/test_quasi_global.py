@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-import numpy as np
+import pytest
 import torch
 from torch import nn
 
 from gossip.config import Config
 from node import Node
-from node.model import checkpoint
 from node.model.quasi_global import QuasiGlobal
-from node.model.snapshot import ModelState
-
-
-def linear(seed=0):
-    torch.manual_seed(seed)
-    return nn.Linear(4, 2)
+from tests.node.trainees import linear
 
 
 def flat(model):
@@ -60,11 +54,11 @@ def pulled(model, optimizer, target):
     return work
 
 
-def with_a_past(model):
+def with_a_past(model, gradient=1.0):
     """Return an optimizer with momentum from a life in another swarm."""
     optimizer = Watched(model)
     for parameter in model.parameters():
-        parameter.grad = torch.ones_like(parameter)
+        parameter.grad = torch.full_like(parameter, gradient)
     optimizer.step()
     QuasiGlobal.mixed(optimizer)
     assert momenta(optimizer).norm() > 0
@@ -122,71 +116,17 @@ def test_a_newcomer_takes_over_the_momentum_of_its_donor(train, until):
     assert torch.equal(momentum, held)
 
 
-def test_a_mix_adds_to_the_weights_and_leaves_the_momentum_and_the_old_point_alone():
-    model = linear()
-    optimizer = QuasiGlobal(model.parameters(), lr=0.1)
-    for parameter in model.parameters():
-        parameter.grad = torch.ones_like(parameter)
-    start = flat(model)
-    optimizer.step()
-    state = ModelState(model, optimizer)
-    before = momenta(optimizer).clone()
-    state.add(np.full(10, 0.5, np.float32))
-    assert torch.equal(momenta(optimizer), before)
-    optimizer.mixed()
-    expected = 0.9 * before + 0.1 * (start - flat(model)) / 0.1
-    assert torch.allclose(momenta(optimizer), expected)
-    assert torch.allclose(start - flat(model), torch.full((10,), 0.1 - 0.5))
-
-
-def test_a_checkpoint_keeps_the_momentum(tmp_path):
-    model = linear()
-    optimizer = QuasiGlobal(model.parameters(), lr=0.1)
-    for _ in range(2):
-        for parameter in model.parameters():
-            parameter.grad = torch.randn_like(parameter)
-        optimizer.step()
-        optimizer.mixed()
-    checkpoint.save(tmp_path / "run", model.state_dict(), optimizer.state_dict(), {})
-    saved = checkpoint.load(tmp_path / "run")
-    twin = linear(1)
-    other = QuasiGlobal(twin.parameters(), lr=0.9)
-    twin.load_state_dict(saved.tensors)
-    other.load_state_dict(saved.optimizer_state)
-    for one, its in ((model, optimizer), (twin, other)):
-        for parameter in one.parameters():
-            parameter.grad = torch.ones_like(parameter)
-        its.step()
-        its.mixed()
-    assert torch.equal(flat(model), flat(twin))
-    assert torch.equal(momenta(optimizer), momenta(other))
-    assert momenta(other).norm() > 0
-
-
-def test_a_node_that_loads_a_checkpoint_goes_on_with_its_momentum(train, until, tmp_path):
-    first = watched(train, -1.0)
-    second = watched(train, 1.0, seeds=[first.node.address])
-    until(lambda: len(first.optimizer.jumps) >= 3)
-    held = first.do(lambda node: (node.save(tmp_path / "run"), momenta(first.optimizer))[1])
-    first.stop()
-    second.stop()
-    model = linear(3)
-    alone = train(model, Watched(model), config=first.options["config"])
-    alone.do(lambda node: node.load(tmp_path / "run"))
-    assert held.norm() > 0
-    assert torch.equal(momenta(alone.optimizer), held)
-
-
-def test_a_checkpoint_of_weights_alone_leaves_no_momentum_of_other_weights(train, tmp_path):
-    before = train(linear(1))
+@pytest.mark.parametrize("has_momentum", [True, False])
+def test_after_a_checkpoint_is_loaded_the_momentum_is_that_of_its_weights_or_none(train, tmp_path, has_momentum):
+    saved = linear(1)
+    before = train(saved, with_a_past(saved, gradient=3.0) if has_momentum else None)  # Neither takes a step.
     before.do(lambda node: node.save(tmp_path / "run"))
     before.stop()
     model = linear(2)
     optimizer = with_a_past(model)
-    alone = train(model, optimizer)
-    alone.do(lambda node: node.load(tmp_path / "run"))
-    assert torch.equal(flat(model), flat(linear(1)))
-    assert momenta(optimizer).norm() == 0
+    train(model, optimizer).do(lambda node: node.load(tmp_path / "run"))
+    assert torch.equal(flat(model), flat(saved))
+    assert torch.equal(momenta(optimizer), momenta(before.optimizer) if has_momentum else torch.zeros(10))
 
 
 def test_mixes_take_the_outer_step_whatever_optimizes_unless_it_has_a_momentum_over_them():

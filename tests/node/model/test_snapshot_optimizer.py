@@ -11,26 +11,12 @@ from torch import nn
 
 from gossip.errors import LayoutError
 from node.model.snapshot import ModelState
-from tests.node.vectors import mlp, slow_vector, vector_of
+from tests.node.vectors import mlp, slow_vector, train, vector_of
 
 
 @pytest.fixture(autouse=True)
 def _same_weights():
     torch.manual_seed(0)
-
-
-def train(model, optimizer, batches, seed):
-    """Train on seeded data, and return the losses."""
-    random = torch.Generator().manual_seed(seed)
-    losses = []
-    for _ in range(batches):
-        x, y = torch.randn(16, 8, generator=random), torch.randint(0, 3, (16,), generator=random)
-        loss = nn.functional.cross_entropy(model(x), y)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        losses.append(loss.item())
-    return losses
 
 
 OPTIMIZERS = {
@@ -41,6 +27,11 @@ OPTIMIZERS = {
     "nadam": (lambda p: torch.optim.NAdam(p, 0.01), ("exp_avg", "exp_avg_sq")),
     "adagrad": (lambda p: torch.optim.Adagrad(p, 0.1), ("sum",)),
 }
+
+
+def options_of(optimizer):
+    """Return what the groups of an optimizer hold beside parameters."""
+    return [{key: value for key, value in group.items() if key != "params"} for group in optimizer.param_groups]
 
 
 @pytest.mark.parametrize(("build", "keys"), OPTIMIZERS.values(), ids=OPTIMIZERS)
@@ -55,11 +46,11 @@ def test_a_joiner_with_a_fresh_optimizer_continues_exactly_as_the_original(build
 
     joiner = mlp()
     fresh = build(joiner.parameters())
-    groups = copy.deepcopy([{k: v for k, v in group.items() if k != "params"} for group in fresh.param_groups])
+    groups = copy.deepcopy(options_of(fresh))
     joined = ModelState(joiner, fresh)
     joined.write(full, state.optimizer_keys, state.optimizer_scalars())
     np.testing.assert_array_equal(vector_of(joined, full=True), full)
-    assert [{k: v for k, v in group.items() if k != "params"} for group in fresh.param_groups] == groups
+    assert options_of(fresh) == groups
     for mine, theirs in zip(joiner.parameters(), model.parameters(), strict=True):
         ours, its = fresh.state[mine], optimizer.state[theirs]
         assert ours.keys() == its.keys()
@@ -152,29 +143,6 @@ def test_scalars_of_a_parameter_that_is_a_scalar_are_told_from_its_state():
             torch.testing.assert_close(fresh.state[joiner[name]][key], value)
 
 
-def test_add_leaves_the_optimizers_state_alone():
-    model = mlp()
-    optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
-    train(model, optimizer, 2, seed=1)
-    state = ModelState(model, optimizer)
-    before, weights = vector_of(state, full=True), state.layout.size
-    shift = np.random.default_rng(3).standard_normal(weights).astype(np.float32)
-    state.add(shift)
-    after = vector_of(state, full=True)
-    np.testing.assert_array_equal(after[:weights], before[:weights] + shift)
-    np.testing.assert_array_equal(after[weights:], before[weights:])
-
-
-def test_a_step_counter_is_no_state_in_a_models_shape():
-    model = nn.ParameterDict({"a": nn.Parameter(torch.tensor(1.0))})
-    optimizer = torch.optim.Adam(model.parameters(), 0.01)
-    (model["a"] ** 2).backward()
-    optimizer.step()
-    state = ModelState(model, optimizer)
-    assert state.optimizer_keys == ("exp_avg", "exp_avg_sq")
-    assert state.optimizer_scalars() == {"step": 1.0}
-
-
 @pytest.mark.parametrize(
     ("keys", "scalars"),
     [
@@ -253,29 +221,6 @@ def test_optimizer_state_without_an_optimizer_is_refused():
     state = ModelState(mlp())
     with pytest.raises(LayoutError, match="There is no optimizer"):
         state.write(np.ones(state.size(), np.float32), (), {"step": 1.0})
-
-
-@pytest.mark.cuda
-def test_on_cuda_a_joiner_continues_as_the_original():
-    model = mlp().cuda()
-    optimizer = torch.optim.AdamW(model.parameters(), 0.01, fused=True)
-    for parameter in model.parameters():
-        parameter.grad = torch.randn_like(parameter)
-    optimizer.step()
-    state = ModelState(model, optimizer)
-    place = state.optimizer_range()
-    full = state.buffer(place.stop)
-    state.read(full[: place.start])
-    state.begin_read_optimizer(full[place.start :], place.start).wait()
-    joiner = mlp().cuda()
-    fresh = torch.optim.AdamW(joiner.parameters(), 0.01, fused=True)
-    ModelState(joiner, fresh).write(full, state.optimizer_keys, state.optimizer_scalars())
-    for mine, theirs in zip(joiner.parameters(), model.parameters(), strict=True):
-        mine.grad = theirs.grad.clone()
-    optimizer.step()
-    fresh.step()
-    for mine, theirs in zip(joiner.parameters(), model.parameters(), strict=True):
-        assert torch.equal(mine, theirs)
 
 
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])

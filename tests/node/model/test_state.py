@@ -152,17 +152,6 @@ def test_nodes_of_such_a_model_mix_and_a_newcomer_takes_its_weights(train, until
     np.testing.assert_array_equal(vector_of(again), vector_of(donor))
 
 
-def test_such_a_node_mixes_with_one_of_torch_tensors(train, until):
-    w, h = drawn(0)
-    arrays = {"w": torch.tensor(w, dtype=torch.float32), "h": torch.tensor(h, dtype=torch.float16)}
-    first = train(arrays)
-    newcomer = Plain(*drawn(1))
-    second = train(newcomer, seeds=[first.node.address])
-    until(lambda: second.node.metrics().exchanges_done >= 1)
-    second.stop()
-    np.testing.assert_allclose(newcomer.w, w, atol=1e-2)
-
-
 class Late(Plain):
     """A state whose copies arrive when they are polled, as those of a device may."""
 
