@@ -13,9 +13,8 @@ import time
 from dataclasses import replace
 
 import pytest
-import torch
 
-from gossip.errors import CheckpointError, ConfigError, LocalError
+from gossip.errors import ConfigError, LocalError
 from node import Node
 from node.identity.keys import INVITE_PREFIX, new_secret
 from node.identity.statedir import StateDir
@@ -244,7 +243,7 @@ def test_another_swarms_name_is_refused(train, quick):
     assert "'other'" in one_sentence(error)
 
 
-# State directories and checkpoints ------------------------------------------------------------------------------------
+# State directories ----------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("junk", [b"", b"garbage", os.urandom(5000), b"\x93\x01\x02\x91\xc0", b"\xdd\xff\xff\xff\xff"])
 def test_a_damaged_address_book_is_set_aside_and_training_begins(junk, quick, tmp_path, monkeypatch):
     monkeypatch.setenv("GOSSIP_LOG", str(tmp_path / "log"))
@@ -259,24 +258,6 @@ def test_a_damaged_address_book_is_set_aside_and_training_begins(junk, quick, tm
     assert "seed" in told
     assert (tmp_path / "members.damaged").read_bytes() == junk
     assert StateDir(tmp_path).read().incarnation > 0
-
-
-@pytest.mark.parametrize("what", ["missing", "junk", "another model"])
-def test_a_checkpoint_that_cannot_be_loaded_leaves_the_model_alone(what, quick, tmp_path):
-    path = tmp_path / "run.safetensors"
-    if what == "junk":
-        path.write_bytes(b"junk" * 100)
-    elif what == "another model":
-        with Node(linear(width=7), config=quick) as node:
-            node.save(path)
-    given = linear()
-    before = given.weight.detach().clone()
-    with Node(given, config=quick) as node:
-        with pytest.raises(CheckpointError) as error:
-            node.load(path)
-        assert str(path) in str(error.value)
-        node.step()
-    assert torch.equal(given.weight.detach(), before)
 
 
 # Scripts --------------------------------------------------------------------------------------------------------------

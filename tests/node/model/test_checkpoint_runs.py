@@ -64,14 +64,28 @@ def test_a_checkpoint_with_numbers_that_cannot_be_loads_and_its_node_is_not_refu
     assert torch.equal(model.weight, weights["weight"])
 
 
-@pytest.mark.parametrize("run_id", ["zz" * 16, "ab", "", 5, ["ab"], "ab" * 17, "\u00fc" * 32])
-def test_a_run_that_cannot_be_is_refused_in_a_sentence_and_the_model_is_left_alone(run_id, quick, tmp_path):
-    saved(tmp_path / "run", run_id=run_id)
+@pytest.mark.parametrize(
+    ("tensors", "meta", "sentence"),
+    [
+        *[
+            ({}, {"run_id": run_id}, "run that cannot be")
+            for run_id in ("zz" * 16, "ab", "", 5, ["ab"], "ab" * 17, "\u00fc" * 32)
+        ],
+        ({"weight": torch.ones(2, 7)}, {}, r"another model than this node's \(tensor 'weight' has shape \(2, 4\) here"),
+        ({"scale": torch.ones(2)}, {}, "'scale' is in the file and not here"),
+        ({"weight": torch.ones(2, 4, dtype=torch.int32)}, {}, "'weight' is torch.int32 in the file and torch.float32"),
+    ],
+)
+def test_a_checkpoint_that_cannot_be_is_refused_in_a_sentence_and_the_model_is_left_alone(
+    tensors, meta, sentence, quick, tmp_path
+):
+    checkpoint.save(tmp_path / "run", linear(5).state_dict() | tensors, None, meta)
     model = linear()
     before = model.weight.detach().clone()
     with Node(model, config=quick) as node:
-        with pytest.raises(CheckpointError, match="run that cannot be"):
+        with pytest.raises(CheckpointError, match=sentence) as error:
             node.load(tmp_path / "run")
+        assert str(tmp_path / "run") in str(error.value)
         node.step()
     assert torch.equal(model.weight, before)
 

@@ -55,12 +55,6 @@ def test_nodes_whose_data_pull_apart_stay_closer_once_they_are_corrected(train, 
         assert pull is None
 
 
-@pytest.mark.parametrize("changes", [{"outer_momentum": 0.0}, {"mixing": "push-sum"}, {"mixing": "group"}])
-def test_groups_pushes_and_plain_means_that_are_asked_for_have_none(changes):
-    assert Node(linear(1), config=Config())._training.live.outer.correction is not None
-    assert Node(linear(1), config=Config(**changes))._training.live.outer.correction is None
-
-
 @pytest.mark.parametrize("is_single", [True, False])
 def test_nodes_of_several_ranks_have_none(is_single):
     trained = Trained(linear(1), Optimizers(None))

@@ -16,7 +16,6 @@ from gossip.errors import LayoutError, LocalError
 from node import Node
 from node.model.inventory.items import Choices
 from node.model.snapshot import ModelState
-from node.model.state import State
 from tests.node.vectors import slow_vector, vector_of
 
 FROZEN, TRAINED = 900, 100  # elements
@@ -206,7 +205,6 @@ def test_the_hash_is_computed_in_blocks_by_no_thread_that_must_not_wait(train, u
     assert not {first, threading.main_thread(), first.side.network.thread} & {*threads}
 
 
-# -- adopting the rest -----------------------------------------------------------------------------------------------
 def test_what_is_adopted_without_the_base_leaves_it_whatever_the_vector_holds_there():
     model = large(0, 0)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
@@ -225,28 +223,3 @@ def test_what_is_adopted_without_the_base_leaves_it_whatever_the_vector_holds_th
     state.adopt_exchanged(np.full(TRAINED + LARGE, 2.0, np.float32), (), {})
     assert torch.all(model.adapter == 2.0)
     assert torch.equal(model.base, base_of(0))
-
-
-def test_a_state_that_writes_only_whole_vectors_gets_its_own_base_in_them():
-    class Whole(State):
-        def __init__(self, inner):
-            self.inner, self.layout = inner, inner.layout
-
-        def read(self, out):
-            self.inner.read(out)
-
-        def add(self, shift):
-            self.inner.add(shift)
-
-        def write(self, vector):
-            assert vector.size == self.layout.size
-            self.inner.write(vector)
-
-        def read_frozen(self, out, start):
-            self.inner.read_frozen(out, start)
-
-    model = large(0, 0)
-    Whole(ModelState(model)).adopt_exchanged(np.full(TRAINED + LARGE, 0.5, np.float32), (), {})
-    assert torch.all(model.adapter == 0.5)
-    assert torch.equal(model.base, base_of(0))
-    assert vector_of(ModelState(model)).size == TRAINED

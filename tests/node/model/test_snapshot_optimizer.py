@@ -29,6 +29,18 @@ OPTIMIZERS = {
 }
 
 
+def adam(parameters):
+    return torch.optim.Adam(parameters, 0.01)
+
+
+def trained(steps, make=adam):
+    """Return a model, its optimizer after some steps, and the state of both."""
+    model = mlp()
+    optimizer = make(model.parameters())
+    train(model, optimizer, steps, seed=1)
+    return model, optimizer, ModelState(model, optimizer)
+
+
 def options_of(optimizer):
     """Return what the groups of an optimizer hold beside parameters."""
     return [{key: value for key, value in group.items() if key != "params"} for group in optimizer.param_groups]
@@ -36,10 +48,7 @@ def options_of(optimizer):
 
 @pytest.mark.parametrize(("build", "keys"), OPTIMIZERS.values(), ids=OPTIMIZERS)
 def test_a_joiner_with_a_fresh_optimizer_continues_exactly_as_the_original(build, keys):
-    model = mlp()
-    optimizer = build(model.parameters())
-    train(model, optimizer, 5, seed=1)
-    state = ModelState(model, optimizer)
+    model, optimizer, state = trained(5, build)
     assert state.optimizer_keys == keys
     full = vector_of(state, full=True)
     assert full.size == state.optimizer_range().stop == state.layout.size * (1 + len(keys))
@@ -61,10 +70,7 @@ def test_a_joiner_with_a_fresh_optimizer_continues_exactly_as_the_original(build
 
 
 def test_state_that_exists_is_overwritten_in_place():
-    model = mlp()
-    optimizer = torch.optim.Adam(model.parameters(), 0.01)
-    train(model, optimizer, 3, seed=1)
-    state = ModelState(model, optimizer)
+    model, optimizer, state = trained(3)
     kept = optimizer.state[model[0].weight]["exp_avg"]
     state.write(np.full(state.optimizer_range().stop, 0.25, np.float32), state.optimizer_keys, {"step": 40.0})
     assert optimizer.state[model[0].weight]["exp_avg"] is kept
@@ -73,9 +79,7 @@ def test_state_that_exists_is_overwritten_in_place():
 
 
 def test_parameters_without_a_gradient_so_far_have_no_state_at_the_newcomer_either():
-    model = mlp()
-    optimizer = torch.optim.Adam(model.parameters(), 0.01)
-    state = ModelState(model, optimizer)
+    model, optimizer, state = trained(0)
     assert state.optimizer_keys == ()
     assert not state.optimizer_range()
     assert state.optimizer_scalars() == {}
@@ -84,7 +88,7 @@ def test_parameters_without_a_gradient_so_far_have_no_state_at_the_newcomer_eith
     assert len(optimizer.state) == 1
     assert state.optimizer_keys == ("exp_avg", "exp_avg_sq")
     joiner = mlp()
-    fresh = torch.optim.Adam(joiner.parameters(), 0.01)
+    fresh = adam(joiner.parameters())
     given = vector_of(state, full=True), state.optimizer_keys, state.optimizer_scalars()
     ModelState(joiner, fresh).adopt(*given)
     assert list(fresh.state) == [joiner[0].weight]
@@ -97,17 +101,14 @@ def test_frozen_parameters_have_no_share_in_the_optimizers_part():
     optimizer = torch.optim.AdamW(model.parameters(), 0.01)
     state = ModelState(model, optimizer)
     train(model, optimizer, 1, seed=1)
-    trained = [model[0].bias, model[2].weight, model[2].bias]
-    moments = [optimizer.state[p][key] for key in ("exp_avg", "exp_avg_sq") for p in trained]
-    np.testing.assert_array_equal(vector_of(state, full=True), slow_vector([*trained, model[0].weight, *moments]))
+    moved = [model[0].bias, model[2].weight, model[2].bias]
+    moments = [optimizer.state[p][key] for key in ("exp_avg", "exp_avg_sq") for p in moved]
+    np.testing.assert_array_equal(vector_of(state, full=True), slow_vector([*moved, model[0].weight, *moments]))
 
 
 def test_a_parameter_that_requires_no_gradient_for_a_while_keeps_its_share():
     """The loop of a GAN freezes its discriminator for some steps."""
-    model = mlp()
-    optimizer = torch.optim.Adam(model.parameters(), 0.01)
-    train(model, optimizer, 2, seed=1)
-    state = ModelState(model, optimizer)
+    model, _, state = trained(2)
     whole = vector_of(state, full=True)
     model[0].requires_grad_(False)
     np.testing.assert_array_equal(vector_of(state, full=True), whole)
@@ -143,49 +144,34 @@ def test_scalars_of_a_parameter_that_is_a_scalar_are_told_from_its_state():
             torch.testing.assert_close(fresh.state[joiner[name]][key], value)
 
 
-@pytest.mark.parametrize(
-    ("keys", "scalars"),
-    [
-        (("a", "b", "c", "d", "e"), {}),
-        (("a", "a"), {}),
-        (("not a name",), {}),
-        ((b"bytes",), {}),
-        ((), {"step": float("nan")}),
-        ((), {"step": -1.0}),
-        ((), {"../x": 1.0}),
-        ((), dict.fromkeys("abcde", 1.0)),
-    ],
-)
-def test_state_under_names_that_no_peer_sends_changes_nothing(keys, scalars):
-    model = mlp()
-    optimizer = torch.optim.Adam(model.parameters(), 0.01)
-    state = ModelState(model, optimizer)
-    before = vector_of(state)
-    with pytest.raises(LayoutError):
-        state.write(np.ones(state.size() * (1 + len(keys)), np.float32), keys, scalars)
-    np.testing.assert_array_equal(vector_of(state), before)
-    assert not optimizer.state
+ANOTHER = "Adam keeps exp_avg, exp_avg_sq, step for each parameter and was given"
 
 
 @pytest.mark.parametrize(
-    ("keys", "scalars"),
+    ("keys", "scalars", "sentence"),
     [
-        (("momentum_buffer",), {}),
-        (("exp_avg",), {"step": 1.0}),
-        (("exp_avg", "exp_avg_sq"), {}),
-        (("exp_avg", "exp_avg_sq", "max_exp_avg_sq"), {"step": 1.0}),
-        ((), {"step": 1.0}),
+        (("a", "b", "c", "d", "e"), {}, "at most 4 different keys"),
+        (("a", "a"), {}, "at most 4 different keys"),
+        ((), dict.fromkeys("abcde", 1.0), "and as many scalars"),
+        (("not a name",), {}, "is not a name"),
+        ((b"bytes",), {}, "is not a name"),
+        ((), {"../x": 1.0}, "is not a name"),
+        ((), {"step": float("nan")}, "negative or not finite"),
+        ((), {"step": -1.0}, "negative or not finite"),
+        (("momentum_buffer",), {}, ANOTHER),
+        (("exp_avg",), {"step": 1.0}, ANOTHER),
+        (("exp_avg", "exp_avg_sq"), {}, ANOTHER),
+        (("exp_avg", "exp_avg_sq", "max_exp_avg_sq"), {"step": 1.0}, ANOTHER),
+        ((), {"step": 1.0}, ANOTHER),
     ],
 )
-def test_state_of_another_optimizer_is_refused_and_training_goes_on(keys, scalars):
-    model = mlp()
-    optimizer = torch.optim.Adam(model.parameters(), 0.01)
+def test_state_that_does_not_fit_is_refused_and_training_goes_on(keys, scalars, sentence):
+    model, optimizer, state = trained(0)
     torch.optim.lr_scheduler.StepLR(optimizer, 1)
     steps = []
     optimizer.register_step_post_hook(lambda *_: steps.append(1))
-    state = ModelState(model, optimizer)
     before = vector_of(state)
-    with pytest.raises(LayoutError, match="Adam keeps exp_avg, exp_avg_sq, step for each parameter and was given"):
+    with pytest.raises(LayoutError, match=sentence):
         state.write(np.ones(state.size() * (1 + len(keys)), np.float32), keys, scalars)
     np.testing.assert_array_equal(vector_of(state), before)
     assert not optimizer.state
@@ -209,9 +195,7 @@ def test_an_optimizer_that_cannot_be_tried_takes_weights_alone():
 
 
 def test_a_vector_too_short_for_its_keys_creates_no_state():
-    model = mlp()
-    optimizer = torch.optim.Adam(model.parameters(), 0.01)
-    state = ModelState(model, optimizer)
+    _, optimizer, state = trained(0)
     with pytest.raises(LayoutError, match="elements where"):
         state.write(np.ones(state.size(), np.float32), ("exp_avg", "exp_avg_sq"), {"step": 1.0})
     assert not optimizer.state
