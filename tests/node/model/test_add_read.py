@@ -1,4 +1,4 @@
-"""One pass over memory that adds, copies the result and checks that it is finite; and pieces of the weights."""
+"""One pass over memory that adds, copies the result and checks that it is finite."""
 
 from __future__ import annotations
 
@@ -124,14 +124,3 @@ def test_half_precision_is_added_and_read_one_after_the_other():
     assert not state.add_read(shift, 1.0)
     assert (shift == 1.0).all()
     assert not vector_of(state).any()
-
-
-def test_any_piece_of_the_weights_is_what_lies_there():
-    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4)).to(memory_format=torch.channels_last)
-    state = ModelState(model)
-    full = vector_of(state)
-    for start in range(0, full.size, 7):
-        for stop in (start + 1, start + 50, full.size):
-            out = np.full(min(stop, full.size) - start, np.nan, np.float32)
-            state.begin_read_piece(out, start).wait()
-            np.testing.assert_array_equal(out, full[start : start + out.size])

@@ -208,15 +208,16 @@ def test_optimizer_state_without_an_optimizer_is_refused():
 
 
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
-def test_any_stretch_of_the_state_is_what_lies_there(layout):
+def test_any_stretch_of_the_weights_and_of_the_state_is_what_lies_there(layout):
     model = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.BatchNorm2d(4)).to(memory_format=layout)
-    optimizer = torch.optim.Adam(model.parameters(), 0.01)
+    optimizer = adam(model.parameters())
     model(torch.randn(2, 3, 5, 5)).square().sum().backward()
     optimizer.step()
     state = ModelState(model, optimizer)
     full, place = vector_of(state, full=True), state.optimizer_range()
-    for start in range(place.start, place.stop, 7):
-        for stop in (start, start + 1, start + 50, place.stop):
-            out = np.full(max(min(stop, place.stop) - start, 0), np.nan, np.float32)
-            state.begin_read_optimizer(out, start).wait()
-            np.testing.assert_array_equal(out, full[start : start + out.size])
+    for read, whole in ((state.begin_read_piece, range(state.size())), (state.begin_read_optimizer, place)):
+        for start in whole[::7]:
+            for stop in (start, start + 1, start + 50, whole.stop):
+                out = np.full(max(min(stop, whole.stop) - start, 0), np.nan, np.float32)
+                read(out, start).wait()
+                np.testing.assert_array_equal(out, full[start : start + out.size])
