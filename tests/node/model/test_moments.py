@@ -234,7 +234,7 @@ def worker(make, scale):
     """Return a model, its optimizer, and a step whose gradients are ``scale`` long in every element."""
     torch.manual_seed(0)
     model = nn.Linear(40, 30)
-    optimizer = make(model.parameters())
+    optimizer = make(model)
 
     def work():
         optimizer.zero_grad()
@@ -244,11 +244,11 @@ def worker(make, scale):
     return model, optimizer, work
 
 
-def both(train, until, make, scales, **options):
-    """Start two nodes that train with gradients of these lengths, and return them once they have met."""
+def both(train, until, make, other_make=None, **options):
+    """Start two nodes that train with gradients of 1 and of 1.2, and return them once they have met."""
     config = Config(**QUICK_MIXES | options)
-    first = train(*worker(make, scales[0]), config=config)
-    second = train(*worker(make, scales[1]), config=config, seeds=[first.node.address])
+    first = train(*worker(make, 1.0), config=config)
+    second = train(*worker(other_make or make, 1.2), config=config, seeds=[first.node.address])
     until(lambda: all(len(sharing(node)) == 1 for node in (first, second)))
     return first, second
 
@@ -262,7 +262,7 @@ def largest_second(node):
 
 
 def test_second_moments_of_two_nodes_meet_although_their_gradients_differ(train, until):
-    nodes = both(train, until, lambda parameters: torch.optim.Adam(parameters, 1e-4, betas=(0.9, 0.9)), (1.0, 1.2))
+    nodes = both(train, until, with_params(torch.optim.Adam, lr=1e-4, betas=(0.9, 0.9)))
     until(lambda: all(mixed_parts(node) >= 20 for node in nodes))
     # Without mixing they would tend to 1 and 1.44.
     assert all(1.0 < node.do(lambda _, node=node: largest_second(node)) < 1.44 for node in nodes)
@@ -271,30 +271,24 @@ def test_second_moments_of_two_nodes_meet_although_their_gradients_differ(train,
 @pytest.mark.parametrize(
     ("make", "options"),
     [
-        (lambda parameters: torch.optim.SGD(parameters, 1e-4, momentum=0.9), {}),
-        (lambda parameters: torch.optim.Adam(parameters, 1e-4), {"mix_state": "off"}),
+        (with_params(torch.optim.SGD, lr=1e-4, momentum=0.9), {}),
+        (with_params(torch.optim.Adam, lr=1e-4), {"mix_state": "off"}),
     ],
     ids=["SGD", "off"],
 )
 def test_nothing_is_fetched_where_nothing_is_to_be_mixed(train, until, make, options):
-    nodes = both(train, until, make, (1.0, 1.2), **options)
+    nodes = both(train, until, make, **options)
     until(lambda: all(node.side.network.peer.exchanges.done_count >= 10 for node in nodes))
     assert [mixed_parts(node) for node in nodes] == [0, 0]
     assert not any(node.side.network.peer.moments.declined for node in nodes)
 
 
 def test_nodes_with_other_optimizers_mix_their_weights_alone_and_are_told(train, until):
-    config = Config(**QUICK_MIXES)
-    first = train(*worker(lambda parameters: torch.optim.Adam(parameters, 1e-4), 1.0), config=config)
-    second = train(
-        *worker(lambda parameters: torch.optim.RMSprop(parameters, 1e-4), 1.0), config=config,
-        seeds=[first.node.address],
-    )  # fmt: skip
-    nodes = first, second
+    nodes = both(train, until, with_params(torch.optim.Adam, lr=1e-4), with_params(torch.optim.RMSprop, lr=1e-4))
     until(lambda: all(node.side.network.peer.exchanges.done_count >= 10 for node in nodes))
     until(lambda: all(notices(node.node, "moments") for node in nodes))
-    assert len(notices(first.node, "moments")) == 1
-    assert "exp_avg, exp_avg_sq" in notices(first.node, "moments")[0]
+    (told,) = notices(nodes[0].node, "moments")
+    assert "exp_avg, exp_avg_sq" in told
     assert [mixed_parts(node) for node in nodes] == [0, 0]
     assert [node.side.network.peer.exchanges.failures for node in nodes] == [0, 0]
 
@@ -302,7 +296,7 @@ def test_nodes_with_other_optimizers_mix_their_weights_alone_and_are_told(train,
 def test_moments_that_are_spoiled_cost_the_exchange_of_moments_alone(train, until, monkeypatch):
     form = "gossip.arithmetic.moments.MomentForm"
     monkeypatch.setattr(f"{form}.decode", lambda self, vector: False)
-    nodes = both(train, until, lambda parameters: torch.optim.Adam(parameters, 1e-4), (1.0, 1.2))
+    nodes = both(train, until, with_params(torch.optim.Adam, lr=1e-4))
     until(lambda: all(node.side.network.peer.exchanges.done_count >= 20 for node in nodes))
     assert [mixed_parts(node) for node in nodes] == [0, 0]
     assert any(node.side.network.peer.misbehaviour.rows for node in nodes)
