@@ -62,8 +62,12 @@ def test_nodes_of_several_ranks_have_none(is_single):
     assert (live.outer.correction is not None) == is_single
 
 
-@pytest.mark.parametrize("outer", [(0.0, 1.0), (0.5, 0.7)], ids=["plain mean", "outer step"])
-def test_a_node_that_loads_a_checkpoint_forgets_what_it_learned(outer, tmp_path):
+@pytest.mark.parametrize(
+    ("outer", "is_loaded"),
+    [((0.0, 1.0), True), ((0.5, 0.7), True), ((0.0, 1.0), False)],
+    ids=["a checkpoint", "a checkpoint, with the outer step", "those of another run"],
+)
+def test_a_node_that_takes_other_weights_forgets_what_it_learned(outer, is_loaded, tmp_path):
     config = replace(CORRECTED, outer_momentum=outer[0], outer_rate=outer[1])
     model = linear(1)
     with Node(linear(2), config=config) as node:
@@ -72,8 +76,11 @@ def test_a_node_that_loads_a_checkpoint_forgets_what_it_learned(outer, tmp_path)
         correction = node._training.live.outer.correction
         correction.learn(np.ones(correction.size, np.float32), 0.5, 1.0, 1e6)
         assert correction.pull.any()
-        node.load(tmp_path / "run")
-        assert spread(model, linear(2)) == 0
+        if is_loaded:
+            node.load(tmp_path / "run")
+            assert spread(model, linear(2)) == 0
+        else:
+            node._training.on_replaced(np.zeros(correction.size, np.float32))
         assert not correction.pull.any()
 
 

@@ -14,7 +14,7 @@ from gossip.config import Config
 from gossip.errors import ConfigError
 from node import Node
 from node.model.quasi_global import QuasiGlobal
-from tests.node.trainees import linear
+from tests.node.trainees import linear, step_towards
 
 DECAY = 0.01
 
@@ -53,7 +53,7 @@ def values(model):
 
 
 def momenta(optimizer):
-    return [optimizer.state[parameter]["quasi_global"] for parameter in optimizer.param_groups[0]["params"]]
+    return [optimizer.state[one]["quasi_global"] for group in optimizer.param_groups for one in group["params"]]
 
 
 def assert_close(ours, theirs):
@@ -70,9 +70,10 @@ class Slowly:
         self.old, self.rates = [None] * len(self.m), [0.0] * len(self.m)
 
     @torch.no_grad()
-    def step(self, lr):
+    def step(self, lr_of_layer):
         for place, x in enumerate(self.model.parameters()):
             if x.grad is not None:
+                lr = lr_of_layer[place // 2]
                 self.old[place] = x.clone() if self.old[place] is None else self.old[place]
                 self.rates[place] += lr
                 x -= lr * (x.grad + DECAY * x + self.mu * self.m[place])
@@ -87,21 +88,23 @@ class Slowly:
 
 @pytest.mark.parametrize("seed", range(10))
 def test_it_is_the_equation_whatever_the_order_of_steps_and_mixes(seed):
-    """Rates change and may be 0, parameters may lack gradients, and mixes come before and without steps."""
+    """Each group's rates change and may be 0. Parameters may lack gradients. Mixes come before and without steps."""
     choose = random.Random(seed)
     ours, theirs = mlp(), mlp()
-    optimizer = QuasiGlobal(ours.parameters(), lr=1.0, momentum=0.8, weight_decay=DECAY)
+    groups = [{"params": ours[layer].parameters()} for layer in (0, 2)]
+    optimizer = QuasiGlobal(groups, lr=1.0, momentum=0.8, weight_decay=DECAY)
     slow = Slowly(theirs, 0.8)
     for turn in range(40):
         if choose.random() < 0.6:
-            lr, lacking = choose.choice([0.0, 0.05, 0.1]), choose.choice([None, 0, 3])
+            rates, lacking = choose.choices([0.0, 0.05, 0.1], k=2), choose.choice([None, 0, 3])
             for model in (ours, theirs):
                 backward(model, turn)
                 if lacking is not None:
                     list(model.parameters())[lacking].grad = None
-            optimizer.param_groups[0]["lr"] = lr
+            for group, rate in zip(optimizer.param_groups, rates, strict=True):
+                group["lr"] = rate
             optimizer.step()
-            slow.step(lr)
+            slow.step(rates)
         else:
             for model in (ours, theirs):
                 shift(model, turn)
@@ -170,30 +173,6 @@ def test_a_deep_copy_of_model_and_optimizer_trains_alike():
     assert all(map(torch.equal, momenta(optimizer), momenta(other)))
 
 
-def test_groups_have_their_own_rate_and_schedulers_change_it():
-    """Without other nodes, two parameters in two groups change as each would in an optimizer of its own."""
-    together, apart = mlp(), mlp()
-    rates = [0.1, 0.02]
-    halves = [list(together[0].parameters()), list(together[2].parameters())]
-    optimizer = QuasiGlobal([{"params": half, "lr": lr} for half, lr in zip(halves, rates, strict=True)], lr=1.0)
-    others = [QuasiGlobal(apart[i].parameters(), lr=lr) for i, lr in zip((0, 2), rates, strict=True)]
-    optimizers = [optimizer, *others]
-    schedulers = [torch.optim.lr_scheduler.StepLR(one, step_size=2, gamma=0.5) for one in optimizers]
-    for step in range(6):
-        backward(together, step)
-        backward(apart, step)
-        for one in optimizers:
-            one.step()
-        if step % 3 == 2:
-            for one in optimizers:
-                one.mixed()
-        for scheduler in schedulers:
-            scheduler.step()
-    assert optimizer.param_groups[1]["lr"] == pytest.approx(0.02 / 8)
-    assert all(map(torch.equal, values(together), values(apart)))
-    assert optimizer.state[together[2].bias]["quasi_global"].norm() > 0
-
-
 def test_one_cycle_turns_its_momentum_as_sgds():
     model = mlp()
     optimizer = QuasiGlobal(model.parameters(), lr=0.1)
@@ -249,8 +228,8 @@ def flat_momenta(optimizer):
 class Watched(QuasiGlobal):
     """An optimizer that records at each mix how far the parameters are from where the last step left them."""
 
-    def __init__(self, model, **options):
-        super().__init__(model.parameters(), **{"lr": 0.1} | options)
+    def __init__(self, model):
+        super().__init__(model.parameters(), lr=0.1)
         self.model, self.jumps, self.joins = model, [], []
         self.after_step = flat(model)
 
@@ -290,9 +269,9 @@ def with_a_past(model, gradient=1.0):
     return optimizer
 
 
-def watched(train, target, *, seed=0, optimizer=None, **options):
-    model = linear(seed)
-    optimizer = Watched(model) if optimizer is None else optimizer(model)
+def watched(train, target, **options):
+    model = linear()
+    optimizer = Watched(model)
     return train(model, optimizer, pulled(model, optimizer, target), **options)
 
 
@@ -314,31 +293,24 @@ def test_the_optimizer_hears_of_every_mix_when_it_is_in_the_parameters(train, un
 
 
 def test_a_newcomer_among_other_optimizers_begins_without_momentum_where_the_swarm_is(train):
-    donor_model = linear()
-    sgd = torch.optim.SGD(donor_model.parameters(), lr=0.1, momentum=0.9)
-    sgd.after_step = None
-    donor = train(donor_model, sgd, pulled(donor_model, sgd, 5.0))
-    donor.do(lambda node: node._training.visit())  # it reports what its optimizer keeps
-    newcomer = watched(train, 5.0, seed=1, optimizer=with_a_past, seeds=[donor.node.address])
+    model, other = linear(), linear(1)
+    sgd = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    donor = train(model, sgd, step_towards(model, [sgd], 5.0))
+    donor.do(lambda node: node._training.visit())  # It reports what its optimizer keeps.
+    newcomer = train(other, with_a_past(other), seeds=[donor.node.address])
     ((weights, momentum),) = newcomer.optimizer.joins
     assert torch.equal(weights, torch.cat([value.flatten() for value in newcomer.at_entry.values()]))
     assert not torch.equal(weights, flat(linear(1)))
     assert momentum.norm() == 0  # neither of a former life, nor SGD's, which is as long
 
 
-def test_a_newcomer_takes_over_the_momentum_of_its_donor(train, until):
-    first = watched(train, -1.0)
-    second = watched(train, 1.0, seeds=[first.node.address])
-    until(lambda: all(len(one.optimizer.jumps) >= 3 for one in (first, second)))
-    second.stop()
-    # No other node is left to move it.
-    held = first.do(lambda node: (node._training.visit(), flat_momenta(first.optimizer))[1])
-    model = linear(2)
-    optimizer = Watched(model)
-    train(model, optimizer, seeds=[first.node.address])  # It takes no steps.
-    ((_, momentum),) = optimizer.joins
-    assert held.norm() > 0
-    assert torch.equal(momentum, held)
+def test_a_newcomer_takes_over_the_momentum_of_its_donor(train):
+    model, other = linear(), linear(2)
+    donor = train(model, with_a_past(model))  # Neither takes a step.
+    donor.do(lambda node: node._training.visit())  # It reports what its optimizer keeps.
+    newcomer = train(other, Watched(other), seeds=[donor.node.address])
+    ((_, momentum),) = newcomer.optimizer.joins
+    assert torch.equal(momentum, flat_momenta(donor.optimizer))
 
 
 @pytest.mark.parametrize("has_momentum", [True, False])
