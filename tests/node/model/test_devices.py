@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import threading
 
-import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -15,8 +14,6 @@ from gossip.averaging import averager
 from gossip.averaging.boundary import Boundary
 from gossip.config import Config
 from node.model.pool import VectorPool
-from node.model.quasi_global import QuasiGlobal
-from node.model.snapshot import ModelState
 from node.network.transfers import streams
 from tests.node.trainees import filled, mixed, spread, step_towards
 
@@ -42,27 +39,13 @@ def flat(module):
     return torch.cat([parameter.detach().flatten().cpu() for parameter in module.parameters()])
 
 
-def sgd(parameters):
-    return torch.optim.SGD(parameters, lr=0.04)
-
-
-def quasi_global(parameters):
-    return QuasiGlobal(parameters, lr=0.02, momentum=0.9)
-
-
 @pytest.fixture
 def pair(device, train):
-    """``pair(config, make)`` starts two nodes; optimizers made by ``make``, if any, pull them to 0 and to 1."""
+    """``pair(config)`` starts two nodes with models on the device."""
 
-    def start(config=PLAIN, make=None):
-        trainees = []
-        for number in range(2):
-            module = model(device, number)
-            optimizers = [] if make is None else [make(module.parameters())]
-            work = step_towards(module, optimizers, float(number)) if optimizers else None
-            seeds = [one.node.address for one in trainees]
-            trainees.append(train(module, optimizers, work, config=config, seeds=seeds))
-        return trainees
+    def start(config=PLAIN):
+        first = train(model(device), config=config)
+        return first, train(model(device, 1), config=config, seeds=[first.node.address])
 
     return start
 
@@ -175,22 +158,6 @@ def test_a_loss_that_is_no_number_is_told_to_nobody(device, train, until):
     assert reported == [None] * 5
 
 
-@pytest.mark.parametrize(
-    ("options", "make"),
-    [({}, sgd), ({"outer_momentum": 0.5, "outer_rate": 0.7}, sgd), ({"filter": "none"}, quasi_global)],
-    ids=["default", "outer momentum 0.5", "quasi-global momentum"],
-)
-def test_training_nodes_come_to_one_model(options, make, pair, until):
-    trainees = pair(Config(**QUICK, **options), make)
-    assert trainees[0].side.live.outer.is_plain == (make is quasi_global)
-    until(mixed(*trainees, times=10))
-    found = torch.stack([flat(trainee.model) for trainee in trainees])
-    assert torch.isfinite(found).all()
-    assert float((found[0] - found[1]).abs().max()) < 0.5  # alone they would be 1 apart
-    if make is sgd:
-        assert 0.1 < float(found.mean()) < 0.9
-
-
 # -- joining ---------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("fused", [False, True])
 def test_a_newcomer_takes_weights_and_the_optimizers_state(device, fused, train, until):
@@ -214,28 +181,3 @@ def test_a_newcomer_takes_weights_and_the_optimizers_state(device, fused, train,
         parameter.grad = torch.ones_like(parameter)
     joined.do(lambda node: fresh.step())
     assert torch.isfinite(flat(second)).all()
-
-
-# -- memory ----------------------------------------------------------------------------------------------------------
-def test_host_vectors_are_page_locked_where_copies_are_to_overlap(device):
-    state = ModelState(model(device))
-    pool = VectorPool(state)
-    taken = pool.take()
-    assert torch.from_numpy(taken.array).is_pinned() == (device == "cuda")
-    pool.give(taken)
-    assert pool.take().array is taken.array
-
-
-def test_a_vector_may_be_written_again_once_its_copies_are_done(device):
-    """The sum has the values of each vector at its addition, whatever is written to it after the copy."""
-    module = model(device)
-    state = ModelState(module)
-    vector = state.buffer(state.size())
-    filled(module, 0.0)
-    for value in (1.0, 2.0, 3.0):
-        vector.filled(value)
-        state.add(vector).wait()
-    vector.filled(100.0)
-    out = np.empty_like(vector)
-    state.read(out)
-    assert (flat(module) == 6.0).all()
