@@ -39,22 +39,16 @@ def way(request, monkeypatch):
     return request.param
 
 
-def both_of(which, weight):
-    """Add to a model and copy it in one pass, and to an equal model in two. Assert that both results agree."""
-    one, other = uneven()[which], uneven()[which]
-    shift = np.random.default_rng(1).normal(size=one.layout.exchanged).astype(np.float32)
-    both, apart, read = shift.copy(), shift.copy(), np.empty_like(shift)
-    assert one.add_read(both, weight)
-    other.add(apart * np.float32(weight)).wait()
-    other.read(read)
-    np.testing.assert_array_equal(both, read)
-    return one, other, shift, read
-
-
 @pytest.mark.parametrize("weight", [1.0, 0.5, 1 / 3])
 @pytest.mark.parametrize("which", [0, 1])
 def test_the_sum_and_its_copy_are_what_an_addition_and_a_read_give(which, weight, way):
-    one, other, shift, read = both_of(which, weight)
+    one, other = uneven()[which], uneven()[which]
+    shift = np.random.default_rng(1).normal(size=one.layout.exchanged).astype(np.float32)
+    both, read = shift.copy(), np.empty_like(shift)
+    assert one.add_read(both, weight)
+    other.add(shift * np.float32(weight)).wait()
+    other.read(read)
+    np.testing.assert_array_equal(both, read)
     np.testing.assert_array_equal(vector_of(one), read)
     one.add_weighted(shift.copy(), weight).wait()
     other.add(shift * np.float32(weight)).wait()
