@@ -316,7 +316,7 @@ def test_a_default_device_of_the_program_does_not_matter():
 
 # -- nodes -------------------------------------------------------------------------------------------------------------
 class Everything(nn.Module):
-    """A model with four float types, tied and frozen parameters, sparse gradients, and an occasional gradient."""
+    """A model with four float types, tied and frozen parameters, sparse gradients, whole numbers and infinities."""
 
     def __init__(self):
         super().__init__()
@@ -331,7 +331,8 @@ class Everything(nn.Module):
         self.again.weight = self.tied.weight
         self.frozen = nn.Linear(16, 16).requires_grad_(False)
         self.unused = nn.Linear(4, 4)
-        self.register_buffer("count", torch.zeros((), dtype=torch.long))
+        self.register_buffer("order", torch.randperm(16))
+        self.register_buffer("mask", torch.full((3, 3), -math.inf).triu(1))
 
     def forward(self, x):
         x = self.words(x)
@@ -357,8 +358,12 @@ def job():
 
 
 def test_a_model_of_every_kind_of_tensor_mixes(train, until):
-    a = train(*job())
+    model, optimizer, work = job()
+    model.norm.num_batches_tracked.fill_(70_000)
+    a = train(model, optimizer, work)
     b = train(*job(), seeds=[a.node.address])
+    assert torch.equal(b.at_entry["order"], a.at_entry["order"])
+    assert b.at_entry["norm.num_batches_tracked"] >= 70_000
     types = {name: value.dtype for name, value in a.model.state_dict().items()}
     until(lambda: all(one.node.metrics().exchanges_done >= 5 for one in (a, b)))
     for one in (a, b):
@@ -367,3 +372,5 @@ def test_a_model_of_every_kind_of_tensor_mixes(train, until):
     assert b.do(lambda node: node.settle(10.0, wait_s=20.0)) == 0.0
     assert {name: value.dtype for name, value in b.model.state_dict().items()} == types
     assert b.model.again.weight is b.model.tied.weight
+    assert torch.equal(b.model.mask, torch.full((3, 3), -math.inf).triu(1))
+    assert any("Of the model 14 tensors averaged, 5 tensors copied" in str(event) for event in a.node.history())

@@ -119,17 +119,12 @@ def test_each_tensor_keeps_its_dtype_and_is_rounded_once():
     np.testing.assert_array_equal(vector_of(state, full=True), vector)
 
 
-def test_a_float_buffer_that_is_replaced_is_followed():
-    model = convnet()
+def test_buffers_that_are_replaced_and_a_loaded_state_dict_are_followed():
+    model, other = convnet(), convnet()
     state = ModelState(model)
     model[1].running_mean = torch.full((4,), 7.0)
     model._apply(lambda tensor: tensor.clone())  # model.to(device) does the same.
     assert np.all(vector_of(state)[-8:-4] == 7.0)
-
-
-def test_loading_a_state_dict_is_followed():
-    model, other = convnet(), convnet()
-    state = ModelState(model)
     model.load_state_dict(other.state_dict())
     np.testing.assert_array_equal(vector_of(state), vector_of(ModelState(other)))
 

@@ -31,27 +31,6 @@ def assert_loop_raises(trainee, sentence):
     trainee.error = None
 
 
-class Permuted(nn.Module):
-    def __init__(self, seed):
-        super().__init__()
-        torch.manual_seed(seed)
-        self.first, self.norm = nn.Linear(8, 4), nn.BatchNorm1d(4)
-        self.register_buffer("order", torch.randperm(8))
-        self.register_buffer("mask", torch.full((3, 3), -math.inf).triu(1))
-
-
-def test_a_newcomer_takes_whole_numbers_and_nodes_with_infinite_constants_mix(train):
-    models = [Permuted(0), Permuted(1)]
-    models[0].norm.num_batches_tracked.fill_(70_000)
-    first = train(models[0])
-    second = train(models[1], seeds=[first.node.address])
-    assert second.at_entry["order"].tolist() == first.at_entry["order"].tolist()
-    assert second.at_entry["norm.num_batches_tracked"].item() == 70_000
-    until(lambda: second.node.metrics().exchanges_done >= 3)
-    assert torch.equal(models[1].mask, torch.full((3, 3), -math.inf).triu(1))
-    assert told(first, "Of the model 6 tensors averaged")
-
-
 def test_a_tensor_that_is_not_finite_any_more_is_named_with_the_step(train):
     model = linear()
     first = train(model)
