@@ -7,7 +7,6 @@ import json
 import os
 import re
 import socket
-import subprocess
 import threading
 import time
 from dataclasses import replace
@@ -18,7 +17,6 @@ from gossip.errors import ConfigError, LocalError
 from node import Node
 from node.identity.keys import INVITE_PREFIX, new_secret
 from node.identity.statedir import StateDir
-from tests.harness import warm
 from tests.harness.configs import tuned
 from tests.harness.ports import free_port
 from tests.node.trainees import linear
@@ -260,28 +258,20 @@ def test_a_damaged_address_book_is_set_aside_and_training_begins(junk, quick, tm
     assert StateDir(tmp_path).read().incarnation > 0
 
 
-# Scripts --------------------------------------------------------------------------------------------------------------
-
-RAISES = """
-import sys, torch
-from torch import nn
-from gossip.config import Config
-from node import Node
-with Node(nn.Linear(4, 2), seeds=[sys.argv[1]], config=Config(mix_every_steps=2)) as node:
-    print(node.id, flush=True)
-    node.step()
-    sys.stdin.readline()
-    raise ValueError("mine")
-"""
-
-
-def test_a_script_that_raises_keeps_its_own_error_and_leaves_properly(train, until):
+# Errors of the loop ---------------------------------------------------------------------------------------------------
+def test_a_loop_that_raises_keeps_its_own_error_and_leaves_properly(train, until, quick):
     first = train(linear())
-    streams = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
-    with warm.Python("-c", RAISES, first.node.address, **streams, text=True) as process:
-        peer = process.stdout.readline().strip()
-        until(lambda: peer in {m.id for m in first.node.members})
-        _, errors = process.communicate("\n", timeout=20)
-    assert process.returncode == 1
-    assert errors.strip().endswith("ValueError: mine")
-    until(lambda: {m.id: m.state for m in first.node.members}[peer] == "left", 5.0)
+    node = Node(linear(1), seeds=[first.node.address], config=quick)
+
+    def states():
+        return {member.id: member.state for member in first.node.members}
+
+    def run():
+        with node:
+            node.step()
+            until(lambda: node.id in states())
+            raise ValueError("mine")
+
+    with pytest.raises(ValueError, match=r"^mine$"):
+        run()
+    until(lambda: states()[node.id] == "left", 5.0)

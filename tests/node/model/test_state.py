@@ -151,22 +151,28 @@ def test_nodes_of_such_a_model_mix_and_a_newcomer_takes_its_weights(train, until
 
 
 class Late(Plain):
-    """A state whose copies arrive when they are polled, as those of a device may."""
+    """A state whose copies arrive when they are polled, as those of a device may. While it fails, none arrive."""
+
+    fails = False
 
     def begin_read(self, out):
         return Arriving(self, out)
 
 
 class Arriving(Pending):
+    failure = ""
+
     def __init__(self, state, out):
-        self.state, self.out, self.asked = state, out, 0
-        self.values = np.empty_like(out)
+        self.out, self.values, self.asked = out, np.empty_like(out), 0
         state.read(self.values)
-        out[:] = np.nan
+        if state.fails:
+            self.failure = "RuntimeError: no such device"
+        else:
+            out[:] = np.nan
 
     def done(self):
         self.asked += 1
-        if self.asked == 3:
+        if self.asked == 3 and not self.failure:
             self.out[:] = self.values
         return self.asked >= 3
 
@@ -208,29 +214,9 @@ def test_a_loss_that_its_device_has_not_computed_is_not_waited_for():
     assert last.read() == 1.0
 
 
-class Unreadable(Plain):
-    """A state whose copies fail while ``fails`` is set, and leave the vector as it was."""
-
-    fails = False
-
-    def begin_read(self, out):
-        return Failed() if self.fails else super().begin_read(out)
-
-
-class Failed(Pending):
-    failure = "RuntimeError: no such device"
-
-    def __init__(self):
-        self.asked = 0
-
-    def done(self):
-        self.asked += 1
-        return self.asked > 1
-
-
 def test_a_copy_that_fails_costs_the_exchange_and_neither_the_loop_nor_the_next_one(train, until, caplog):
     config = Config(mix_every_steps=2, join_timeout_s=3.0, filter="none")
-    state, other = (Unreadable(*drawn(seed)) for seed in range(2))
+    state, other = (Late(*drawn(seed)) for seed in range(2))
     first = train(other, config=config)
     second = train(state, config=config, seeds=[first.node.address])
     until(lambda: second.node.metrics().exchanges_done)
