@@ -17,6 +17,7 @@ from node.model.optimizers import Optimizers
 from node.model.snapshot import ModelState
 from tests.node.conftest import QUICK
 from tests.node.trainees import linear, mixed, spread
+from tests.node.vectors import vector_of
 
 CORRECTED = replace(QUICK, mix_every_steps=4, outer_momentum=0.0, outer_rate=1.0, correction=0.2)
 PULL = 0.1  # The shift that a node's own data add in each step.
@@ -100,15 +101,13 @@ def test_what_is_added_again_and_again_is_not_changed(dtype):
     torch.manual_seed(1)
     model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 300)).to(dtype)
     state = ModelState(model)
-    before = np.empty(state.layout.exchanged, np.float32)
-    state.read(before)
+    before = vector_of(state)
     values = np.linspace(-1.0, 1.0, before.size, dtype=np.float32)
-    given, after = values.copy(), np.empty_like(before)
+    given = values.copy()
     for _ in range(2):
         state.add_scaled(values, 0.25, version=1)
-    state.read(after)
     np.testing.assert_array_equal(values, given)
-    np.testing.assert_allclose(after, before + 0.5 * given, atol=0.02 if dtype == torch.bfloat16 else 1e-6)
+    np.testing.assert_allclose(vector_of(state), before + 0.5 * given, atol=0.02 if dtype == torch.bfloat16 else 1e-6)
 
 
 def test_the_learning_rate_is_that_of_all_groups_and_optimizers():
