@@ -16,7 +16,6 @@ from gossip.averaging.boundary import Boundary
 from gossip.config import Config
 from gossip.errors import LocalError
 from gossip.ids import parse_address
-from node import Node
 from node.loop.training import LONE_COPY_S, TrainingSide
 from node.model.snapshot import ModelState
 from node.network import service
@@ -146,14 +145,6 @@ def test_metrics_hold_what_they_promise(train, until):
     until(lambda: {m.loss for m in second.node.members} == {0.5, None})
     assert {m.id for m in second.node.members} == {first.node.id, second.node.id}
     assert {m.address for m in second.node.members} == {first.node.address, second.node.address}
-
-
-def test_what_a_node_does_not_know_before_anything_happened_is_none(quick):
-    with Node(linear(), config=quick) as node:
-        metrics = node.metrics()
-        assert metrics.exchange_seconds is None
-        assert metrics.consensus_distance is None
-        assert node.settle(0.05) is None
 
 
 def test_status_answers_an_observer_who_joins_nothing(train, until):
