@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import re
 import socket
@@ -19,7 +18,7 @@ from node.identity.keys import INVITE_PREFIX, new_secret
 from node.identity.statedir import StateDir
 from tests.harness.configs import tuned
 from tests.harness.ports import free_port
-from tests.node.trainees import linear
+from tests.node.trainees import linear, sentences_in
 
 MALFORMED = ["nowhere", "host:port", "127.0.0.1:99999", "127.0.0.1:", ":7700", "http://a:1", ""]
 STARTS_ALONE = "No member could be reached: this node starts alone, and merges when it meets others."
@@ -33,12 +32,6 @@ def one_sentence(error):
     assert len(text) < 400
     assert not re.search(r"Error|Traceback|<class|object at", text), text
     return text
-
-
-def notices(log, kind):
-    """Return the sentences of a kind in a node's log."""
-    rows = [json.loads(line) for line in log.read_text().splitlines()]
-    return [row["sentence"] for row in rows if row["event"] == kind]
 
 
 def write_secret(path):
@@ -55,8 +48,8 @@ def test_with_an_unreachable_seed_a_node_waits_says_so_and_starts_alone(quick, t
         for _ in range(10):
             node.step()
         assert node.metrics().steps == 10
-    assert notices(tmp_path / "log", "started") == [STARTS_ALONE]
-    assert notices(tmp_path / "log", "seed") == [
+    assert sentences_in(tmp_path / "log", "started") == [STARTS_ALONE]
+    assert sentences_in(tmp_path / "log", "seed") == [
         f"Seed {seed} refused the connection: no node listens there; it is tried again and again."
     ]
 
@@ -127,7 +120,7 @@ def test_a_seed_that_accepts_connections_and_never_greets_keeps_no_node_from_sta
     starter.join(30.0)
     assert not starter.is_alive(), "it waits for a seed that is no node"
     node.close()
-    assert notices(tmp_path / "log", "started") == [STARTS_ALONE]
+    assert sentences_in(tmp_path / "log", "started") == [STARTS_ALONE]
 
 
 def test_a_node_that_must_join_fails_in_time_and_names_what_became_of_each_seed(quick):
@@ -229,8 +222,8 @@ def test_another_model_is_refused_with_both_fingerprints_and_the_first_differenc
     assert first.side.live.state.layout.fingerprint[:12] in text
     assert other._training.live.state.layout.fingerprint[:12] in text
     assert "'weight' has shape (2, 5) here and (2, 4) there" in text
-    until(lambda: notices(tmp_path / "log", "refused"))
-    assert "has shape (2, 4) here and (2, 5) there" in notices(tmp_path / "log", "refused")[0]
+    until(lambda: sentences_in(tmp_path / "log", "refused"))
+    assert "has shape (2, 4) here and (2, 5) there" in sentences_in(tmp_path / "log", "refused")[0]
     assert first.node.metrics().members_alive == 1
 
 
@@ -251,7 +244,7 @@ def test_a_damaged_address_book_is_set_aside_and_training_begins(junk, quick, tm
     with Node(linear(), state_dir=tmp_path, config=quick) as node:
         assert node.id == who
         node.step()
-    (told,) = notices(tmp_path / "log", "state")
+    (told,) = sentences_in(tmp_path / "log", "state")
     assert "set aside" in told
     assert "seed" in told
     assert (tmp_path / "members.damaged").read_bytes() == junk

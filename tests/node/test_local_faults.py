@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import shutil
 import threading
@@ -16,12 +15,7 @@ from gossip.state_transfer.donating import MAX_SERVED, ServedPiece
 from gossip.wire.messages import Fetch
 from node.identity.statedir import StateDir
 from tests.harness.marks import slow
-from tests.node.trainees import linear
-
-
-def said(log, kind):
-    rows = [json.loads(line) for line in log.read_text().splitlines()]
-    return [row["sentence"] for row in rows if row["event"] == kind]
+from tests.node.trainees import linear, sentences_in
 
 
 def test_a_loop_that_stands_is_named_once_and_holds_up_nobody_else(train, quick, until, monkeypatch, tmp_path):
@@ -45,16 +39,16 @@ def test_a_loop_that_stands_is_named_once_and_holds_up_nobody_else(train, quick,
     until(lambda: second.node.metrics().exchanges_done >= 2, 20)
     hang.clear()
     assert hangs.wait(10)
-    until(lambda: said(log, "stalled") and heard, 20)
+    until(lambda: sentences_in(log, "stalled") and heard, 20)
     assert [event.kind for event in heard] == ["stalled"], "told while the loop stands"
     assert heard[0].seconds >= 5.0
     done = third.node.metrics().exchanges_done
     until(lambda: third.node.metrics().exchanges_done >= done + 5, 20)
-    assert said(log, "stalled") == [str(heard[0])]
+    assert sentences_in(log, "stalled") == [str(heard[0])]
     assert "no step boundary" in str(heard[0])
     hang.set()
-    until(lambda: said(log, "moving") and len(heard) == 2, 10)
-    assert said(log, "moving") == [str(heard[1])]
+    until(lambda: sentences_in(log, "moving") and len(heard) == 2, 10)
+    assert sentences_in(log, "moving") == [str(heard[1])]
     assert "again" in str(heard[1])
     assert heard[1].seconds >= heard[0].seconds
     done = second.node.metrics().exchanges_done
@@ -73,11 +67,11 @@ def test_a_newcomer_is_told_that_nobody_gives_it_the_weights_and_joins_when_some
     address, log = donor.node.address, tmp_path / "log"
     monkeypatch.setenv("GOSSIP_LOG", str(log))
     newcomer = launch(linear(1), seeds=[address], config=patient)
-    until(lambda: log.exists() and said(log, "waiting"), 20)
+    until(lambda: log.exists() and sentences_in(log, "waiting"), 20)
     assert not newcomer.running.is_set()
     donor.side.network.call(donating.table.clear)
     assert newcomer.running.wait(20)
-    assert len(said(log, "waiting")) == 1
+    assert len(sentences_in(log, "waiting")) == 1
 
 
 @pytest.mark.parametrize(

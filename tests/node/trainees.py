@@ -1,7 +1,8 @@
-"""Small models, helpers that compare them, and a node in a process of its own."""
+"""Small models, helpers that compare them, what a node has logged, and a node in a process of its own."""
 
 from __future__ import annotations
 
+import json
 import signal
 import subprocess
 
@@ -75,6 +76,12 @@ def mixed(*trainees, times=5):
     """Return a check that each node completes ``times`` more exchanges from now on."""
     before = [t.node.metrics().exchanges_done for t in trainees]
     return lambda: all(t.node.metrics().exchanges_done >= b + times for t, b in zip(trainees, before, strict=True))
+
+
+def sentences_in(log, kind):
+    """Return the sentences of a kind in a node's log."""
+    rows = [json.loads(line) for line in log.read_text().splitlines()]
+    return [row["sentence"] for row in rows if row["event"] == kind]
 
 
 def state_of(node, peer):
