@@ -86,6 +86,19 @@ def test_a_vector_may_begin_anywhere_in_memory(offset, way):
     np.testing.assert_array_equal(room, vector_of(state))
 
 
+@pytest.mark.parametrize("sizes", [[10], [1, 2, 3, 4], [7, 0, 5], [100, 1]])
+@pytest.mark.parametrize("share", [1, 3, 4, 200])
+def test_threads_have_equal_shares_and_together_all(sizes, share):
+    rows = [(np.arange(size, dtype=np.float32), np.full(size, number, np.float32)) for number, size in enumerate(sizes)]
+    found = list(live.split_rows(rows, share))
+    for which in (0, 1):
+        both = [np.concatenate([row[which] for row in of]) for of in (rows, [row for one in found for row in one])]
+        np.testing.assert_array_equal(*both)
+    lengths = [sum(mine.size for mine, _ in one) for one in found]
+    assert lengths[:-1] == [share] * (len(lengths) - 1)
+    assert 0 < lengths[-1] <= share
+
+
 @pytest.mark.parametrize("spare", [False, True])
 @in_trio
 def test_a_plain_mean_is_weighed_where_it_is_added(spare, way):
