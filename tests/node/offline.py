@@ -31,14 +31,13 @@ __all__ = ["ELEMENTS", "OTHER", "in_trio", "link", "runtime", "wants_snapshot"]
 OTHER = identity(1).id
 
 
-def runtime(config=None, vector=None):
+def runtime(config=None):
     """Return a Runtime with a ready peer; ``events`` collects its notices."""
     config = config or Config(filter="none")
     peer = make_peer(0, (), Scenario([], 0.0, config), trio.current_time())
-    vector = np.zeros(ELEMENTS, np.float32) if vector is None else vector
-    state = ModelState({"x": vector})
+    state = ModelState({"x": np.zeros(ELEMENTS, np.float32)})
     pool = VectorPool(state)
-    outer = OuterStep(vector.size, *config.outer, config.averaged, config.measures_momentum)
+    outer = OuterStep(ELEMENTS, *config.outer, config.averaged, config.measures_momentum)
     events = []
     boundary = Boundary(state, pool, KeptWeights(state), config.conserves)
     live = SimpleNamespace(boundary=boundary, pool=pool, outer=outer, outer_lock=nullcontext())

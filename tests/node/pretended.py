@@ -5,8 +5,6 @@ from __future__ import annotations
 import textwrap
 from pathlib import Path
 
-__all__ = ["pretended", "script_of"]
-
 # One pretended node: listens, logs a few rows, and ends with a JSON line.
 PRETENDED = """
     import json, os, socket, sys, time

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import shutil
 import threading
@@ -11,24 +10,12 @@ from dataclasses import replace
 
 import pytest
 import torch
-from torch import nn
 
 from gossip.state_transfer.donating import MAX_SERVED, ServedPiece
 from gossip.wire.messages import Fetch
-from node import Node
 from node.identity.statedir import StateDir
 from tests.harness.marks import slow
-from tests.node.conftest import Trainee
-
-
-def linear(seed=0):
-    torch.manual_seed(seed)
-    return nn.Linear(4, 2)
-
-
-def said(log, kind):
-    rows = [json.loads(line) for line in log.read_text().splitlines()]
-    return [row["sentence"] for row in rows if row["event"] == kind]
+from tests.node.trainees import linear, sentences_in
 
 
 def test_a_loop_that_stands_is_named_once_and_holds_up_nobody_else(train, quick, until, monkeypatch, tmp_path):
@@ -52,16 +39,16 @@ def test_a_loop_that_stands_is_named_once_and_holds_up_nobody_else(train, quick,
     until(lambda: second.node.metrics().exchanges_done >= 2, 20)
     hang.clear()
     assert hangs.wait(10)
-    until(lambda: said(log, "stalled") and heard, 20)
+    until(lambda: sentences_in(log, "stalled") and heard, 20)
     assert [event.kind for event in heard] == ["stalled"], "told while the loop stands"
     assert heard[0].seconds >= 5.0
     done = third.node.metrics().exchanges_done
     until(lambda: third.node.metrics().exchanges_done >= done + 5, 20)
-    assert said(log, "stalled") == [str(heard[0])]
+    assert sentences_in(log, "stalled") == [str(heard[0])]
     assert "no step boundary" in str(heard[0])
     hang.set()
-    until(lambda: said(log, "moving") and len(heard) == 2, 10)
-    assert said(log, "moving") == [str(heard[1])]
+    until(lambda: sentences_in(log, "moving") and len(heard) == 2, 10)
+    assert sentences_in(log, "moving") == [str(heard[1])]
     assert "again" in str(heard[1])
     assert heard[1].seconds >= heard[0].seconds
     done = second.node.metrics().exchanges_done
@@ -69,7 +56,7 @@ def test_a_loop_that_stands_is_named_once_and_holds_up_nobody_else(train, quick,
 
 
 def test_a_newcomer_is_told_that_nobody_gives_it_the_weights_and_joins_when_somebody_does(
-    train, quick, until, monkeypatch, tmp_path
+    train, launch, quick, until, monkeypatch, tmp_path
 ):
     patient = replace(quick, join_timeout_s=60.0)
     donor = train(linear(), config=patient)
@@ -79,15 +66,12 @@ def test_a_newcomer_is_told_that_nobody_gives_it_the_weights_and_joins_when_some
     until(lambda: len(donating.table) == len(others))
     address, log = donor.node.address, tmp_path / "log"
     monkeypatch.setenv("GOSSIP_LOG", str(log))
-    newcomer = Trainee(linear(1), seeds=[address], config=patient)
-    newcomer.start()
-    until(lambda: log.exists() and said(log, "waiting"), 20)
+    newcomer = launch(linear(1), seeds=[address], config=patient)
+    until(lambda: log.exists() and sentences_in(log, "waiting"), 20)
     assert not newcomer.running.is_set()
     donor.side.network.call(donating.table.clear)
     assert newcomer.running.wait(20)
-    newcomer.stop()
-    assert newcomer.error is None
-    assert len(said(log, "waiting")) == 1
+    assert len(sentences_in(log, "waiting")) == 1
 
 
 @pytest.mark.parametrize(
@@ -99,7 +83,7 @@ def test_a_newcomer_is_told_that_nobody_gives_it_the_weights_and_joins_when_some
         slow(40, False, id="amid training"),
     ],
 )
-def test_a_newcomer_takes_the_last_snapshot_of_a_donor_that_stands(train, quick, until, steps, adam):
+def test_a_newcomer_takes_the_last_snapshot_of_a_donor_that_stands(train, quick, steps, adam):
     """The loop takes no step for longer than any member waits, as in an evaluation or a notebook's cell."""
     hang, hangs = threading.Event(), threading.Event()
     model, mine = linear(), linear(1)
@@ -107,7 +91,7 @@ def test_a_newcomer_takes_the_last_snapshot_of_a_donor_that_stands(train, quick,
     seen = []  # The model at each step boundary.
 
     def work():
-        if donor_steps() == steps:
+        if len(seen) == steps:
             hangs.set()
             hang.wait(60)
         loss = model(torch.ones(1, 4)).square().sum()
@@ -121,33 +105,20 @@ def test_a_newcomer_takes_the_last_snapshot_of_a_donor_that_stands(train, quick,
         time.sleep(0.05)
         seen.append(model.weight.detach().clone())
 
-    def donor_steps():
-        return len(seen)
-
     seen_at_first = model.weight.detach().clone()
     patient = replace(quick, join_timeout_s=60.0)
-    donor = Trainee(model, optimizers[0], work, config=patient)
-    donor.start()
+    donor = train(model, optimizers[0], work, config=patient)
     try:
         assert hangs.wait(20)
         time.sleep(3.0)  # By then no member expects it to reach a boundary soon.
-        newcomer = Trainee(mine, optimizers[1], seeds=[donor.node.address], config=patient)
-        newcomer.start()
-        try:
-            assert newcomer.running.wait(30)
-            assert newcomer.error is None
-            assert not hang.is_set()
-            assert newcomer.side.network.peer.local.run_id == donor.side.network.peer.local.run_id
-            taken = newcomer.at_entry["weight"]
-            assert any(torch.equal(taken, one) for one in [seen_at_first, *seen]), "of a boundary, and whole"
-            if steps:
-                assert any(torch.equal(taken, one) for one in seen[steps // 2 :]), "and of a late one"
-        finally:
-            newcomer.stop()
+        newcomer = train(mine, optimizers[1], seeds=[donor.node.address], config=patient)
+        assert newcomer.side.network.peer.local.run_id == donor.side.network.peer.local.run_id
+        taken = newcomer.at_entry["weight"]
+        assert any(torch.equal(taken, one) for one in [seen_at_first, *seen]), "of a boundary, and whole"
+        if steps:
+            assert any(torch.equal(taken, one) for one in seen[steps // 2 :]), "and of a late one"
     finally:
         hang.set()
-        donor.stop()
-    assert donor.error is None
 
 
 def test_an_address_book_that_cannot_be_written_is_said_once_and_so_that_it_can_again(tmp_path):
@@ -162,16 +133,3 @@ def test_an_address_book_that_cannot_be_written_is_said_once_and_so_that_it_can_
     assert "again" in state.write(1, 32, [])
     assert state.write(1, 40, []) == ""
     assert StateDir(home).read().samples == 40
-
-
-def test_a_node_whose_state_directory_goes_away_says_so_and_trains_on(quick, until, monkeypatch, tmp_path):
-    home, log = tmp_path / "state", tmp_path / "log"
-    monkeypatch.setenv("GOSSIP_LOG", str(log))
-    with Node(linear(), state_dir=home, config=quick) as node:
-        node.step()
-        shutil.rmtree(home)
-        until(lambda: node.step() or said(log, "state"), 20)
-        steps = node._training.run.steps
-        node.step()
-        assert node._training.run.steps == steps + 1
-    assert len(said(log, "state")) == 1

@@ -8,9 +8,7 @@ import signal
 import subprocess
 import sys
 import textwrap
-import time
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
@@ -100,23 +98,24 @@ def test_the_end_of_the_program_ends_every_node(script, tmp_path):
 
 def test_it_is_watched_until_all_have_ended(tmp_path):
     script = pretended(tmp_path, "progress.close(1.0, figures(7, 7)); print('done')")
-    turns = 0
     with LocalSwarm(script, nodes=1, folder=tmp_path / "logs") as swarm:
         for turn in swarm.watch(0.1):
-            turns += 1
             assert turn is swarm
             last = swarm.running
         assert last == []
-        assert swarm.wait() is True
-    assert turns >= 1
     assert swarm.children[0].printed == "done\n"
     assert swarm.history("final") == [{"node": 0, **swarm.metrics()[0]}]
     assert (tmp_path / "logs" / "node-0.jsonl").exists(), "a folder that was named is kept"
 
 
-def test_waiting_has_an_end(script):
+def test_a_wait_says_whether_its_condition_was_met(script, tmp_path):
     with LocalSwarm(script, nodes=1) as swarm:
         assert swarm.wait(lambda: False, timeout_s=0.2) is False
+    short = pretended(tmp_path, "progress.close(1.0, figures(7, 7))")
+    with LocalSwarm(short, nodes=1) as swarm:
+        assert swarm.wait(lambda: not swarm.running) is True, "the end meets it"
+        assert swarm.wait(lambda: False) is False, "nothing meets it any more"
+        assert swarm.wait() is True
 
 
 # -- what cannot work --------------------------------------------------------------------------------------------------
@@ -176,7 +175,7 @@ def test_a_node_that_there_is_not_is_named(tmp_path):
 
 
 # -- processes and logs ------------------------------------------------------------------------------------------------
-def test_a_process_that_ignores_sigterm_is_killed_with_all_that_it_started(tmp_path, monkeypatch):
+def test_a_process_that_ignores_sigterm_is_killed_with_all_that_it_started(tmp_path, monkeypatch, until):
     monkeypatch.setattr(local, "GRACE_S", 0.2)
     script = script_of(
         tmp_path,
@@ -190,15 +189,10 @@ def test_a_process_that_ignores_sigterm_is_killed_with_all_that_it_started(tmp_p
     )
     with LocalSwarm(script, folder=tmp_path) as swarm:
         child = swarm.add()
-        until = time.monotonic() + 30
-        while not local.last_lines(child.out, 1) and time.monotonic() < until:
-            time.sleep(0.05)
+        until(lambda: local.last_lines(child.out, 1))
         worker = int(local.last_lines(child.out, 1)[0])
     assert child.code == 128 + signal.SIGKILL
-    until = time.monotonic() + 30  # The kernel ends a killed process when it next runs it.
-    while alive(worker) and time.monotonic() < until:
-        time.sleep(0.01)
-    assert not alive(worker)
+    until(lambda: not alive(worker))  # The kernel ends a killed process when it next runs it.
 
 
 def alive(pid: int) -> bool:
@@ -221,30 +215,3 @@ def test_a_row_still_being_written_is_left_for_later(tmp_path):
             log.write('one"}\n')
         assert [row["event"] for row in child.new_rows()] == ["alone"]
     assert child.address == "h:1"
-
-
-def swarm_of(looks, pause_s=0.0):
-    """A local swarm whose nodes end after a number of looks at them."""
-
-    def watch(every_s):
-        for _ in range(looks):
-            time.sleep(pause_s)
-            yield
-
-    return SimpleNamespace(watch=watch)
-
-
-@pytest.mark.parametrize(
-    ("looks", "true_at", "met"), [(5, None, True), (5, 3, True), (5, 6, True), (5, 99, False)],
-    ids=["the end", "a condition", "one that the end meets", "one that nothing meets"],
-)  # fmt: skip
-def test_a_wait_for_a_local_swarm_says_whether_its_condition_was_met(looks, true_at, met):
-    calls = []
-    until = None if true_at is None else lambda: calls.append(0) or len(calls) >= true_at
-    assert LocalSwarm.wait(swarm_of(looks), until) is met
-
-
-def test_a_wait_for_a_local_swarm_ends_with_its_time():
-    began = time.monotonic()
-    assert LocalSwarm.wait(swarm_of(1_000, 0.01), lambda: False, timeout_s=0.05) is False
-    assert time.monotonic() - began < 5.0

@@ -8,7 +8,6 @@ import os
 import time
 from dataclasses import replace
 
-import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -17,7 +16,6 @@ from gossip.averaging.boundary import Boundary
 from gossip.config import Config
 from gossip.errors import LocalError
 from gossip.ids import parse_address
-from node import Node
 from node.loop.training import LONE_COPY_S, TrainingSide
 from node.model.snapshot import ModelState
 from node.network import service
@@ -106,44 +104,6 @@ def test_the_members_at_the_end_can_be_asked_for_afterwards(train):
     assert time.monotonic() - began < 10.0, "nobody waits for a thread that has ended"
 
 
-def test_two_nodes_that_pull_apart_stay_together_and_settle_on_one_model(train, until):
-    a, b = linear(1), linear(2)
-    first = train(a, work=towards(a, 1.0, 0.01))
-    second = train(b, work=towards(b, -1.0, 0.01), seeds=[first.node.address])
-    until(lambda: alive(first) == alive(second) == 2)
-    until(mixed(first, second, times=20))
-    assert abs(float(a.weight.mean().detach())) < 0.9
-    for trainee in (first, second):
-        trainee.work = None
-    # Each exchange removes a tenth of the corrections that the two pulls left, which act until then.
-    until(mixed(first, second, times=60), 60)
-    distance = first.do(lambda node: node.settle(5.0))
-    assert distance < 1e-3
-    assert spread(a, b) < 1e-3
-
-
-def test_a_newcomer_begins_with_exactly_the_weights_of_its_donor(train):
-    a, b = linear(1), linear(2)
-    first = train(a)
-    second = train(b, seeds=[first.node.address])
-    for name, value in a.state_dict().items():
-        assert torch.equal(second.at_entry[name], value), name
-
-
-def test_a_newcomer_takes_over_the_optimizer_state(train, until):
-    a, b = linear(1), linear(2)
-    adam_a, adam_b = torch.optim.Adam(a.parameters(), lr=0.01), torch.optim.Adam(b.parameters(), lr=0.01)
-    for _ in range(7):
-        a(torch.ones(1, 4)).sum().backward()
-        adam_a.step()
-    first = train(a, adam_a)
-    train(b, adam_b, seeds=[first.node.address])
-    for ours, theirs in zip(b.parameters(), a.parameters(), strict=True):
-        for key in ("exp_avg", "exp_avg_sq", "step"):
-            assert torch.equal(adam_b.state[ours][key], adam_a.state[theirs][key]), key
-    assert float(adam_b.state[b.weight]["step"]) == 7
-
-
 def test_running_statistics_are_averaged_and_counts_are_not(train, until):
     a, b = nn.BatchNorm1d(3), nn.BatchNorm1d(3)
     first = train(a)
@@ -157,38 +117,6 @@ def test_running_statistics_are_averaged_and_counts_are_not(train, until):
     assert int(b.num_batches_tracked) == 9
 
 
-def test_the_optimizers_state_stays_each_nodes_own_if_its_moments_are_not_mixed(train, until, quick):
-    quick = replace(quick, mix_state="off")
-    models = [linear(1), linear(2)]
-    adams = [torch.optim.Adam(model.parameters()) for model in models]
-    for model, adam in zip(models, adams, strict=True):
-        model(torch.ones(1, 4)).sum().backward()
-        adam.step()
-    first = train(models[0], adams[0], config=quick)
-    second = train(models[1], adams[1], config=quick, seeds=[first.node.address])
-    first.do(lambda node: adams[0].state[models[0].weight]["exp_avg"].fill_(1.0))
-    second.do(lambda node: adams[1].state[models[1].weight]["exp_avg"].fill_(2.0))
-    until(mixed(first, second, times=10))
-    got = [float(adam.state[model.weight]["exp_avg"].mean()) for model, adam in zip(models, adams, strict=True)]
-    assert got == [1.0, 2.0]
-
-
-def test_bf16_crosses_the_wire_at_half_the_bytes_and_both_sides_still_agree(train, until, quick):
-    width = 4096
-    models = [linear(1, width), linear(2, width)]
-    config = replace(quick, codec="bf16", mix_every_steps=8)
-    first = train(models[0], config=config)
-    second = train(models[1], config=config, seeds=[first.node.address])
-    second.do(lambda node: models[1].weight.data.add_(1.0))
-    until(lambda: alive(first) == 2)
-    before = first.node.metrics()
-    until(mixed(first, second, times=20))
-    after = first.node.metrics()
-    sent = (after.bytes_sent - before.bytes_sent) / (after.exchanges_done - before.exchanges_done)
-    assert sent < 0.7 * 4 * (2 * width + 2)
-    assert spread(*models) < 0.02  # 2^-8 of values near 1
-
-
 def test_outer_momentum_credits_progress_at_its_rate_and_brings_nodes_together(train, until, quick):
     config = replace(quick, outer_momentum=0.5, outer_rate=0.7)
     a, b = linear(1), linear(2)
@@ -200,17 +128,6 @@ def test_outer_momentum_credits_progress_at_its_rate_and_brings_nodes_together(t
     until(lambda: spread(a, b) < 1e-2)
     # The outer step takes 0.7 of it, and momentum 0.5 adds up to twice that: 0.7 (1 + 0.5 + 0.25 ...) = 1.4.
     assert float(a.weight.detach().mean()) == pytest.approx(base + 1.4, abs=0.02)
-
-
-def test_a_mapping_of_arrays_is_averaged_in_place(quick, train, until):
-    a, b = {"x": np.zeros(5, np.float32)}, {"x": np.zeros(5, np.float32)}
-    plain = replace(quick, outer_momentum=0.0)
-    first = train(a, config=plain)
-    second = train(b, config=plain, seeds=[first.node.address])
-    first.do(lambda node: a["x"].fill(4.0))
-    until(mixed(first, second))
-    until(lambda: np.allclose(b["x"], 2.0))
-    np.testing.assert_allclose(a["x"], 2.0)
 
 
 def test_metrics_hold_what_they_promise(train, until):
@@ -228,14 +145,6 @@ def test_metrics_hold_what_they_promise(train, until):
     until(lambda: {m.loss for m in second.node.members} == {0.5, None})
     assert {m.id for m in second.node.members} == {first.node.id, second.node.id}
     assert {m.address for m in second.node.members} == {first.node.address, second.node.address}
-
-
-def test_what_a_node_does_not_know_before_anything_happened_is_none(quick):
-    with Node(linear(), config=quick) as node:
-        metrics = node.metrics()
-        assert metrics.exchange_seconds is None
-        assert metrics.consensus_distance is None
-        assert node.settle(0.05) is None
 
 
 def test_status_answers_an_observer_who_joins_nothing(train, until):

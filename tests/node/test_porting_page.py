@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import ast
-import os
 import re
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -14,6 +12,7 @@ import pytest
 
 from gossip.config import Config
 from node import Node
+from tests.harness.ports import free_port
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "porting.md").read_text(encoding="utf-8")
@@ -25,9 +24,6 @@ AFTER = ["after_ddp", "after_horovod", "after_hivemind", "after_torchft", "after
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
     """Yield a folder with the programs, set up as for a user."""
-    for name in list(os.environ):
-        if name.startswith("GOSSIP_"):
-            monkeypatch.delenv(name)
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delitem(sys.modules, "task", raising=False)
@@ -70,9 +66,7 @@ def test_what_is_ported_trains_and_where_it_resumes_trains_nothing_again(name, f
 
 
 def test_what_ddp_is_ported_from_runs(folder, monkeypatch, capsys):
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
-    for name, value in {"RANK": 0, "WORLD_SIZE": 1, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}.items():
+    for name, value in {"RANK": 0, "WORLD_SIZE": 1, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port()}.items():
         monkeypatch.setenv(name, str(value))
     assert run("ddp")["accuracy"] > 0.93
     assert re.fullmatch(r"accuracy 0\.9\d+\n", capsys.readouterr().out)

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import re
 from pathlib import Path
 
 import pytest
-import torch
 
 PAGE = (Path(__file__).parents[2] / "docs" / "recipes.md").read_text(encoding="utf-8")
 SECTIONS = PAGE.split("\n## ")
@@ -28,11 +26,7 @@ HEAVY = {
 def test_a_recipe_runs(title, block, monkeypatch, tmp_path):
     if title == "Ignite":
         pytest.importorskip("ignite", reason="make test-frameworks")
-    for name in list(os.environ):
-        if name.startswith("GOSSIP_"):
-            monkeypatch.delenv(name)
     monkeypatch.chdir(tmp_path)
-    torch.set_num_threads(1)
     namespace: dict[str, object] = {}
     for code in (BEGIN, block):
         exec(compile(code, f"docs/recipes.md, {title}", "exec"), namespace)

@@ -1,7 +1,8 @@
-"""Small models, helpers that compare them, and a node in a process of its own."""
+"""Small models, helpers that compare them, what a node has logged, and a node in a process of its own."""
 
 from __future__ import annotations
 
+import json
 import signal
 import subprocess
 
@@ -39,26 +40,26 @@ def filled(model, value):
     return model
 
 
-def towards(model, target, rate=0.1):
-    """A training step that pulls every parameter towards a number."""
-    optimizer = torch.optim.SGD(model.parameters(), lr=rate)
+def step_towards(model, optimizers, target):
+    """Return a training step that pulls every parameter towards a number by these optimizers."""
 
     def work():
         loss = sum(((p - target) ** 2).sum() for p in model.parameters()) / 2
-        optimizer.zero_grad()
+        model.zero_grad()
         loss.backward()
-        optimizer.step()
+        for optimizer in optimizers:
+            optimizer.step()
         return loss
 
     return work
 
 
+def towards(model, target, rate=0.1):
+    return step_towards(model, [torch.optim.SGD(model.parameters(), lr=rate)], target)
+
+
 def alone_at(value):
-    model = linear()
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.fill_(value)
-    return model
+    return filled(linear(), value)
 
 
 def spread(*models):
@@ -75,6 +76,12 @@ def mixed(*trainees, times=5):
     """Return a check that each node completes ``times`` more exchanges from now on."""
     before = [t.node.metrics().exchanges_done for t in trainees]
     return lambda: all(t.node.metrics().exchanges_done >= b + times for t, b in zip(trainees, before, strict=True))
+
+
+def sentences_in(log, kind):
+    """Return the sentences of a kind in a node's log."""
+    rows = [json.loads(line) for line in log.read_text().splitlines()]
+    return [row["sentence"] for row in rows if row["event"] == kind]
 
 
 def state_of(node, peer):

@@ -1,4 +1,4 @@
-"""A small model, and the vectors of models, read in the fast way and in the obvious way."""
+"""A small model, its training, and the vectors of models, read in the fast way and in the obvious way."""
 
 from __future__ import annotations
 
@@ -9,6 +9,23 @@ from torch import nn
 
 def mlp():
     return nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 3))
+
+
+def train(model, optimizers, steps, seed):
+    """Train with one optimizer or several on batches that the seed draws. Return the losses."""
+    optimizers = [optimizers] if isinstance(optimizers, torch.optim.Optimizer) else optimizers
+    generator = torch.Generator().manual_seed(seed)
+    losses = []
+    for _ in range(steps):
+        x, y = torch.randn(16, 8, generator=generator), torch.randint(0, 3, (16,), generator=generator)
+        loss = nn.functional.cross_entropy(model(x), y)
+        for optimizer in optimizers:
+            optimizer.zero_grad()
+        loss.backward()
+        for optimizer in optimizers:
+            optimizer.step()
+        losses.append(loss.item())
+    return losses
 
 
 def vector_of(state, full=False):

@@ -113,29 +113,20 @@ def test_an_update_that_never_comes_is_waited_for_no_longer(end):
     assert (vector == 0.0).all()
 
 
+@pytest.mark.parametrize("is_spare", [False, True])
 @in_trio
-def test_a_copy_from_before_an_update_was_decided_is_taken_anew():
+def test_a_copy_from_before_an_update_was_decided_is_given_back_and_taken_anew(is_spare):
     node = runtime()
-    session = wants_snapshot(node)
-    done = node.averager.boundary.visit(ignore)
-    node.averager.boundary.begin_update()  # The copy is on its way to this thread at this point.
+    session, pool, boundary = wants_snapshot(node), node.streams.pool, node.averager.boundary
+    done = Visit(spare_copy=pool.take(), decided_updates=0) if is_spare else boundary.visit(ignore)
+    boundary.begin_update()  # The copy is on its way to this thread at this point.
     node.averager.use_copies(done)
     assert session not in node.averager.snapshots
-    node.averager.boundary.deliver_update(shift_of(node.streams.pool, 2.0))
-    node.averager.use_copies(node.averager.boundary.visit(ignore))
+    assert session in boundary.requests
+    assert sum(map(len, pool.free_arrays.values())) == 1
+    boundary.deliver_update(shift_of(pool, 2.0))
+    node.averager.use_copies(boundary.visit(ignore))
     assert (node.averager.snapshots[session].array == 2.0).all()
-
-
-@in_trio
-def test_a_spare_copy_from_before_an_update_was_decided_is_not_used():
-    node = runtime()
-    session = wants_snapshot(node)
-    node.averager.boundary.begin_update()
-    done = Visit(spare_copy=node.streams.pool.take(), decided_updates=0)
-    node.averager.use_copies(done)
-    assert session not in node.averager.snapshots
-    assert session in node.averager.boundary.requests
-    assert sum(map(len, node.streams.pool.free_arrays.values())) == 1  # The pool has it back.
 
 
 @pytest.mark.parametrize("decided", [False, True])
@@ -256,13 +247,6 @@ def test_a_stream_whose_bound_is_not_known_fails_and_nothing_else():
     assert node.sessions.links[session] is link
 
 
-@in_trio
-def test_an_effect_that_nobody_performs_is_no_silence():
-    node = runtime()
-    with pytest.raises(KeyError):
-        node.perform(["no effect"])
-
-
 def test_two_fixed_vectors_end_at_their_mean_while_shifts_are_slow(train, until, monkeypatch):
     """No snapshot is taken while the result of an exchange is on its way into the model.
 
@@ -294,21 +278,6 @@ def test_two_fixed_vectors_end_at_their_mean_while_shifts_are_slow(train, until,
     assert worst[0] < 1e-6
 
 
-def test_two_fixed_vectors_end_at_their_mean_in_the_simulator():
-
-    def move(index, vector, steps):
-        if index == 1 and steps == 50:
-            vector.fill(1.0)
-
-    swarm = Swarm(0, NetworkModel(), PLAIN, move)
-    vectors = [np.zeros(ELEMENTS, np.float32) for _ in range(2)]
-    for index, vector in enumerate(vectors):
-        swarm.add_peer(vector, seeds=[0] if index else [])
-    swarm.run_until(60.0)
-    assert all(host.peer.exchanges.done_count > 20 for host in swarm.alive())
-    assert np.abs(np.stack(vectors) - 0.5).max() < 1e-6
-
-
 PUSHED = Config(mixing="row-stochastic", mix_every_steps=1)
 
 
@@ -331,35 +300,19 @@ def test_others_vectors_are_no_movement_of_ones_own_in_the_simulator(monkeypatch
     assert own[0] < 1.001 * ELEMENTS**0.5
 
 
-@in_trio
-def test_nor_are_they_in_a_node():
-    node = runtime(PUSHED)
-    progress = node.averager.movement
-    progress.measure(np.zeros(ELEMENTS, np.float32))
-    node.averager.boundary.begin_update()
-    vector = node.streams.pool.take()
-    vector.array.fill(1.0)
-    node.averager.boundary.deliver_update(Update(vector, 1.0, progress.sample(vector.array)))
-    node.averager.use_copies(node.averager.boundary.visit(ignore))
-    live = node.streams.pool.take()
-    node.averager.boundary.model.read(live.array)
-    assert (live.array == 0.5).all()
-    assert progress.measure(live.array) == 0.0
-
-
-def test_what_waits_for_the_boundary_is_in_the_weights_that_a_trial_keeps_and_goes_with_those_that_go():
-    for trial in (True, False):
-        meeting, pool, vector = boundary(1.0)
-        meeting.begin_update()
-        meeting.deliver_update(shift_of(pool, 2.0))
-        meeting.request_adoption(Adoption(np.full(300, 9.0, np.float32), (), (), trial))
-        assert meeting.visit(ignore).adopted
-        assert (vector == 9.0).all()
-        assert not meeting.pending_updates
-        if trial:
-            meeting.request_restore()
-            assert meeting.visit(ignore).restored
-            assert (vector == 3.0).all()
+@pytest.mark.parametrize("is_trial", [True, False])
+def test_what_waits_for_the_boundary_is_in_the_weights_that_a_trial_keeps_and_goes_with_those_that_go(is_trial):
+    meeting, pool, vector = boundary(1.0)
+    meeting.begin_update()
+    meeting.deliver_update(shift_of(pool, 2.0))
+    meeting.request_adoption(Adoption(np.full(300, 9.0, np.float32), (), (), is_trial))
+    assert meeting.visit(ignore).adopted
+    assert (vector == 9.0).all()
+    assert not meeting.pending_updates
+    if is_trial:
+        meeting.request_restore()
+        assert meeting.visit(ignore).restored
+        assert (vector == 3.0).all()
 
 
 # -- the newest snapshot, for newcomers --------------------------------------------------------------------------------

@@ -17,8 +17,6 @@ from safetensors import safe_open
 from gossip.errors import CheckpointError
 from node.model import checkpoint
 
-torch.set_num_threads(1)
-
 
 def framed(header):
     return len(header).to_bytes(8, "little") + header.encode()

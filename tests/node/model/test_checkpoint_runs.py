@@ -1,11 +1,9 @@
-"""A checkpoint of any run loads, even with absurd numbers, and into a compiled model.
-
-Loading leaves nothing of the earlier weights.
-"""
+"""A checkpoint of any run loads, even with absurd numbers, and leaves nothing of the earlier weights."""
 
 from __future__ import annotations
 
 import dataclasses
+import json
 import math
 import threading
 from types import SimpleNamespace
@@ -13,25 +11,20 @@ from types import SimpleNamespace
 import pytest
 import torch
 from safetensors.torch import save_file
-from torch import nn
 
 from gossip.averaging.jobs import MixJob
 from gossip.effects import MemberState, Mix
-from gossip.errors import CheckpointError
+from gossip.errors import CheckpointError, LocalError
 from gossip.ids import MemberRecord, PeerId
 from gossip.wire.records import check, trusting
 from node import Node
 from node.loop import network_side
 from node.loop.held_run import HeldRun
 from node.model import checkpoint
+from tests.node.trainees import filled, linear
 
 MOST = 2**53 - 1
 RUN_ID = "ab" * 16
-
-
-def linear(seed=0):
-    torch.manual_seed(seed)
-    return nn.Linear(4, 2)
 
 
 def saved(path, **meta):
@@ -71,41 +64,34 @@ def test_a_checkpoint_with_numbers_that_cannot_be_loads_and_its_node_is_not_refu
     assert torch.equal(model.weight, weights["weight"])
 
 
-@pytest.mark.parametrize("run_id", ["zz" * 16, "ab", "", 5, ["ab"], "ab" * 17, "\u00fc" * 32])
-def test_a_run_that_cannot_be_is_refused_in_a_sentence_and_the_model_is_left_alone(run_id, quick, tmp_path):
-    saved(tmp_path / "run", run_id=run_id)
+@pytest.mark.parametrize(
+    ("tensors", "meta", "sentence"),
+    [
+        *[
+            ({}, {"run_id": run_id}, "run that cannot be")
+            for run_id in ("zz" * 16, "ab", "", 5, ["ab"], "ab" * 17, "\u00fc" * 32)
+        ],
+        ({"weight": torch.ones(2, 7)}, {}, r"another model than this node's \(tensor 'weight' has shape \(2, 4\) here"),
+        ({"scale": torch.ones(2)}, {}, "'scale' is in the file and not here"),
+        ({"weight": torch.ones(2, 4, dtype=torch.int32)}, {}, "'weight' is torch.int32 in the file and torch.float32"),
+    ],
+)
+def test_a_checkpoint_that_cannot_be_is_refused_in_a_sentence_and_the_model_is_left_alone(
+    tensors, meta, sentence, quick, tmp_path
+):
+    checkpoint.save(tmp_path / "run", linear(5).state_dict() | tensors, None, meta)
     model = linear()
     before = model.weight.detach().clone()
     with Node(model, config=quick) as node:
-        with pytest.raises(CheckpointError, match="run that cannot be"):
+        with pytest.raises(CheckpointError, match=sentence) as error:
             node.load(tmp_path / "run")
+        assert str(tmp_path / "run") in str(error.value)
         node.step()
     assert torch.equal(model.weight, before)
 
 
-class Compiled(nn.Module):
-    """A module that is wrapped as by torch.compile, without minutes of compilation."""
-
-    def __init__(self, inner):
-        super().__init__()
-        self._orig_mod = inner
-
-
-@pytest.mark.parametrize("by", ["plain", "compiled"])
-@pytest.mark.parametrize("into", ["plain", "compiled"])
-def test_compiled_or_not_a_checkpoint_has_the_models_own_names(by, into, quick, tmp_path):
-    source, target = linear(1), linear(2)
-    with Node(Compiled(source) if by == "compiled" else source, config=quick) as node:
-        node.step(samples=4)
-        node.save(tmp_path / "run")
-    assert set(checkpoint.load(tmp_path / "run").tensors) == {"weight", "bias"}
-    with Node(Compiled(target) if into == "compiled" else target, config=quick) as node:
-        node.load(tmp_path / "run")
-    assert torch.equal(source.weight, target.weight)
-
-
 def test_weights_of_no_run_begin_one_and_what_is_not_loaded_is_said(quick, tmp_path, caplog):
-    weights = {name: torch.full_like(value, 7.0) for name, value in linear().state_dict().items()}
+    weights = filled(linear(), 7.0).state_dict()
     save_file(weights, tmp_path / "pretrained.safetensors")
     model = linear()
     with Node(model, config=quick) as node:
@@ -114,15 +100,13 @@ def test_weights_of_no_run_begin_one_and_what_is_not_loaded_is_said(quick, tmp_p
         assert node.swarm_samples == 0
         node.step(samples=4)
         assert node.swarm_samples == 4
-        with torch.no_grad():
-            model.weight.fill_(1.0)
+        filled(model, 1.0)
         node.load(tmp_path / "pretrained.safetensors")  # Trained weights are worth more than any file.
         assert model.weight.unique().tolist() == [1.0]
         node.save(tmp_path / "ours")
         node.load(tmp_path / "ours.safetensors")
         node._training.network.sync()
-    told = [record.getMessage().split(": ", 1)[1] for record in caplog.records if getattr(record, "kind", "") == "load"]
-    assert told == [
+    assert [sentence.split(": ", 1)[1] for sentence in told(caplog, "load")] == [
         f"{tmp_path / name} is not loaded: the run that this node holds has 4 samples behind it, and stays."
         for name in ("pretrained.safetensors", "ours.safetensors")
     ]
@@ -133,13 +117,7 @@ def hundred(train, until, tmp_path):
     first = train(linear(1))
     until(lambda: first.node.metrics().samples > 20)
 
-    def save(node):
-        with torch.no_grad():
-            for parameter in first.model.parameters():
-                parameter.fill_(100.0)
-        node.save(tmp_path / "run")
-
-    first.do(save)
+    first.do(lambda node: (filled(first.model, 100.0), node.save(tmp_path / "run")))
     first.stop()
     second = train(linear(2))
     until(lambda: second.node.metrics().samples > 0)
@@ -202,8 +180,12 @@ def test_load_returns_when_the_network_thread_has_dropped_what_was_pending(train
     assert second.do(load) == (True, 1)
 
 
+def told(caplog, kind):
+    return [record.getMessage() for record in caplog.records if getattr(record, "kind", "") == kind]
+
+
 def overwritten(caplog):
-    return [record.getMessage() for record in caplog.records if getattr(record, "kind", "") == "overwritten"]
+    return told(caplog, "overwritten")
 
 
 def test_nodes_of_a_run_that_save_to_one_path_are_told_once(train, until, caplog, tmp_path):
@@ -275,3 +257,75 @@ def test_a_checkpoint_counts_samples_since_the_last_report_for_every_member_of_t
     )  # fmt: skip
     state = HeldRun.state_dict(run)
     assert (state["samples"], state["swarm_samples"]) == (160 + uncounted, samples)
+
+
+# -- states for checkpoints that the program writes -----------------------------------------------------------------
+def test_a_node_is_started_and_closed_without_a_block(quick):
+    node = Node(linear(), config=quick)
+    assert node.start() is node
+    try:
+        node.step(samples=4)
+        assert node.swarm_samples == 4
+    finally:
+        node.close()
+    node.close()  # A second call does no harm.
+    with pytest.raises(LocalError, match="used already"):
+        node.start()
+
+
+def test_a_run_goes_on_from_the_state_that_another_checkpoint_holds(quick):
+    data = torch.zeros(8, 4)
+    with Node(linear(), config=quick) as node:
+        for _ in range(2):
+            for batch in node.shard(data, 4):
+                node.step(samples=len(batch))
+        written = json.dumps(node.state_dict(), allow_nan=False)
+        run_id = node._training.network.peer.view.run_id
+    kept = linear(5)  # The program restores the weights itself.
+    before = [value.clone() for value in kept.parameters()]
+    node = Node(kept, config=quick)
+    node.load_state_dict(json.loads(written))
+    with node:
+        assert node._training.network.peer.view.run_id == run_id
+        assert node.swarm_samples == 16
+        assert node._training.samplers.make(data).begin().number == 2, "the next pass divides the data in another way"
+        assert node.state_dict()["version"] == json.loads(written)["version"]
+        node.step(samples=4)
+        assert node.swarm_samples == 20
+    assert all(map(torch.equal, before, kept.parameters()))
+
+
+@pytest.mark.parametrize("ours", [True, False], ids=["its own run", "another run"])
+def test_where_a_swarm_lives_its_weights_are_taken_and_nothing_counts_twice(train, quick, ours):
+    donor = train(linear(1))
+    donor.do(lambda node: node.load_state_dict({"run_id": "cd" * 16, "swarm_samples": 10**6}))
+    state = donor.do(lambda node: node.state_dict())
+    if not ours:
+        state |= {"run_id": "ab" * 16, "swarm_samples": 10**7}
+    model = linear(2)
+    node = Node(model, seeds=[donor.node.address], config=quick)
+    node.load_state_dict(state)
+    with node:
+        assert node.state_dict()["run_id"] == "cd" * 16
+        assert 10**6 <= node.swarm_samples < 2 * 10**6
+        assert torch.equal(model.weight, donor.model.weight)
+
+
+def test_inside_the_block_the_weights_that_are_here_are_the_runs(quick):
+    with Node(linear(), config=quick) as node:
+        node.load_state_dict({"run_id": "ab" * 16, "swarm_samples": 1000, "version": 3.0})
+        assert node.swarm_samples == 1000
+        assert node.state_dict()["run_id"] == "ab" * 16
+
+
+@pytest.mark.parametrize(
+    ("state", "sentence"),
+    [
+        ({"fingerprint": "00" * 16}, "belongs to another model"),
+        ({"run_id": "no run"}, "names a run that cannot be"),
+        ([], "is a mapping"),
+    ],
+)
+def test_a_state_that_cannot_be_is_refused_in_a_sentence(quick, state, sentence):
+    with pytest.raises(CheckpointError, match=sentence):
+        Node(linear(), config=quick).load_state_dict(state)

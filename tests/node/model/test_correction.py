@@ -16,7 +16,8 @@ from node.loop.live import LiveModel, Trained
 from node.model.optimizers import Optimizers
 from node.model.snapshot import ModelState
 from tests.node.conftest import QUICK
-from tests.node.test_node import linear, mixed, spread
+from tests.node.trainees import linear, mixed, spread
+from tests.node.vectors import vector_of
 
 CORRECTED = replace(QUICK, mix_every_steps=4, outer_momentum=0.0, outer_rate=1.0, correction=0.2)
 PULL = 0.1  # The shift that a node's own data add in each step.
@@ -55,23 +56,6 @@ def test_nodes_whose_data_pull_apart_stay_closer_once_they_are_corrected(train, 
         assert pull is None
 
 
-def test_a_node_that_takes_other_weights_forgets_what_it_learned(train, until):
-    a, b = linear(1), linear(2)
-    first = train(a, work=pulled(a, PULL), config=CORRECTED)
-    second = train(b, work=pulled(b, -PULL), config=CORRECTED, seeds=[first.node.address])
-    until(mixed(first, second, times=5))
-    correction = second.side.live.outer.correction
-    assert correction.pull.any()
-    second.side.on_replaced(np.concatenate([np.zeros(correction.size, np.float32)]))
-    assert not correction.pull.any()
-
-
-@pytest.mark.parametrize("changes", [{"outer_momentum": 0.0}, {"mixing": "push-sum"}, {"mixing": "group"}])
-def test_groups_pushes_and_plain_means_that_are_asked_for_have_none(changes):
-    assert Node(linear(1), config=Config())._training.live.outer.correction is not None
-    assert Node(linear(1), config=Config(**changes))._training.live.outer.correction is None
-
-
 @pytest.mark.parametrize("is_single", [True, False])
 def test_nodes_of_several_ranks_have_none(is_single):
     trained = Trained(linear(1), Optimizers(None))
@@ -79,8 +63,12 @@ def test_nodes_of_several_ranks_have_none(is_single):
     assert (live.outer.correction is not None) == is_single
 
 
-@pytest.mark.parametrize("outer", [(0.0, 1.0), (0.5, 0.7)], ids=["plain mean", "outer step"])
-def test_a_node_that_loads_a_checkpoint_forgets_what_it_learned(outer, tmp_path):
+@pytest.mark.parametrize(
+    ("outer", "is_loaded"),
+    [((0.0, 1.0), True), ((0.5, 0.7), True), ((0.0, 1.0), False)],
+    ids=["a checkpoint", "a checkpoint, with the outer step", "those of another run"],
+)
+def test_a_node_that_takes_other_weights_forgets_what_it_learned(outer, is_loaded, tmp_path):
     config = replace(CORRECTED, outer_momentum=outer[0], outer_rate=outer[1])
     model = linear(1)
     with Node(linear(2), config=config) as node:
@@ -89,8 +77,11 @@ def test_a_node_that_loads_a_checkpoint_forgets_what_it_learned(outer, tmp_path)
         correction = node._training.live.outer.correction
         correction.learn(np.ones(correction.size, np.float32), 0.5, 1.0, 1e6)
         assert correction.pull.any()
-        node.load(tmp_path / "run")
-        assert spread(model, linear(2)) == 0
+        if is_loaded:
+            node.load(tmp_path / "run")
+            assert spread(model, linear(2)) == 0
+        else:
+            node._training.on_replaced(np.zeros(correction.size, np.float32))
         assert not correction.pull.any()
 
 
@@ -110,15 +101,13 @@ def test_what_is_added_again_and_again_is_not_changed(dtype):
     torch.manual_seed(1)
     model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 300)).to(dtype)
     state = ModelState(model)
-    before = np.empty(state.layout.exchanged, np.float32)
-    state.read(before)
+    before = vector_of(state)
     values = np.linspace(-1.0, 1.0, before.size, dtype=np.float32)
-    given, after = values.copy(), np.empty_like(before)
+    given = values.copy()
     for _ in range(2):
         state.add_scaled(values, 0.25, version=1)
-    state.read(after)
     np.testing.assert_array_equal(values, given)
-    np.testing.assert_allclose(after, before + 0.5 * given, atol=0.02 if dtype == torch.bfloat16 else 1e-6)
+    np.testing.assert_allclose(vector_of(state), before + 0.5 * given, atol=0.02 if dtype == torch.bfloat16 else 1e-6)
 
 
 def test_the_learning_rate_is_that_of_all_groups_and_optimizers():

@@ -7,15 +7,18 @@ import pytest
 import torch
 from torch import nn
 
+from gossip import Config
 from gossip.arithmetic.moments import MomentForm
 from gossip.averaging.vectors import Moments, Vector
 from node.model.snapshot import ModelState
 from sim.learning.optimizer.moments import MomentPlan
+from tests.node.loop.test_settling import sharing
+from tests.node.storage.stores import notices
 
 ADAM = (("exp_avg", "exp_avg_sq"), ("first", "second"))
 
 
-def trained(make, steps: int = 3, model: nn.Module | None = None) -> ModelState:
+def trained(make, steps: int = 3, model: nn.Module | None = None, mix_state: str = "auto") -> ModelState:
     """Return the state of a model after a few steps of an optimizer, or of several."""
     torch.manual_seed(1)
     model = model or nn.Sequential(nn.Linear(20, 16), nn.Tanh(), nn.Linear(16, 4))
@@ -29,7 +32,7 @@ def trained(make, steps: int = 3, model: nn.Module | None = None) -> ModelState:
         for optimizer in optimizers:
             optimizer.step()
     state = ModelState(model, optimizers)
-    state.mix_state = "auto"
+    state.mix_state = mix_state
     return state
 
 
@@ -92,27 +95,23 @@ def test_the_momentum_of_muon_is_mixed_beside_the_moments_of_adam():
 
 
 @pytest.mark.parametrize(
-    "make",
+    ("make", "options"),
     [
-        with_params(torch.optim.SGD, lr=0.1),
-        with_params(torch.optim.SGD, lr=0.1, momentum=0.9),
-        with_params(torch.optim.ASGD),
+        (with_params(torch.optim.SGD, lr=0.1), {}),
+        (with_params(torch.optim.SGD, lr=0.1, momentum=0.9), {}),
+        (with_params(torch.optim.ASGD), {}),
+        (with_params(torch.optim.Adam), {"mix_state": "off"}),
+        (with_params(torch.optim.Adam), {"steps": 0}),
     ],
+    ids=["SGD", "SGD, momentum", "ASGD", "off", "before the first step"],
 )
-def test_sgd_keeps_its_momentum(make):
-    assert trained(make).moment_form() is None
+def test_each_node_keeps_its_own_moments(make, options):
+    assert trained(make, **options).moment_form() is None
 
 
 def test_sgd_mixes_its_momentum_if_it_is_told_to():
-    state = trained(with_params(torch.optim.SGD, lr=0.1, momentum=0.9))
-    state.mix_state = "on"
+    state = trained(with_params(torch.optim.SGD, lr=0.1, momentum=0.9), mix_state="on")
     assert state.moment_form() == MomentForm(("momentum_buffer",), ("plain",), 404)
-
-
-def test_a_choice_of_none_mixes_none():
-    state = trained(with_params(torch.optim.Adam))
-    state.mix_state = "off"
-    assert state.moment_form() is None
 
 
 @pytest.mark.parametrize("steps", [0, 3])
@@ -120,10 +119,6 @@ def test_the_inventory_says_what_is_mixed(steps):
     state = trained(with_params(torch.optim.Adam), steps=steps)
     treatments = {item.name: item.treatment for item in state.inventory()}
     assert [treatments[f"Adam.{key}"] for key in ("exp_avg", "exp_avg_sq", "step")] == ["mix", "mix", "give"]
-
-
-def test_an_optimizer_that_has_not_stepped_has_no_moments():
-    assert trained(with_params(torch.optim.Adam), steps=0).moment_form() is None
 
 
 def moments_of(state: ModelState, start: int, stop: int, change=lambda rows: None) -> Moments:
@@ -183,14 +178,15 @@ def test_a_liar_moves_a_moment_by_half_of_itself_or_by_the_largest_of_its_tensor
 
 
 def test_a_parameter_without_gradients_gets_no_state_from_others():
-    def of_one_layer(model):
-        return torch.optim.Adam(model.parameters())
-
     model = nn.Sequential(nn.Linear(20, 16), nn.Tanh(), nn.Linear(16, 4))
-    model[0].requires_grad_(False)
-    state = trained(of_one_layer, model=model)
-    model[0].requires_grad_(True)
-    assert not state.optimizers.all[0].state.get(model[0].weight)
+    ours, theirs = trained(with_params(torch.optim.Adam), model=model), trained(with_params(torch.optim.Adam), steps=6)
+    states = ours.optimizers.all[0].state
+    del states[model[0].weight]  # It has had no gradient so far.
+    before = states[model[2].weight]["exp_avg"].clone()
+    assert ours.moment_form() == theirs.moment_form()
+    ours.mix_moments(moments_of(theirs, 0, 404))
+    assert model[0].weight not in states
+    assert not torch.equal(states[model[2].weight]["exp_avg"], before)
 
 
 def test_moments_of_another_form_are_left_out():
@@ -228,3 +224,79 @@ def test_a_simulated_peer_mixes_as_a_node_does_to_the_bit():
     MomentPlan(moments.form, [row[None] for row in rows], tensors).of_row(0).mix(moments)
     ours.mix_moments(moments)
     np.testing.assert_array_equal(all_moments(ours), rows)
+
+
+# -- nodes -------------------------------------------------------------------------------------------------------------
+QUICK_MIXES = {"mix_every_steps": 2, "boundary_patience_s": 5.0, "stall_s": 5.0, "codec": "fp32"}
+
+
+def worker(make, scale):
+    """Return a model, its optimizer, and a step whose gradients are ``scale`` long in every element."""
+    torch.manual_seed(0)
+    model = nn.Linear(40, 30)
+    optimizer = make(model)
+
+    def work():
+        optimizer.zero_grad()
+        (scale * sum(parameter.sum() for parameter in model.parameters())).backward()
+        optimizer.step()
+
+    return model, optimizer, work
+
+
+def both(train, until, make, other_make=None, **options):
+    """Start two nodes that train with gradients of 1 and of 1.2, and return them once they have met."""
+    config = Config(**QUICK_MIXES | options)
+    first = train(*worker(make, 1.0), config=config)
+    second = train(*worker(other_make or make, 1.2), config=config, seeds=[first.node.address])
+    until(lambda: all(len(sharing(node)) == 1 for node in (first, second)))
+    return first, second
+
+
+def mixed_parts(node):
+    return node.side.network.peer.moments.mixed_count
+
+
+def largest_second(node):
+    return max(float(state["exp_avg_sq"].max()) for state in node.optimizer.state.values())
+
+
+def test_second_moments_of_two_nodes_meet_although_their_gradients_differ(train, until):
+    nodes = both(train, until, with_params(torch.optim.Adam, lr=1e-4, betas=(0.9, 0.9)))
+    until(lambda: all(mixed_parts(node) >= 20 for node in nodes))
+    # Without mixing they would tend to 1 and 1.44.
+    assert all(1.0 < node.do(lambda _, node=node: largest_second(node)) < 1.44 for node in nodes)
+
+
+@pytest.mark.parametrize(
+    ("make", "options"),
+    [
+        (with_params(torch.optim.SGD, lr=1e-4, momentum=0.9), {}),
+        (with_params(torch.optim.Adam, lr=1e-4), {"mix_state": "off"}),
+    ],
+    ids=["SGD", "off"],
+)
+def test_nothing_is_fetched_where_nothing_is_to_be_mixed(train, until, make, options):
+    nodes = both(train, until, make, **options)
+    until(lambda: all(node.side.network.peer.exchanges.done_count >= 10 for node in nodes))
+    assert [mixed_parts(node) for node in nodes] == [0, 0]
+    assert not any(node.side.network.peer.moments.declined for node in nodes)
+
+
+def test_nodes_with_other_optimizers_mix_their_weights_alone_and_are_told(train, until):
+    nodes = both(train, until, with_params(torch.optim.Adam, lr=1e-4), with_params(torch.optim.RMSprop, lr=1e-4))
+    until(lambda: all(node.side.network.peer.exchanges.done_count >= 10 for node in nodes))
+    until(lambda: all(notices(node.node, "moments") for node in nodes))
+    (told,) = notices(nodes[0].node, "moments")
+    assert "exp_avg, exp_avg_sq" in told
+    assert [mixed_parts(node) for node in nodes] == [0, 0]
+    assert [node.side.network.peer.exchanges.failures for node in nodes] == [0, 0]
+
+
+def test_moments_that_are_spoiled_cost_the_exchange_of_moments_alone(train, until, monkeypatch):
+    form = "gossip.arithmetic.moments.MomentForm"
+    monkeypatch.setattr(f"{form}.decode", lambda self, vector: False)
+    nodes = both(train, until, with_params(torch.optim.Adam, lr=1e-4))
+    until(lambda: all(node.side.network.peer.exchanges.done_count >= 20 for node in nodes))
+    assert [mixed_parts(node) for node in nodes] == [0, 0]
+    assert any(node.side.network.peer.misbehaviour.rows for node in nodes)

@@ -5,13 +5,14 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from torch import nn
 
 from gossip.errors import CheckpointError, ConfigError, LayoutError
+from node.model.optimizer.loaded import fitting_state
 from node.model.optimizers import Optimizers
 from node.model.quasi_global import QuasiGlobal
 from node.model.snapshot import ModelState
-from tests.node.vectors import mlp, vector_of
+from tests.node.model.test_checkpoint import OPTIMIZERS, model_of
+from tests.node.vectors import mlp, train, vector_of
 
 
 class Wrapper(torch.optim.Optimizer):
@@ -48,46 +49,18 @@ def halves(model, first=torch.optim.Adam, second=torch.optim.Adam):
     return [first(model[0].parameters(), lr=0.01), second(model[2].parameters(), lr=0.02)]
 
 
-def train(model, optimizers, seed, steps=3):
-    random = torch.Generator().manual_seed(seed)
-    losses = []
-    for _ in range(steps):
-        x, y = torch.randn(16, 8, generator=random), torch.randint(0, 3, (16,), generator=random)
-        loss = nn.functional.cross_entropy(model(x), y)
-        for one in optimizers:
-            one.zero_grad()
-        loss.backward()
-        for one in optimizers:
-            one.step()
-        losses.append(loss.item())
-    return losses
-
-
-def test_a_newcomer_takes_over_the_state_of_several_optimizers_and_goes_on_exactly_as_the_original():
-    torch.manual_seed(0)
-    model = mlp()
-    optimizers = halves(model)
-    train(model, optimizers, seed=1)
-    state = ModelState(model, optimizers)
-    assert state.optimizer_keys == ("exp_avg", "exp_avg_sq")
-    assert state.trained_elements == state.layout.size
-    joiner = mlp()
-    fresh = halves(joiner)
-    ModelState(joiner, tuple(fresh)).write(vector_of(state, full=True), state.optimizer_keys, state.optimizer_scalars())
-    assert train(joiner, fresh, seed=2) == train(model, optimizers, seed=2)
-
-
 def test_each_optimizer_gives_newcomers_its_own_state_and_refuses_that_of_others():
     model = mlp()
     optimizers = halves(model, second=torch.optim.RMSprop)
-    train(model, optimizers, seed=1)
+    train(model, optimizers, 3, seed=1)
     state = ModelState(model, optimizers)
     assert state.optimizer_keys == ("exp_avg", "exp_avg_sq", "square_avg")
+    assert state.trained_elements == state.layout.size
     joiner = mlp()
     fresh = halves(joiner, second=torch.optim.RMSprop)
     keys, scalars = state.optimizer_keys, state.optimizer_scalars()
     ModelState(joiner, tuple(fresh)).adopt(vector_of(state, full=True), keys, scalars)
-    assert train(joiner, fresh, seed=2) == train(model, optimizers, seed=2)
+    assert train(joiner, fresh, 3, seed=2) == train(model, optimizers, 3, seed=2)
     before = dict(optimizers[0].state[model[0].weight])
     given = np.ones(2 * state.layout.size, np.float32)
     state.adopt(given, ("exp_avg",), {"step": 1.0})  # The donor's optimizer keeps a part of it.
@@ -99,7 +72,7 @@ def test_each_optimizer_gives_newcomers_its_own_state_and_refuses_that_of_others
 def test_of_a_parameter_that_two_optimizers_hold_the_first_keeps_the_state():
     model = mlp()
     optimizers = [torch.optim.Adam(model.parameters()), torch.optim.Adam(model[2].parameters())]
-    train(model, optimizers, seed=1)
+    train(model, optimizers, 3, seed=1)
     state = ModelState(model, optimizers)
     full = vector_of(state, full=True)
     state.adopt(np.full_like(full, 0.5), state.optimizer_keys, state.optimizer_scalars())
@@ -136,7 +109,7 @@ def test_one_of_several_that_is_of_another_model_is_refused():
 def test_a_checkpoint_of_several_optimizers_goes_to_as_many():
     model = mlp()
     optimizers = Optimizers(halves(model))
-    train(model, optimizers.all, seed=1)
+    train(model, optimizers.all, 3, seed=1)
     saved = optimizers.state_dict()
     again = Optimizers(halves(model))
     again.load(again.split_state(saved))
@@ -152,3 +125,42 @@ def test_a_checkpoint_of_one_optimizer_is_its_own_state_dict():
     optimizer = torch.optim.Adam(mlp().parameters())
     assert Optimizers(optimizer).state_dict() == Optimizers([optimizer]).state_dict() == optimizer.state_dict()
     assert Optimizers().state_dict() is None
+
+
+# -- what a saved state fits ------------------------------------------------------------------------------------------
+class Compressing(torch.optim.SGD):
+    """An optimizer that keeps a further entry for its largest tensors, as 8-bit optimizers do."""
+
+    def step(self, closure=None):
+        super().step(closure)
+        for group in self.param_groups:
+            largest = max(parameter.numel() for parameter in group["params"])
+            for parameter in group["params"]:
+                self.state[parameter]["state1"] = torch.zeros_like(parameter, dtype=torch.uint8)
+                if parameter.numel() == largest:
+                    self.state[parameter]["absmax1"] = torch.ones(4)
+
+
+MAKERS = OPTIMIZERS | {"compressing": lambda p: Compressing(p, lr=0.1, momentum=0.9)}
+
+
+@pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS.keys())
+@pytest.mark.parametrize("has_stepped", [False, True])
+def test_the_state_of_an_equal_optimizer_fits(make, has_stepped):
+    model, other = model_of(0), model_of(1)
+    saved, loading = make(model.parameters()), make(other.parameters())
+    train(model, saved, 2, seed=1)
+    if has_stepped:
+        train(other, loading, 1, seed=2)
+    loading.load_state_dict(fitting_state(loading, saved.state_dict()))
+    train(other, loading, 1, seed=3)
+
+
+def test_a_state_that_lacks_an_entry_of_one_parameter_is_refused():
+    model = model_of(0)
+    optimizer = torch.optim.AdamW(model.parameters())
+    train(model, optimizer, 2, seed=1)
+    state = optimizer.state_dict()
+    del state["state"][1]["exp_avg"]
+    with pytest.raises(CheckpointError, match="is damaged, or of another kind of optimizer"):
+        fitting_state(optimizer, state)

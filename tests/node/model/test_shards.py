@@ -1,4 +1,4 @@
-"""The parts of a sharded tensor are where torch says, for any stretch of the vector and any positions in it."""
+"""The parts of a sharded tensor are where torch says, for any stretch of the vector."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from node.model.sharded.memory import MappedVectors, SharedVectors
-from node.model.sharded.shards import LocalShard, ShardBox, blocks, matching_positions, matching_views
+from node.model.sharded.shards import LocalShard, ShardBox, blocks, matching_views
 
 SHAPES = st.lists(st.integers(1, 6), min_size=0, max_size=4).map(tuple)
 
@@ -68,20 +68,6 @@ def test_what_is_written_to_a_stretch_changes_nothing_else(case):
             expected[low:high] *= -1
             logical = expected[shard.start : shard.stop].view(shard.box.shape)
             assert torch.equal(shard.tensor, logical[shard.box.box])
-
-
-@given(divided(), st.data())
-def test_ranks_together_hold_each_position_once(case, data):
-    whole, ranks, _, _ = case
-    chosen = data.draw(st.lists(st.integers(0, whole.numel() - 1), unique=True, max_size=20))
-    positions = np.array(sorted(chosen), np.int64)
-    found = np.full(positions.size, -1.0)
-    for shards in ranks:
-        for shard, among, inside in matching_positions(shards, positions):
-            if shard.box.owns:
-                assert (found[among] == -1.0).all()
-                found[among] = shard.tensor.reshape(-1).numpy()[inside]
-    assert found.tolist() == whole.numpy()[positions].tolist()
 
 
 @given(SHAPES, st.data())

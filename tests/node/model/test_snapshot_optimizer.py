@@ -11,26 +11,12 @@ from torch import nn
 
 from gossip.errors import LayoutError
 from node.model.snapshot import ModelState
-from tests.node.vectors import mlp, slow_vector, vector_of
+from tests.node.vectors import mlp, slow_vector, train, vector_of
 
 
 @pytest.fixture(autouse=True)
 def _same_weights():
     torch.manual_seed(0)
-
-
-def train(model, optimizer, batches, seed):
-    """Train on seeded data, and return the losses."""
-    random = torch.Generator().manual_seed(seed)
-    losses = []
-    for _ in range(batches):
-        x, y = torch.randn(16, 8, generator=random), torch.randint(0, 3, (16,), generator=random)
-        loss = nn.functional.cross_entropy(model(x), y)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        losses.append(loss.item())
-    return losses
 
 
 OPTIMIZERS = {
@@ -43,23 +29,37 @@ OPTIMIZERS = {
 }
 
 
+def adam(parameters):
+    return torch.optim.Adam(parameters, 0.01)
+
+
+def trained(steps, make=adam):
+    """Return a model, its optimizer after some steps, and the state of both."""
+    model = mlp()
+    optimizer = make(model.parameters())
+    train(model, optimizer, steps, seed=1)
+    return model, optimizer, ModelState(model, optimizer)
+
+
+def options_of(optimizer):
+    """Return what the groups of an optimizer hold beside parameters."""
+    return [{key: value for key, value in group.items() if key != "params"} for group in optimizer.param_groups]
+
+
 @pytest.mark.parametrize(("build", "keys"), OPTIMIZERS.values(), ids=OPTIMIZERS)
 def test_a_joiner_with_a_fresh_optimizer_continues_exactly_as_the_original(build, keys):
-    model = mlp()
-    optimizer = build(model.parameters())
-    train(model, optimizer, 5, seed=1)
-    state = ModelState(model, optimizer)
+    model, optimizer, state = trained(5, build)
     assert state.optimizer_keys == keys
     full = vector_of(state, full=True)
     assert full.size == state.optimizer_range().stop == state.layout.size * (1 + len(keys))
 
     joiner = mlp()
     fresh = build(joiner.parameters())
-    groups = copy.deepcopy([{k: v for k, v in group.items() if k != "params"} for group in fresh.param_groups])
+    groups = copy.deepcopy(options_of(fresh))
     joined = ModelState(joiner, fresh)
     joined.write(full, state.optimizer_keys, state.optimizer_scalars())
     np.testing.assert_array_equal(vector_of(joined, full=True), full)
-    assert [{k: v for k, v in group.items() if k != "params"} for group in fresh.param_groups] == groups
+    assert options_of(fresh) == groups
     for mine, theirs in zip(joiner.parameters(), model.parameters(), strict=True):
         ours, its = fresh.state[mine], optimizer.state[theirs]
         assert ours.keys() == its.keys()
@@ -70,10 +70,7 @@ def test_a_joiner_with_a_fresh_optimizer_continues_exactly_as_the_original(build
 
 
 def test_state_that_exists_is_overwritten_in_place():
-    model = mlp()
-    optimizer = torch.optim.Adam(model.parameters(), 0.01)
-    train(model, optimizer, 3, seed=1)
-    state = ModelState(model, optimizer)
+    model, optimizer, state = trained(3)
     kept = optimizer.state[model[0].weight]["exp_avg"]
     state.write(np.full(state.optimizer_range().stop, 0.25, np.float32), state.optimizer_keys, {"step": 40.0})
     assert optimizer.state[model[0].weight]["exp_avg"] is kept
@@ -82,9 +79,7 @@ def test_state_that_exists_is_overwritten_in_place():
 
 
 def test_parameters_without_a_gradient_so_far_have_no_state_at_the_newcomer_either():
-    model = mlp()
-    optimizer = torch.optim.Adam(model.parameters(), 0.01)
-    state = ModelState(model, optimizer)
+    model, optimizer, state = trained(0)
     assert state.optimizer_keys == ()
     assert not state.optimizer_range()
     assert state.optimizer_scalars() == {}
@@ -93,7 +88,7 @@ def test_parameters_without_a_gradient_so_far_have_no_state_at_the_newcomer_eith
     assert len(optimizer.state) == 1
     assert state.optimizer_keys == ("exp_avg", "exp_avg_sq")
     joiner = mlp()
-    fresh = torch.optim.Adam(joiner.parameters(), 0.01)
+    fresh = adam(joiner.parameters())
     given = vector_of(state, full=True), state.optimizer_keys, state.optimizer_scalars()
     ModelState(joiner, fresh).adopt(*given)
     assert list(fresh.state) == [joiner[0].weight]
@@ -106,17 +101,14 @@ def test_frozen_parameters_have_no_share_in_the_optimizers_part():
     optimizer = torch.optim.AdamW(model.parameters(), 0.01)
     state = ModelState(model, optimizer)
     train(model, optimizer, 1, seed=1)
-    trained = [model[0].bias, model[2].weight, model[2].bias]
-    moments = [optimizer.state[p][key] for key in ("exp_avg", "exp_avg_sq") for p in trained]
-    np.testing.assert_array_equal(vector_of(state, full=True), slow_vector([*trained, model[0].weight, *moments]))
+    moved = [model[0].bias, model[2].weight, model[2].bias]
+    moments = [optimizer.state[p][key] for key in ("exp_avg", "exp_avg_sq") for p in moved]
+    np.testing.assert_array_equal(vector_of(state, full=True), slow_vector([*moved, model[0].weight, *moments]))
 
 
 def test_a_parameter_that_requires_no_gradient_for_a_while_keeps_its_share():
     """The loop of a GAN freezes its discriminator for some steps."""
-    model = mlp()
-    optimizer = torch.optim.Adam(model.parameters(), 0.01)
-    train(model, optimizer, 2, seed=1)
-    state = ModelState(model, optimizer)
+    model, _, state = trained(2)
     whole = vector_of(state, full=True)
     model[0].requires_grad_(False)
     np.testing.assert_array_equal(vector_of(state, full=True), whole)
@@ -152,72 +144,34 @@ def test_scalars_of_a_parameter_that_is_a_scalar_are_told_from_its_state():
             torch.testing.assert_close(fresh.state[joiner[name]][key], value)
 
 
-def test_add_leaves_the_optimizers_state_alone():
-    model = mlp()
-    optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
-    train(model, optimizer, 2, seed=1)
-    state = ModelState(model, optimizer)
-    before, weights = vector_of(state, full=True), state.layout.size
-    shift = np.random.default_rng(3).standard_normal(weights).astype(np.float32)
-    state.add(shift)
-    after = vector_of(state, full=True)
-    np.testing.assert_array_equal(after[:weights], before[:weights] + shift)
-    np.testing.assert_array_equal(after[weights:], before[weights:])
-
-
-def test_a_step_counter_is_no_state_in_a_models_shape():
-    model = nn.ParameterDict({"a": nn.Parameter(torch.tensor(1.0))})
-    optimizer = torch.optim.Adam(model.parameters(), 0.01)
-    (model["a"] ** 2).backward()
-    optimizer.step()
-    state = ModelState(model, optimizer)
-    assert state.optimizer_keys == ("exp_avg", "exp_avg_sq")
-    assert state.optimizer_scalars() == {"step": 1.0}
+ANOTHER = "Adam keeps exp_avg, exp_avg_sq, step for each parameter and was given"
 
 
 @pytest.mark.parametrize(
-    ("keys", "scalars"),
+    ("keys", "scalars", "sentence"),
     [
-        (("a", "b", "c", "d", "e"), {}),
-        (("a", "a"), {}),
-        (("not a name",), {}),
-        ((b"bytes",), {}),
-        ((), {"step": float("nan")}),
-        ((), {"step": -1.0}),
-        ((), {"../x": 1.0}),
-        ((), dict.fromkeys("abcde", 1.0)),
+        (("a", "b", "c", "d", "e"), {}, "at most 4 different keys"),
+        (("a", "a"), {}, "at most 4 different keys"),
+        ((), dict.fromkeys("abcde", 1.0), "and as many scalars"),
+        (("not a name",), {}, "is not a name"),
+        ((b"bytes",), {}, "is not a name"),
+        ((), {"../x": 1.0}, "is not a name"),
+        ((), {"step": float("nan")}, "negative or not finite"),
+        ((), {"step": -1.0}, "negative or not finite"),
+        (("momentum_buffer",), {}, ANOTHER),
+        (("exp_avg",), {"step": 1.0}, ANOTHER),
+        (("exp_avg", "exp_avg_sq"), {}, ANOTHER),
+        (("exp_avg", "exp_avg_sq", "max_exp_avg_sq"), {"step": 1.0}, ANOTHER),
+        ((), {"step": 1.0}, ANOTHER),
     ],
 )
-def test_state_under_names_that_no_peer_sends_changes_nothing(keys, scalars):
-    model = mlp()
-    optimizer = torch.optim.Adam(model.parameters(), 0.01)
-    state = ModelState(model, optimizer)
-    before = vector_of(state)
-    with pytest.raises(LayoutError):
-        state.write(np.ones(state.size() * (1 + len(keys)), np.float32), keys, scalars)
-    np.testing.assert_array_equal(vector_of(state), before)
-    assert not optimizer.state
-
-
-@pytest.mark.parametrize(
-    ("keys", "scalars"),
-    [
-        (("momentum_buffer",), {}),
-        (("exp_avg",), {"step": 1.0}),
-        (("exp_avg", "exp_avg_sq"), {}),
-        (("exp_avg", "exp_avg_sq", "max_exp_avg_sq"), {"step": 1.0}),
-        ((), {"step": 1.0}),
-    ],
-)
-def test_state_of_another_optimizer_is_refused_and_training_goes_on(keys, scalars):
-    model = mlp()
-    optimizer = torch.optim.Adam(model.parameters(), 0.01)
+def test_state_that_does_not_fit_is_refused_and_training_goes_on(keys, scalars, sentence):
+    model, optimizer, state = trained(0)
     torch.optim.lr_scheduler.StepLR(optimizer, 1)
     steps = []
     optimizer.register_step_post_hook(lambda *_: steps.append(1))
-    state = ModelState(model, optimizer)
     before = vector_of(state)
-    with pytest.raises(LayoutError, match="Adam keeps exp_avg, exp_avg_sq, step for each parameter and was given"):
+    with pytest.raises(LayoutError, match=sentence):
         state.write(np.ones(state.size() * (1 + len(keys)), np.float32), keys, scalars)
     np.testing.assert_array_equal(vector_of(state), before)
     assert not optimizer.state
@@ -241,9 +195,7 @@ def test_an_optimizer_that_cannot_be_tried_takes_weights_alone():
 
 
 def test_a_vector_too_short_for_its_keys_creates_no_state():
-    model = mlp()
-    optimizer = torch.optim.Adam(model.parameters(), 0.01)
-    state = ModelState(model, optimizer)
+    _, optimizer, state = trained(0)
     with pytest.raises(LayoutError, match="elements where"):
         state.write(np.ones(state.size(), np.float32), ("exp_avg", "exp_avg_sq"), {"step": 1.0})
     assert not optimizer.state
@@ -255,39 +207,17 @@ def test_optimizer_state_without_an_optimizer_is_refused():
         state.write(np.ones(state.size(), np.float32), (), {"step": 1.0})
 
 
-@pytest.mark.cuda
-def test_on_cuda_a_joiner_continues_as_the_original():
-    model = mlp().cuda()
-    optimizer = torch.optim.AdamW(model.parameters(), 0.01, fused=True)
-    for parameter in model.parameters():
-        parameter.grad = torch.randn_like(parameter)
-    optimizer.step()
-    state = ModelState(model, optimizer)
-    place = state.optimizer_range()
-    full = state.buffer(place.stop)
-    state.read(full[: place.start])
-    state.begin_read_optimizer(full[place.start :], place.start).wait()
-    joiner = mlp().cuda()
-    fresh = torch.optim.AdamW(joiner.parameters(), 0.01, fused=True)
-    ModelState(joiner, fresh).write(full, state.optimizer_keys, state.optimizer_scalars())
-    for mine, theirs in zip(joiner.parameters(), model.parameters(), strict=True):
-        mine.grad = theirs.grad.clone()
-    optimizer.step()
-    fresh.step()
-    for mine, theirs in zip(joiner.parameters(), model.parameters(), strict=True):
-        assert torch.equal(mine, theirs)
-
-
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
-def test_any_stretch_of_the_state_is_what_lies_there(layout):
+def test_any_stretch_of_the_weights_and_of_the_state_is_what_lies_there(layout):
     model = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.BatchNorm2d(4)).to(memory_format=layout)
-    optimizer = torch.optim.Adam(model.parameters(), 0.01)
+    optimizer = adam(model.parameters())
     model(torch.randn(2, 3, 5, 5)).square().sum().backward()
     optimizer.step()
     state = ModelState(model, optimizer)
     full, place = vector_of(state, full=True), state.optimizer_range()
-    for start in range(place.start, place.stop, 7):
-        for stop in (start, start + 1, start + 50, place.stop):
-            out = np.full(max(min(stop, place.stop) - start, 0), np.nan, np.float32)
-            state.begin_read_optimizer(out, start).wait()
-            np.testing.assert_array_equal(out, full[start : start + out.size])
+    for read, whole in ((state.begin_read_piece, range(state.size())), (state.begin_read_optimizer, place)):
+        for start in whole[::7]:
+            for stop in (start, start + 1, start + 50, whole.stop):
+                out = np.full(max(min(stop, whole.stop) - start, 0), np.nan, np.float32)
+                read(out, start).wait()
+                np.testing.assert_array_equal(out, full[start : start + out.size])

@@ -13,7 +13,7 @@ from node.model.inventory.constants import constants_of
 from node.model.inventory.probe import MixProbe
 from tests.node.conftest import until
 from tests.node.loop.test_settling import settling
-from tests.node.trainees import alive, linear, towards
+from tests.node.trainees import alive, linear, step_towards, towards
 
 
 def sentences(trainee):
@@ -24,25 +24,11 @@ def told(trainee, text):
     return any(text in sentence for sentence in sentences(trainee))
 
 
-class Permuted(nn.Module):
-    def __init__(self, seed):
-        super().__init__()
-        torch.manual_seed(seed)
-        self.first, self.norm = nn.Linear(8, 4), nn.BatchNorm1d(4)
-        self.register_buffer("order", torch.randperm(8))
-        self.register_buffer("mask", torch.full((3, 3), -math.inf).triu(1))
-
-
-def test_a_newcomer_takes_whole_numbers_and_nodes_with_infinite_constants_mix(train):
-    models = [Permuted(0), Permuted(1)]
-    models[0].norm.num_batches_tracked.fill_(70_000)
-    first = train(models[0])
-    second = train(models[1], seeds=[first.node.address])
-    assert second.at_entry["order"].tolist() == first.at_entry["order"].tolist()
-    assert second.at_entry["norm.num_batches_tracked"].item() == 70_000
-    until(lambda: second.node.metrics().exchanges_done >= 3)
-    assert torch.equal(models[1].mask, torch.full((3, 3), -math.inf).triu(1))
-    assert told(first, "Of the model 6 tensors averaged")
+def assert_loop_raises(trainee, sentence):
+    until(lambda: trainee.error is not None)
+    with pytest.raises(LayoutError, match=sentence):
+        raise trainee.error
+    trainee.error = None
 
 
 def test_a_tensor_that_is_not_finite_any_more_is_named_with_the_step(train):
@@ -70,7 +56,7 @@ class HiddenMasters(torch.optim.Optimizer):
 
 
 def all_tensors(model):
-    return HiddenMasters(model.parameters())
+    return [HiddenMasters(model.parameters())]
 
 
 def the_smaller_tensor(model):
@@ -81,17 +67,8 @@ def the_smaller_tensor(model):
 def test_an_optimizer_that_undoes_every_mix_is_named_once(train, build):
     def hidden(target, seeds=()):
         model = linear(width=64)
-        optimizer = build(model)
-
-        def work():
-            model.zero_grad()
-            loss = sum(((parameter - target) ** 2).sum() for parameter in model.parameters())
-            loss.backward()
-            for each in optimizer if isinstance(optimizer, list) else [optimizer]:
-                each.step()
-            return loss
-
-        return train(model, optimizer, work, seeds=seeds)
+        optimizers = build(model)
+        return train(model, optimizers, step_towards(model, optimizers, target), seeds=seeds)
 
     first = hidden(1.0)
     hidden(-1.0, [first.node.address])
@@ -136,14 +113,11 @@ def test_a_loop_that_trains_a_copy_of_the_model_is_told_so(train):
 def test_a_loop_whose_rate_begins_at_zero_is_not_told_that_nothing_changes(train):
     model, rates = linear(), iter([0.0] * 20 + [0.1] * 10**6)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    step = step_towards(model, [optimizer], 1.0)
 
     def work():
         optimizer.param_groups[0]["lr"] = next(rates)
-        loss = (model.weight - 1.0).square().sum()
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        return loss
+        return step()
 
     trainee = train(model, optimizer, work)
     until(lambda: trainee.node.metrics().steps > 60)
@@ -178,10 +152,7 @@ def test_a_buffer_that_is_made_later_is_told_and_a_parameter_is_refused(train, m
     trainee.do(lambda node: setattr(model, "mean", torch.zeros(2)))
     until(lambda: told(trainee, "Buffer 'mean' was added while this node trains"))
     trainee.do(lambda node: setattr(model, "bias", nn.Parameter(torch.zeros(2))))
-    until(lambda: trainee.error is not None)
-    with pytest.raises(LayoutError, match="Parameter 'bias' was added to a Late"):
-        raise trainee.error
-    trainee.error = None
+    assert_loop_raises(trainee, "Parameter 'bias' was added to a Late")
 
 
 class Featured(nn.Module):
@@ -250,25 +221,19 @@ class Observed(nn.Linear):
         return self.low
 
 
-def test_ranges_that_each_node_observes_for_itself_are_told_once_all_have_settled(train):
-    first = train(model := Observed(), None, model.observe)
-    second = train(model := Observed(), None, model.observe, seeds=[first.node.address])
+@pytest.mark.parametrize("is_named", [False, True])
+def test_ranges_that_each_node_observes_are_told_once_all_have_settled_unless_the_user_has_named_them(train, is_named):
+    options = {"copy": ["low"]} if is_named else {}
+    first = train(model := Observed(), None, model.observe, **options)
+    second = train(model := Observed(), None, model.observe, seeds=[first.node.address], **options)
     until(lambda: alive(first) == 2)
     answers = [settling(node) for node in (first, second)]
     assert [answer.get(timeout=60) for answer in answers] == [0.0, 0.0]
-    until(lambda: all(told(node, "'low' has no mean") for node in (first, second)))
     for node in (first, second):
-        node.leave.set()
-
-
-def test_ranges_that_the_user_has_named_are_not_told(train):
-    first = train(model := Observed(), None, model.observe, copy=["low"])
-    second = train(model := Observed(), None, model.observe, seeds=[first.node.address], copy=["low"])
-    until(lambda: alive(first) == 2)
-    answers = [settling(node) for node in (first, second)]
-    assert [answer.get(timeout=60) for answer in answers] == [0.0, 0.0]
-    assert not told(first, "has no mean")
-    for node in (first, second):
+        if is_named:
+            assert not told(node, "has no mean")
+        else:
+            until(lambda node=node: told(node, "'low' has no mean"))
         node.leave.set()
 
 
@@ -278,11 +243,7 @@ def test_parameters_that_an_optimizer_gets_later_must_be_in_the_model_too(train,
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     trainee = train(model, optimizer)
     trainee.do(lambda node: optimizer.add_param_group({"params": [nn.Parameter(torch.zeros(3))]}))
-    until(lambda: trainee.error is not None)
-    assert isinstance(trainee.error, LayoutError)
-    with pytest.raises(LayoutError, match=r"SGD trains 1 tensor \(3\) that the model of this Node lacks"):
-        raise trainee.error
-    trainee.error = None
+    assert_loop_raises(trainee, r"SGD trains 1 tensor \(3\) that the model of this Node lacks")
 
 
 def verdict_of(seed, step, undoes):
@@ -300,11 +261,8 @@ def verdict_of(seed, step, undoes):
     return False
 
 
-@pytest.mark.parametrize("step", [0.1, 1.0, 2.0, 10.0])
-def test_steps_of_any_length_are_not_taken_for_undone_mixes(step):
-    assert not any(verdict_of(seed, step, undoes=False) for seed in range(40))
-
-
-@pytest.mark.parametrize("step", [0.1, 1.0])
-def test_mixes_that_steps_of_their_length_undo_are_seen(step):
-    assert all(verdict_of(seed, step, undoes=True) for seed in range(40))
+@pytest.mark.parametrize(
+    ("step", "undoes"), [(0.1, False), (1.0, False), (2.0, False), (10.0, False), (0.1, True), (1.0, True)]
+)
+def test_mixes_that_steps_undo_are_seen_and_no_others(step, undoes):
+    assert {verdict_of(seed, step, undoes) for seed in range(40)} == {undoes}
