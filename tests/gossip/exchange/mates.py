@@ -37,26 +37,24 @@ class Mates:
         if not silent:
             self.shunned.append(partner)
 
-    def is_crowding(self, sender: PeerId, now: float) -> bool:
-        return False
-
-    def note_request(self, asker: PeerId | None, now: float) -> None:
-        pass
-
     def is_declined(self, sender: PeerId, now: float, forgives: bool = True) -> bool:
         return False
 
+    is_crowding = is_declined
+
     def has_others(self, peers: Collection[PeerId]) -> bool:
         return self.others
-
-    def note_mix(self, partner: PeerId, now: float) -> None:
-        """Do nothing: ``partner`` is the inviter."""
 
     def address(self, peer: PeerId) -> Address | None:
         return None if peer in self.hidden else Address("10.0.0.1", 7700 + peer[0])
 
     def is_linked(self, peer: PeerId) -> bool:
         return peer not in self.unlinked
+
+    def ignore(self, partner: PeerId | None, now: float) -> None:
+        """Do nothing: this choice learns nothing from requests and mixes."""
+
+    note_request = note_mix = ignore
 
 
 def groups(me: PeerId, mates: Mates, **changes: object) -> PlayedExchanges:
@@ -70,26 +68,39 @@ def invite(session: int, *members: PeerId, **changes: object) -> Invite:
     return replace(Invite(session, "f", b"g" * 16, 4.0, "fp32", members), **changes)
 
 
-def invited(me: PeerId = B, inviter: PeerId = A, **changes: object) -> PlayedExchanges:
-    """Return the exchanges of a member that joined the group of ``inviter``."""
-    one = groups(me, Mates(), **changes)
-    assert one.on_invite(inviter, invite(7, B, C), 0.0) == [Snapshot(7)]
-    assert one.on_snapshotted(7, 0.1) == [Send(inviter, Joined(7, 2.0, "fp32"))]
+def invited(**changes: object) -> PlayedExchanges:
+    """Return the exchanges of B, which joined the group of A."""
+    one = groups(B, Mates(), **changes)
+    assert one.on_invite(A, invite(7, B, C), 0.0) == [Snapshot(7)]
+    assert one.on_snapshotted(7, 0.1) == [Send(A, Joined(7, 2.0, "fp32"))]
     return one
 
 
-def verified() -> PlayedExchanges:
-    one = invited()
-    assert isinstance(one.on_begin(A, Begin(7, (A, B, C), 3.0, "fp32"), 0.2)[-1], Gather)
+def gathering(members: tuple[PeerId, ...] = (A, B, C), others: bool = False, **changes: object) -> PlayedExchanges:
+    """Return the exchanges of B, whose group with A streams."""
+    one = invited(**changes)
+    one.partners.others = others
+    assert isinstance(one.on_begin(A, Begin(7, members, 3.0, "fp32"), 0.2)[-1], Gather)
+    return one
+
+
+def verified(*how: object, **changes: object) -> PlayedExchanges:
+    one = gathering(*how, **changes)
     assert one.on_gathered(7, 1.0, 1.0, {}, [], 0.3) == [Send(A, Commit(7))]
     return one
 
 
-def inviting(state: State = State.STREAMING, **changes: object) -> PlayedExchanges:
-    """Return the exchanges of A, whose own group with B and C is in this state."""
-    one = groups(A, Mates(B, C), **changes)
+def offered(*mates: PeerId) -> PlayedExchanges:
+    """Return the exchanges of A, which invited these members."""
+    one = groups(A, Mates(*mates))
     one.begin_mix(0.0)
     one.on_snapshotted(1, 0.1)
+    return one
+
+
+def inviting(state: State = State.STREAMING) -> PlayedExchanges:
+    """Return the exchanges of A, whose own group with B and C is in this state."""
+    one = offered(B, C)
     if state is not State.OFFERED:
         one.on_joined(B, Joined(1, 4.0, "fp32"), 0.2)
         one.on_joined(C, Joined(1, 6.0, "fp32"), 0.2)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import pytest
 
 from gossip.codecs import get_codec
@@ -11,8 +9,7 @@ from gossip.config import Config
 from gossip.effects import Mix
 from gossip.exchange.durations import WAIT_PARTNERS
 from gossip.ids import PeerId
-from gossip.wire.messages import Accept
-from tests.gossip.exchange.sides import ELEMENTS, Side, offer
+from tests.gossip.exchange.sides import ELEMENTS, Side, accept
 
 AUTO = Config(mix_every_steps="auto", codec="int8").for_training(False)
 OTHERS = [PeerId(bytes([100 + number]) * 16) for number in range(WAIT_PARTNERS + 4)]
@@ -22,18 +19,14 @@ def mixed(side, partner, seconds, now, own=True):
     """Play an exchange whose answer takes a tenth of a second and whose streams take the rest."""
     x = side.exchanges
     side.partners = [partner]
-    session = next(reversed(side.table), 0)
+    session = 10_000 + int(now)
     if own:
-        x.begin_mix(now)
-        session = next(reversed(side.table))
-        x.on_snapshotted(session, now)
-        x.on_accept(partner, Accept(session, 0.0, 0.5, "int8"), now + 0.1)
+        [sent] = side.offer_mix(now)
+        session = sent.message.session
+        x.on_accept(partner, accept(session, codec="int8"), now + 0.1)
     else:
-        session = 10_000 + int(now)
-        x.on_offer(partner, offer(session, codec="int8"), now)
-        x.on_snapshotted(session, now + 0.1)
-    x.on_streamed(session, 1.0, 1.0, now + seconds)
-    return x.on_commit(partner, session, now + seconds)
+        side.answer(partner, session, now, codec="int8")
+    return side.complete(partner, session, now + seconds)
 
 
 def test_it_is_the_answer_and_the_streams_in_the_codec_that_was_used():
@@ -54,7 +47,7 @@ def test_few_partners_that_are_slow_on_purpose_change_nothing_and_those_that_ask
     for number in range(40):
         mixed(side, OTHERS[WAIT_PARTNERS], 9.0, 10_000.0 + 100.0 * number)  # all are one partner, which counts once
     assert side.exchanges.usual_cost().seconds == pytest.approx(0.5)
-    before = dataclasses.replace(side.exchanges.usual_cost())
+    before = side.exchanges.usual_cost()
     for number, partner in enumerate(OTHERS):
         mixed(side, partner, 9.0, 100_000.0 + 100.0 * number, own=False)
     assert side.exchanges.usual_cost() == before
