@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import math
 import random
-from collections import Counter
 
 import pytest
 
@@ -305,17 +304,6 @@ def test_only_the_address_of_the_askers_own_record_is_dialled():
     assert reach.answer(D, 0.0) == [], "no link, no answer"
 
 
-# -- whom to mix with ------------------------------------------------------------------------------------------------
-@pytest.mark.parametrize("count", [1, 5, 40])
-def test_a_partner_is_uniform_among_those_who_fit(count):
-    members = [PeerId(bytes([i]) * 16) for i in range(count)]
-    odd = {peer for peer in members if peer[0] % 2 or count == 1}
-    rng = random.Random(3)
-    draws = Counter(uniform(members, rng, odd.__contains__) for _ in range(200 * len(odd)))
-    assert set(draws) == odd
-    assert all(140 < times < 260 for times in draws.values())
-
-
 def test_one_who_fits_is_found_among_many_who_do_not_and_nobody_where_nobody_does():
     members = [PeerId(i.to_bytes(16, "big")) for i in range(1_000)]
     assert uniform(members, random.Random(1), lambda peer: peer == members[777]) == members[777]
@@ -323,7 +311,6 @@ def test_one_who_fits_is_found_among_many_who_do_not_and_nobody_where_nobody_doe
     assert uniform([], random.Random(1), lambda peer: True) is None
 
 
-# -- seeds that are busy -----------------------------------------------------------------------------------------------
 def test_a_busy_seed_is_tried_every_few_seconds_however_often_it_closes_our_connections():
     seeds, rng = Seeds((HERE, THERE), {}, CONFIG, 0.0), random.Random(1)
     assert not seeds.busy

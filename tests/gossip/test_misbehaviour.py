@@ -1,7 +1,5 @@
 """The misbehaviour log: what members are reported for, and which innocent behaviour they are not."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -1,7 +1,5 @@
 """Whole peers in a small swarm: how they start, join, learn whether others can dial them, and leave."""
 
-from __future__ import annotations
-
 import random
 
 import pytest

@@ -1,7 +1,5 @@
 """Whole peers in a small swarm: how often they mix, with which partners, and the cost of a silent one."""
 
-from __future__ import annotations
-
 from fractions import Fraction
 from itertools import pairwise
 from statistics import mean

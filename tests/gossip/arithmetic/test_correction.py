@@ -1,7 +1,5 @@
 """The correction for the pull of a node's own data: its arithmetic, its limits, and hostile numbers."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np
@@ -15,7 +13,6 @@ from gossip.arithmetic.correction import (
     MAX_STEP_SHARE,
     Correction,
     check_correction,
-    correction_limit,
     credit,
     steps_between_parts,
 )
@@ -161,11 +158,6 @@ def test_a_kappa_that_drives_nodes_apart_is_refused(kappa):
         check_correction(kappa)
 
 
-@pytest.mark.parametrize(("failing", "limit"), [(0.0, 2 / 3), (0.3, 0.42), (0.6, 0.22)])
-def test_the_limit_is_that_of_the_closed_form(failing, limit):
-    assert correction_limit(failing) == pytest.approx(limit, abs=0.01 if failing else 1e-9)
-
-
 @given(st.floats(), st.floats())
 def test_both_sides_give_one_credit_whatever_is_stated(ours, theirs):
     assert credit(ours, theirs) == credit(theirs, ours)
@@ -202,7 +194,6 @@ def test_the_simulators_rows_are_what_nodes_hold_bit_for_bit(own_sq):
     assert rows.applied_share.all() or own_sq < LONG
 
 
-# -- intervals that change ---------------------------------------------------------------------------------------------
 def test_with_the_interval_the_correction_of_an_interval_grows_and_that_of_a_step_stays():
     one, nothing = correction(), np.zeros(6, np.float32)
     for _ in range(6):

@@ -1,6 +1,4 @@
-"""The outer momentum step: the fast version against a slow one, whole and in parts, and where it is stable."""
-
-from __future__ import annotations
+"""The outer momentum step: the fast version against a slow one, whole and in parts, and which rates are refused."""
 
 import math
 
@@ -9,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gossip.arithmetic.mixing import BLOCK_ELEMENTS, OuterStep, check_outer, stability_limit
+from gossip.arithmetic.mixing import BLOCK_ELEMENTS, OuterStep, check_outer
 from gossip.config import Config
 from gossip.config.methods import METHODS
 from gossip.errors import ConfigError
@@ -205,33 +203,6 @@ def test_to_begin_is_to_reset_without_a_copy():
     assert plain.has_weights
     plain.take_over(start)
     assert not plain.has_taken_over(start)
-
-
-# -- where it is stable -----------------------------------------------------------------------------------------------
-def growth(alpha, beta, group):
-    """Return the factor by which E[V] changes in a round without noise.
-
-    It is the largest eigenvalue of the map of the second moments, with m' = alpha m + beta (group - 1) / group (h - f)
-    and f' = f + m'. The mean h of the other members' deviations is independent of f.
-    """
-    f, h, m = np.eye(3)  # each quantity as a linear form in (f, h, m)
-    m_after = alpha * m + beta * (group - 1) / group * (h - f)
-    f_after = f + m_after
-
-    def moment(a, b):  # E[a b] in (E[f^2], E[f m], E[m^2]); h is uncorrelated with both, of variance E[f^2]/(group - 1)
-        return [a[0] * b[0] + a[1] * b[1] / (group - 1), a[0] * b[2] + a[2] * b[0], a[2] * b[2]]
-
-    step = np.array([moment(f_after, f_after), moment(f_after, m_after), moment(m_after, m_after)])
-    return float(np.abs(np.linalg.eigvals(step)).max())
-
-
-@pytest.mark.parametrize("group", [2, 3, 4, 8, 16, 1000])
-@pytest.mark.parametrize("alpha", [0.0, 0.3, 0.5, 0.7, 0.9])
-def test_the_limit_of_a_group_is_where_its_second_moments_neither_grow_nor_shrink(alpha, group):
-    limit = stability_limit(alpha, group)
-    assert growth(alpha, limit, group) == pytest.approx(1.0, abs=1e-6)
-    assert growth(alpha, 0.98 * limit, group) < 1 < growth(alpha, 1.02 * limit, group)
-    assert stability_limit(alpha, 2) == stability_limit(alpha) == pytest.approx(2 * (1 - alpha**2))
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,5 @@
 """The distance that local steps alone moved a model, whatever others added meanwhile."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Mixes of one node that overlap: how an averager treats snapshots taken while another exchange streams."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,8 +1,5 @@
 """Newcomers' pieces of a large model are copied one at a time, alongside exchanges and in their own memory."""
 
-from __future__ import annotations
-
-import math
 import resource
 import sys
 
@@ -216,11 +213,3 @@ def test_weights_that_are_taken_over_at_the_same_boundary_are_what_is_copied():
     _, visit = added(meeting, pool, 0.5)
     [(_, vector, _)] = visit.snapshots
     assert (vector.array == 7.0).all()
-
-
-@pytest.mark.parametrize("bad", [math.nan, math.inf])
-def test_what_is_no_number_is_copied_as_it_is(bad):
-    meeting, pool = boundary()
-    meeting.request_snapshot(1)
-    vector, _ = added(meeting, pool, bad)
-    assert not np.isfinite(vector.array).any()

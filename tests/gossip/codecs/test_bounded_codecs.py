@@ -1,7 +1,5 @@
 """A codec that must know how far apart the nodes are is agreed on only where an exchange has shown it."""
 
-from __future__ import annotations
-
 import pytest
 
 from gossip.config import Config

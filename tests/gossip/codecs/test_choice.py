@@ -1,7 +1,5 @@
 """The codec that `auto` takes: by the link's rate, and by the cost of codecs on the offering side."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np
@@ -52,9 +50,13 @@ def test_a_partner_without_a_past_is_offered_what_the_others_links_bear():
 
 
 @pytest.mark.parametrize(("configured", "taken"), [("auto", "int8"), ("fp32", "int8"), ("int4", "int4")])
-def test_what_another_offers_is_answered_as_ever(configured, taken):
+def test_of_two_codecs_the_leaner_is_agreed_on_and_auto_takes_what_is_offered(configured, taken):
     [answer, transfer] = Side(config=Config(codec=configured)).answer(codec="int8")
     assert (answer.message.codec, transfer.codec) == (taken, taken)
+    asker = Side(config=Config(codec="int8"))
+    asker.offer_mix()
+    [transfer] = asker.exchanges.on_accept(B, accept(codec=taken), 0.0)
+    assert transfer.codec == taken
 
 
 @pytest.mark.parametrize("has", [True, False])

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch
@@ -68,18 +66,6 @@ def test_bf16_rounds_like_torch():
     np.testing.assert_array_equal(round_trip(Bf16(), values), expected)
 
 
-@every_codec
-@pytest.mark.parametrize("bits", [0x7F800001, 0x7FFFFFFF, 0xFFFFFFFF, 0x7FC00000, 0xFF800001])
-def test_a_nan_stays_a_nan_wherever_its_bits_are(codec, bits):
-    values = np.full(BLOCK_ELEMENTS + 3, 1.5, np.float32)
-    values.view(np.uint32)[-1] = bits
-    out = round_trip(codec, values)
-    assert np.isnan(out[-1])
-    untouched = (values.size - 1) // codec.block * codec.block
-    allowed = bound(codec, values).error_bound(np.full(untouched, 1.5, np.float32))
-    assert np.all(np.abs(out[:untouched] - 1.5) <= allowed)
-
-
 @pytest.mark.parametrize("name", ["fp32", "bf16", "fp16"])
 def test_what_a_codec_cannot_hold_becomes_infinite_and_never_a_wrong_number(name):
     codec = get_codec(name)
@@ -91,14 +77,20 @@ def test_what_a_codec_cannot_hold_becomes_infinite_and_never_a_wrong_number(name
 
 
 @every_codec
-@pytest.mark.parametrize("value", [np.inf, -np.inf, np.nan, 3e38])
-def test_a_block_that_holds_what_no_scale_does_is_not_finite_and_its_neighbours_are(codec, value):
-    values = np.ones(1024, np.float32)
-    values[300] = value
+@pytest.mark.parametrize("place", [300, 1023])
+@pytest.mark.parametrize(
+    "bits", [0x7F800001, 0x7FFFFFFF, 0xFFFFFFFF, 0x7FC00000, 0xFF800001, 0x7F800000, 0xFF800000, 0x7F61B1E6], ids=hex
+)
+def test_a_block_that_holds_what_no_scale_does_is_not_finite_and_its_neighbours_are_right(codec, bits, place):
+    """Test NaNs wherever their bits are, both infinities, and 3e38."""
+    values = np.full(1024, 1.5, np.float32)
+    values.view(np.uint32)[place] = bits
     out = round_trip(codec, values)
-    assert np.isfinite(out[300]) == (value == 3e38 and codec.name in ("fp32", "bf16"))
-    assert np.isfinite(out[:256]).all()
-    assert np.isfinite(out[512:]).all()
+    assert np.isfinite(out[place]) == (bits == 0x7F61B1E6 and codec.name in ("fp32", "bf16"))
+    assert np.isnan(out[place]) or not np.isnan(values[place]), "a NaN stays a NaN"
+    others = np.arange(1024) // codec.block != place // codec.block
+    allowed = bound(codec, values).error_bound(np.full(1024, 1.5, np.float32))
+    assert np.all(np.abs(out - 1.5)[others] <= allowed[others])
 
 
 @every_codec

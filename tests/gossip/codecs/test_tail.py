@@ -1,7 +1,5 @@
 """Statistics at the end of a vector (BatchNorm's running variances): every codec sends them unchanged."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """One side of an exchange, with a scripted choice of partners, for all tests of exchanges."""
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 from functools import partialmethod

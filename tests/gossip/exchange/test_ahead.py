@@ -1,7 +1,5 @@
 """The next exchange is agreed on while this one streams: both sides keep it, or it costs little."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import pytest

@@ -1,7 +1,5 @@
 """An exchange in doubt: it hinders no other, and it is resolved, given up or mixed late."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

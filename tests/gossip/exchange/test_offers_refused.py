@@ -1,7 +1,5 @@
 """Offers that are not accepted: Refuse answers an impossible one and says why, Busy one that comes at a bad time."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -1,11 +1,10 @@
 """Exchanges that overlap: when they may, how many, and with which partners."""
 
-from __future__ import annotations
+from dataclasses import replace
 
 import pytest
 
 from gossip.arithmetic.mixing import pair_cap
-from gossip.config import Config
 from gossip.effects import Release, Send, Snapshot
 from gossip.exchange import exchanges
 from gossip.exchange.exchanges import MAX_STREAM_RATIO
@@ -13,31 +12,31 @@ from gossip.wire.messages import Busy
 from tests.gossip.exchange.sides import ELEMENTS, OUTER, B, C, D, E, Side, offer, used_to
 
 
-def waiting(partners=(B, C, D, E), config=OUTER):
+def waiting(*partners):
     """Return a side whose exchanges mostly wait."""
-    return used_to(Side(partners=partners, config=config), 0.1, 0.2)
+    return used_to(Side(partners=partners or (B, C, D, E), config=OUTER), 0.1, 0.2)
 
 
 @pytest.mark.parametrize(
-    ("answer_s", "stream_s", "overlapping"),
+    ("waits", "changes", "overlapping"),
     [
-        (0.1, 0.1 * MAX_STREAM_RATIO, True),
-        (0.1, 0.11 * MAX_STREAM_RATIO, False),
-        (0.001, 10.0, False),
-        (10.0, 0.001, True),
+        ((0.1, 0.1 * MAX_STREAM_RATIO), {}, True),
+        ((0.1, 0.11 * MAX_STREAM_RATIO), {}, False),
+        ((0.001, 10.0), {}, False),
+        ((10.0, 0.001), {}, True),
+        ((), {}, False),  # No times are known yet.
+        ((0.1, 0.2), {"outer_momentum": 0.0, "outer_rate": 1.0}, False),
+        ((0.1, 0.2), {"part": "fragments 4"}, False),
     ],
+    ids=str,
 )
-def test_exchanges_overlap_where_streams_are_short_beside_answers(answer_s, stream_s, overlapping):
-    assert used_to(Side(config=OUTER), answer_s, stream_s).exchanges.is_overlapping is overlapping
-
-
-def test_exchanges_do_not_overlap_before_their_times_are_known():
-    assert not Side(config=OUTER).exchanges.is_overlapping
-
-
-@pytest.mark.parametrize("config", [Config(), Config(outer_momentum=0.5, outer_rate=0.7, part="fragments 4")])
-def test_exchanges_overlap_only_with_an_outer_step_of_the_whole_vector(config):
-    assert not waiting(config=config).exchanges.is_overlapping
+def test_exchanges_overlap_where_streams_are_short_beside_answers_and_outer_steps_are_of_the_whole_vector(
+    waits, changes, overlapping
+):
+    side = Side(config=replace(OUTER, **changes))
+    if waits:
+        used_to(side, *waits)
+    assert side.exchanges.is_overlapping is overlapping
 
 
 def test_exchanges_of_large_vectors_do_not_overlap(monkeypatch):
@@ -62,7 +61,7 @@ def test_own_mixes_begin_beside_each_other_with_different_partners_up_to_the_lim
 
 def test_a_mix_beside_which_no_other_runs_excludes_nobody():
     """Only such a mix may ask a partner that is in back-off."""
-    side = waiting(partners=(B,))
+    side = waiting(B)
     excluded, choose = [], side.choose
     side.choose = lambda asked, *others: excluded.append(set(asked)) or choose(asked, *others)
     [sent] = side.offer_mix()
@@ -71,7 +70,7 @@ def test_a_mix_beside_which_no_other_runs_excludes_nobody():
 
 
 def test_where_everybody_mixes_with_us_already_nobody_is_asked():
-    side = waiting(partners=(B,))
+    side = waiting(B)
     side.offer_mix()
     assert side.exchanges.begin_mix(0.0) == []
 
@@ -91,7 +90,7 @@ def test_beside_a_stream_or_a_consent_its_partner_begins_no_other():
 
 
 def test_a_mix_does_not_ask_a_partner_whose_own_mix_came_while_it_was_prepared():
-    x = waiting(partners=(B, C)).exchanges
+    x = waiting(B, C).exchanges
     x.begin_mix(0.0)
     assert x.on_offer(C, offer(9), 0.0) == [Release(1), Snapshot(9)], "one of our mixes gives way"
     x.begin_mix(0.0)

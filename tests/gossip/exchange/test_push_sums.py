@@ -1,7 +1,5 @@
 """The sums of push-sum, of masses and of masses times values, are exact under any interleaving and any loss."""
 
-from __future__ import annotations
-
 import random
 from collections import defaultdict, deque
 from fractions import Fraction

@@ -1,7 +1,5 @@
 """A settlement is exact whatever a member's configuration mixes otherwise, and only settling members make one."""
 
-from __future__ import annotations
-
 import pytest
 
 from gossip.arithmetic.subsets import ALL
@@ -11,13 +9,7 @@ from gossip.exchange.session import State
 from gossip.exchange.settling.settlement import Settlement
 from gossip.wire.messages import Busy
 from tests.gossip.exchange.mates import Mates, groups, invite, inviting
-from tests.gossip.exchange.sides import A, B, C, Side, accept, offer
-
-each_config = pytest.mark.parametrize("settings", [
-    {"codec": "int8"}, {"codec": "moniqua4", "part": "fragments 8"}, {"part": "mask 0.01"}, {"mixing": "group"},
-    {"mixing": "group", "filter": "trimmed"}, {"mixing": "push-sum"}, {"mixing": "row-stochastic"},
-    {"selection": "ring", "partners": 0}, {"filter": "balance"}, {"outer_momentum": 0.3, "outer_rate": 0.9},
-], ids=str)  # fmt: skip
+from tests.gossip.exchange.sides import A, B, C, Side, offer
 
 
 def settling(side):
@@ -30,29 +22,27 @@ def settle_offer(session):
     return offer(session, mixing=Settlement.MIXING)
 
 
-@each_config
+@pytest.mark.parametrize("settings", [
+    {"codec": "int8"}, {"codec": "moniqua4", "part": "fragments 8"}, {"part": "mask 0.01"}, {"mixing": "group"},
+    {"mixing": "group", "filter": "trimmed"}, {"mixing": "push-sum"}, {"mixing": "row-stochastic"},
+    {"selection": "ring", "partners": 0}, {"filter": "balance"}, {"outer_momentum": 0.3, "outer_rate": 0.9},
+], ids=str)  # fmt: skip
 def test_a_settlement_carries_all_weights_in_fp32_and_takes_the_plain_mean(settings):
-    side = Side(config=Config(**settings), version=300.0)
-    x = settling(side)
+    config = Config(**settings)
+    side, other = Side(config=config, version=300.0), Side(B, config=config)
+    x, asked = settling(side), settling(other)
     [snapshot] = x.begin_mix(0.0)
     session = snapshot.session
     assert snapshot == Snapshot(session, 0, ALL)
     [sent] = x.on_snapshotted(session, 0.1)
     assert (sent.message.mixing, sent.message.codec, sent.message.part) == ("settle", "fp32", "all")
     assert sent.message.weight == 0.5
+    assert asked.on_offer(A, sent.message, 0.1) == [Snapshot(session, 0, ALL)]
+    answer, _ = asked.on_snapshotted(session, 0.1)
+    assert (answer.message.codec, answer.message.weight) == ("fp32", 0.5)
     side.local.settling = False  # An exchange that has begun stays exact.
-    assert x.on_accept(B, accept(session), 0.2) == [Transfer(session, B, "fp32", has_statistics=False)]
-    x.on_commit(B, session, 0.3)
-    *_, mix, release = x.on_streamed(session, 1e-6, 1.0, 0.4)
-    assert (mix, release) == (Mix(session, 0.5, plain=True), Release(session))
-
-
-@each_config
-def test_an_offer_to_settle_is_answered_alike_by_all_that_settle(settings):
-    x = settling(Side(config=Config(**settings), version=300.0))
-    assert x.on_offer(B, settle_offer(70), 0.0) == [Snapshot(70, 0, ALL)]
-    sent, _ = x.on_snapshotted(70, 0.1)
-    assert (sent.message.codec, sent.message.weight) == ("fp32", 0.5)
+    assert x.on_accept(B, answer.message, 0.2) == [Transfer(session, B, "fp32", has_statistics=False)]
+    assert side.complete(B, session, 0.4, 1e-6)[-2:] == [Mix(session, 0.5, plain=True), Release(session)]
 
 
 def test_a_member_that_does_not_settle_is_busy_for_those_that_do():

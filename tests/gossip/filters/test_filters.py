@@ -1,7 +1,5 @@
 """Filters: which differences they accept and how much of each, the same on both sides, and counted."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

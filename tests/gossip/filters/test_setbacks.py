@@ -1,7 +1,5 @@
 """A node is told that its own vector is far away, and not for what others send."""
 
-from __future__ import annotations
-
 import itertools
 
 import pytest

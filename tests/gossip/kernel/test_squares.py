@@ -14,7 +14,7 @@ from gossip.codecs import get_codec
 from gossip.errors import LocalError
 from gossip.kernel.squares import BLOCK, LANES, PIECE, squares
 from gossip.wire.frames import PREFIX_BYTES, decode
-from tests.gossip.kernel.building import passes
+from tests.gossip.kernel.building import both_ways, passes
 
 COMPILED, NUMPY = "compiled", "numpy"
 each = pytest.mark.parametrize("which", [COMPILED, NUMPY])
@@ -60,14 +60,11 @@ def test_a_sum_is_added_up_in_the_order_that_is_written_down(which, elements, de
     assert squares(values, 0.125) == as_written(values, 0.125)
 
 
-def test_both_agree_at_every_size_up_to_5000_and_at_the_ends_of_pieces(using):
+def test_both_agree_at_every_size_up_to_5000_and_at_the_ends_of_pieces():
     every = weights(max(ENDS), 1, 0.0)
-    found = []
-    for which in (COMPILED, NUMPY):
-        using(which)
-        found.append([squares(every[:elements]) for elements in [*range(5_001), *ENDS]])
-    assert found[0] == found[1]
-    assert len(set(found[0])) > 4_500  # some sums are equal, where the last square is too small to count
+    plain, compiled = both_ways(lambda: [squares(every[:elements]) for elements in [*range(5_001), *ENDS]])
+    assert plain == compiled
+    assert len(set(plain)) > 4_500  # some sums are equal, where the last square is too small to count
 
 
 @each
@@ -85,19 +82,17 @@ def test_where_a_vector_lies_changes_no_sum(which, offset, using):
 )
 def test_both_make_the_same_of_any_float32(given_values, at, every, is_difference):
     """Test values that are not finite, subnormal, or whose squares exceed float32, anywhere among others."""
-    values = weights(5_000, 3)
+    values, other, out = weights(5_000, 3), weights(5_000, 4), np.empty(5_000, np.float32)
     places = (at + every * np.arange(len(given_values))) % values.size
     values[places] = given_values
-    other = weights(5_000, 4)
-    found = []
-    for passing in (passes(), None):
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(kernel, "passes", passing)
-            out = np.empty_like(values)
-            sums = subtract(values, other, out) if is_difference else (squares(values), 0.0)
-            found.append((sums, out if is_difference else values))
-    assert all(map(same, found[0][0], found[1][0]))
-    np.testing.assert_array_equal(found[0][1], found[1][1])
+
+    def summed() -> tuple[float, float, np.ndarray]:
+        sums = subtract(values, other, out) if is_difference else (squares(values), 0.0)
+        return *sums, out.copy() if is_difference else values
+
+    (*plain, plain_out), (*compiled, compiled_out) = both_ways(summed)
+    assert all(map(same, plain, compiled))
+    np.testing.assert_array_equal(plain_out, compiled_out)
 
 
 @each
@@ -113,20 +108,20 @@ def test_the_smallest_and_the_largest_add_up_in_it_too(which, value, using):
 @pytest.mark.parametrize("elements", [1, 700, 5_000, 65_535, 65_536, 140_001])
 @pytest.mark.parametrize("shift", [0, 1, 5])
 @pytest.mark.parametrize("in_place", [False, True])
-def test_a_difference_is_numpys_wherever_it_is_written(elements, shift, in_place, using):
+def test_a_difference_is_numpys_wherever_it_is_written(elements, shift, in_place):
     """A difference of 65,536 elements or more is written past the cache, if its alignment allows that."""
     theirs, ours = weights(elements, 5), weights(elements, 6)
-    found = []
-    for which in (COMPILED, NUMPY):
-        using(which)
+
+    def subtracted() -> tuple[tuple[float, float], np.ndarray]:
         out = np.full(elements + shift + 8, 7.0, np.float32)
         place = out[shift : shift + elements]
         if in_place:
             place[:] = theirs
-        found.append((subtract(place if in_place else theirs, ours, place, (2.0, 3.0)), out))
-    assert found[0][0] == found[1][0]
-    np.testing.assert_array_equal(found[0][1], found[1][1])
-    assert found[0][0] == (squares(theirs - ours, 2.0), squares(ours, 3.0))
+        return subtract(place if in_place else theirs, ours, place, (2.0, 3.0)), out
+
+    (plain, plain_out), (compiled, compiled_out) = both_ways(subtracted)
+    assert plain == compiled == (squares(theirs - ours, 2.0), squares(ours, 3.0))
+    np.testing.assert_array_equal(plain_out, compiled_out)
 
 
 @each
