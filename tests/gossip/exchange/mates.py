@@ -19,8 +19,9 @@ A, B, C, D = (PeerId(bytes([n]) * 16) for n in (1, 2, 3, 4))
 class Mates:
     """A scripted selection whose members are all within reach."""
 
-    def __init__(self, *group: PeerId, spare: tuple[PeerId, ...] = (), hidden: tuple[PeerId, ...] = ()) -> None:
-        self.mixes, self.mates, self.spare, self.hidden = 0, list(group), list(spare), hidden
+    def __init__(self, *group: PeerId, hidden: tuple[PeerId, ...] = ()) -> None:
+        self.mixes, self.mates, self.hidden = 0, list(group), hidden
+        self.spare: list[PeerId] = []
         self.benched: list[PeerId] = []
         self.shunned: list[PeerId] = []  # Those members of ``benched`` whose invitations are declined too.
         self.unlinked: set[PeerId] = set()
@@ -76,6 +77,14 @@ def invited(**changes: object) -> PlayedExchanges:
     return one
 
 
+def take_part(one: PlayedExchanges, session: int, now: float, *absent: PeerId) -> None:
+    """Let B take part in a group of A and C up to its COMMIT, with these members absent."""
+    one.on_invite(A, invite(session, B, C), now)
+    one.on_snapshotted(session, now)
+    one.on_begin(A, Begin(session, (A, B, C), 3.0, "fp32"), now)
+    one.on_gathered(session, 1.0, 1.0, {}, [*absent], now)
+
+
 def gathering(members: tuple[PeerId, ...] = (A, B, C), others: bool = False, **changes: object) -> PlayedExchanges:
     """Return the exchanges of B, whose group with A streams."""
     one = invited(**changes)
@@ -90,17 +99,11 @@ def verified(*how: object, **changes: object) -> PlayedExchanges:
     return one
 
 
-def offered(*mates: PeerId) -> PlayedExchanges:
-    """Return the exchanges of A, which invited these members."""
-    one = groups(A, Mates(*mates))
-    one.begin_mix(0.0)
-    one.on_snapshotted(1, 0.1)
-    return one
-
-
 def inviting(state: State = State.STREAMING) -> PlayedExchanges:
     """Return the exchanges of A, whose own group with B and C is in this state."""
-    one = offered(B, C)
+    one = groups(A, Mates(B, C))
+    one.begin_mix(0.0)
+    one.on_snapshotted(1, 0.1)
     if state is not State.OFFERED:
         one.on_joined(B, Joined(1, 4.0, "fp32"), 0.2)
         one.on_joined(C, Joined(1, 6.0, "fp32"), 0.2)

@@ -5,7 +5,7 @@ import itertools
 from functools import partialmethod
 
 from gossip.config import Config
-from gossip.effects import Send, Snapshot, Transfer
+from gossip.effects import Send, Transfer
 from gossip.exchange import reservation
 from gossip.exchange.exchanges import Exchanges
 from gossip.exchange.session import Event, Local
@@ -151,12 +151,21 @@ def verified(side=None):
     return side
 
 
-def answering(side=None, session=7):
-    """Return a side that streams an exchange which B offered."""
-    side = side or Side()
-    assert side.exchanges.on_offer(B, offer(session), 0.0) == [Snapshot(session)]
-    side.exchanges.on_snapshotted(session, 0.0)
-    return side
+def replay(make, path):
+    """Play the choices with these numbers, from the beginning that ``make`` returns."""
+    played = make()
+    for number in path:
+        played.take(played.choices()[number])
+    return played
+
+
+def paths(make, depth=99, path=()):
+    """Yield every state that can be passed through, as the numbers of the choices that lead to it."""
+    choices = replay(make, path).choices()
+    yield path
+    if len(path) < depth:
+        for number in range(len(choices)):
+            yield from paths(make, depth, (*path, number))
 
 
 def used_to(side, answer_s, stream_s=None):

@@ -7,7 +7,7 @@ from gossip.effects import Mix, Release, Rename, Send, Snapshot, Transfer
 from gossip.exchange.beginning import OFFERS_PER_PARTNER
 from gossip.exchange.session import MAX_GAP_ROUNDS, MAX_VERSION, State
 from gossip.wire.messages import Abort, Accept, Busy, Commit, Offer, Settled
-from tests.gossip.exchange.sides import ELEMENTS, A, B, C, D, E, F, Side, accept, answering, offer, streaming, verified
+from tests.gossip.exchange.sides import ELEMENTS, A, B, C, D, E, F, Side, accept, offer, streaming, verified
 
 AGED = Config(staleness_exponent=0.5)
 
@@ -251,10 +251,10 @@ def test_a_transfer_may_take_what_it_took_before_and_the_bytes_at_the_slowest_ra
     least_s = side.config.stall_s  # a round trip, and the time in which a stalled stream is found out
     assert side.exchanges.deadline == pytest.approx(least_s + bytes_s)
     for took in (2.0, 3.0, 10.0):
-        answering(side, 50)
+        side.answer(B, 50)
         side.table[50].phase_began_at = -took
         side.complete(B, 50)
-    answering(side, 51)
+    side.answer(B, 51)
     # The median is 3, and the median deviation 1.
     assert side.table[51].final_deadline == pytest.approx(least_s + bytes_s + 3.0 + 6 * 1.0)
 

@@ -11,7 +11,7 @@ from gossip.effects import Mix, Release, Rename, Send, Snapshot, Transfer
 from gossip.exchange.session import State
 from gossip.exchange.session_table import DOUBT_RETRY_S, MAX_OUTCOMES
 from gossip.wire.messages import Abort, Busy, Commit, Outcome, Settled
-from tests.gossip.exchange.sides import A, B, C, Side, answering, offer, streaming, verified
+from tests.gossip.exchange.sides import A, B, C, Side, offer, paths, replay, streaming, verified
 from tests.harness.configs import tuned
 from tests.harness.marks import rest_is_slow
 from tests.harness.world import World
@@ -70,7 +70,9 @@ def test_a_link_that_breaks_ends_an_exchange_in_every_state_but_after_our_commit
     assert offered.exchanges.on_unlinked(B, 0.1) == [Rename(1, 2), Send(C, offer(2))]
     assert offered.benched == [B]
     assert streaming().exchanges.on_unlinked(B, 0.1) == [Release(1)]
-    assert answering().exchanges.on_failed(7, "broken", 0.1) == [Release(7)]
+    answering = Side()
+    answering.answer()
+    assert answering.exchanges.on_failed(7, "broken", 0.1) == [Release(7)]
     doubting = verified()
     assert doubting.exchanges.on_unlinked(B, 1.0) == [Send(B, Outcome(1))]
     assert doubting.table[1].state is State.IN_DOUBT
@@ -208,26 +210,11 @@ class Pair:
         assert sum(versions) == pytest.approx(8.0 + self.steps), "what one side gained the other lost"
 
 
-def prefixes(path=()):
-    """Yield every state that an undisturbed exchange can pass through, as the choices that lead to it."""
-    pair = replay(path)
-    yield path
-    for number in range(len(pair.choices())):
-        yield from prefixes((*path, number))
-
-
-def replay(path):
-    pair = Pair()
-    for number in path:
-        pair.take(pair.choices()[number])
-    return pair
-
-
-PREFIXES = list(prefixes())
+PREFIXES = list(paths(Pair))
 
 
 def test_every_interleaving_without_a_fault_commits_on_both_sides():
-    whole = [replay(path) for path in PREFIXES]
+    whole = [replay(Pair, path) for path in PREFIXES]
     ends = [pair for pair in whole if not pair.choices()]
     assert len(ends) >= 6
     for pair in ends:
@@ -240,7 +227,7 @@ def test_every_interleaving_without_a_fault_commits_on_both_sides():
 def test_a_link_that_breaks_anywhere_ends_the_same_on_both_sides(order, losses):
     outcomes = set()
     for path in PREFIXES:
-        pair = replay(path)
+        pair = replay(Pair, path)
         pair.cut(order)
         pair.finish(losses)
         pair.check()
@@ -251,7 +238,7 @@ def test_a_link_that_breaks_anywhere_ends_the_same_on_both_sides(order, losses):
 @pytest.mark.parametrize("losses", [1, 2, 5])
 def test_messages_lost_without_a_broken_link_end_the_same_on_both_sides(losses):
     for path in PREFIXES:
-        pair = replay(path)
+        pair = replay(Pair, path)
         pair.finish(losses)
         pair.check()
 
@@ -259,7 +246,7 @@ def test_messages_lost_without_a_broken_link_end_the_same_on_both_sides(losses):
 def test_only_a_partner_that_stays_unreachable_leaves_one_side_alone():
     ends_s = []
     for path in PREFIXES:
-        pair = replay(path)
+        pair = replay(Pair, path)
         pair.cut((A, B))
         pair.finish(losses=10_000)
         if pair.mixes[A] != pair.mixes[B]:

@@ -9,7 +9,7 @@ from gossip.exchange.groups.group import MAX_DOUBTS
 from gossip.exchange.session import MAX_GAP_ROUNDS, State
 from gossip.ids import Address, Claim, PeerId
 from gossip.wire.messages import Abort, Begin, Busy, Joined, Outcome, Refuse, Settled
-from tests.gossip.exchange.mates import A, B, C, D, Mates, groups, invite, invited, inviting, offered, verified
+from tests.gossip.exchange.mates import A, B, C, D, Mates, groups, invite, invited, inviting, take_part, verified
 from tests.gossip.exchange.sides import PlayedExchanges
 
 
@@ -37,7 +37,7 @@ def test_the_group_is_settled_when_all_have_committed_and_all_are_as_old_then() 
 
 
 def test_a_busy_member_is_replaced_and_the_others_begin_without_who_stays_silent() -> None:
-    one = offered(B, C)
+    one = inviting(State.OFFERED)
     one.partners.spare = [B, D]
     assert one.on_busy(C, 1, 0.2) == [Send(D, invite(1, B, D, version=2.0))]
     assert one.on_joined(B, Joined(1, 2.0, "fp32"), 0.2) == []
@@ -177,10 +177,7 @@ def test_doubts_about_groups_are_few_and_the_oldest_is_dropped_for_another() -> 
     one = groups(B, Mates())
     for session in range(MAX_DOUBTS + 2):
         now = one.local.boundary_at = float(session)
-        one.on_invite(A, invite(session, B, C), now)
-        one.on_snapshotted(session, now)
-        one.on_begin(A, Begin(session, (A, B, C), 1.0, "fp32"), now)
-        one.on_gathered(session, 1.0, 1.0, {}, [], now)
+        take_part(one, session, now)
         ended = one.on_unlinked(A, now + 0.5)
         assert ended[-1:] == [Send(A, Outcome(session))]
         assert (Release(session - MAX_DOUBTS) in ended) == (session >= MAX_DOUBTS)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from fractions import Fraction
+from itertools import permutations
 from typing import Any
 
 import pytest
@@ -103,7 +104,7 @@ def together(count: int, seed: int = 0, **changes: Any) -> GroupWorld:
     swarm = GroupWorld(seed, tuned(mixing="group", **changes))
     swarm.swarm(count, kind=Member)
     swarm.quiet()
-    pairs = [(a, b) for a in swarm.hosts for b in swarm.hosts if a is not b]
+    pairs = list(permutations(swarm.hosts, 2))
     swarm.until(lambda: swarm.agreed() and all(a.peer.partners.fits(b.id) for a, b in pairs), 30.0)
     for host in swarm.hosts:
         host.model.replace(Fraction(100 * host.number + 100))  # within each other's norm bound
@@ -194,32 +195,29 @@ def test_an_inviter_that_dies_as_it_tells_leaves_out_whom_it_did_not_tell() -> N
     assert session not in second.peer.exchanges.table, "nor does it wait for ever"
 
 
-def test_only_who_is_cut_off_longer_than_doubt_s_drops_a_group_alone() -> None:
-    for doubt_s, halves in ((5.0, 1), (60.0, 0)):
-        swarm = together(3, doubt_s=doubt_s)
-        cut: list[Host] = []
+@pytest.mark.parametrize(("doubt_s", "halves"), [(5.0, 1), (60.0, 0)])
+def test_only_who_is_cut_off_longer_than_doubt_s_drops_a_group_alone(doubt_s: float, halves: int) -> None:
+    swarm = together(3, doubt_s=doubt_s)
+    cut: list[Host] = []
 
-        def fault(said: int, sender: Host, to: Host, message: Message, cut=cut, swarm=swarm) -> bool:
-            if isinstance(message, Settled) and message.committed and not cut:
-                cut.append(to)
-                swarm.later(0.0, swarm.network.partition, lambda number, apart=to: int(number == apart.number))
-                return True
-            return False
+    def fault(said: int, sender: Host, to: Host, message: Message) -> bool:
+        if isinstance(message, Settled) and message.committed and not cut:
+            cut.append(to)
+            swarm.later(0.0, swarm.network.partition, lambda number: int(number == to.number))
+            return True
+        return False
 
-        swarm.fault = fault
-        swarm.resume()
-        swarm.run(1.5)
-        swarm.quiet()
-        swarm.run(30.0)
-        assert cut
-        swarm.network.partition(None)
-        swarm.fault = lambda said, sender, to, message: False
-        for node in swarm.hosts:
-            for other in swarm.hosts:
-                if other is not node:
-                    swarm.network.dial(node, other.peer.membership.me.address, other.id)
-        swarm.run(5.0)
-        assert len(swarm.halves()) == halves
+    swarm.fault = fault
+    swarm.resume()
+    swarm.run(1.5)
+    swarm.quiet()
+    swarm.run(30.0)
+    assert cut
+    swarm.network.partition(None)
+    for node, other in permutations(swarm.hosts, 2):
+        swarm.network.dial(node, other.peer.membership.me.address, other.id)
+    swarm.run(5.0)
+    assert len(swarm.halves()) == halves
 
 
 def test_everybody_due_at_one_instant_mixes_and_nobody_starves() -> None:

@@ -8,7 +8,7 @@ from gossip.effects import LeaveOut, Mix, Release, Send, Snapshot
 from gossip.exchange.groups.group import MAX_WITHDRAWALS
 from gossip.exchange.session import State
 from gossip.wire.messages import Abort, Begin, Commit, Joined, Outcome, Settled
-from tests.gossip.exchange.mates import A, B, C, D, Mates, gathering, groups, invite, inviting, verified
+from tests.gossip.exchange.mates import A, B, C, D, Mates, gathering, groups, invite, inviting, take_part, verified
 from tests.gossip.exchange.sides import PlayedExchanges
 
 
@@ -118,10 +118,7 @@ def test_absent_members_are_charged_once_and_an_inviter_is_excused_once() -> Non
     member = groups(B, Mates())
     for session in (7, 8):
         member.local.steps = 1_000 * session  # Intervals apart.
-        member.on_invite(A, invite(session, B, C), 0.0)
-        member.on_snapshotted(session, 0.1)
-        member.on_begin(A, Begin(session, (A, B, C), 3.0, "fp32"), 0.2)
-        member.on_gathered(session, 1.0, 1.0, {}, [A], 0.3)
+        take_part(member, session, 0.0, A)
         member.on_settled(A, Settled(session, True), 0.4)
     assert (member.partners.benched, member.partners.shunned) == ([A, A], [A])
 

@@ -8,7 +8,7 @@ from gossip.arithmetic.subsets import Subset
 from gossip.config import Config
 from gossip.effects import Release, Send, Snapshot
 from gossip.wire.messages import Busy, Refuse
-from tests.gossip.exchange.sides import OUTER, B, C, D, Side, answering, offer, streaming
+from tests.gossip.exchange.sides import OUTER, B, C, D, Side, offer, streaming
 
 PUSH = {"mixing": "push", "mass": 1.0}
 
@@ -74,8 +74,9 @@ def test_a_third_incoming_exchange_is_answered_busy():
 
 
 def test_the_last_partner_cannot_take_the_last_slot():
-    side = answering()
+    side = Side()
     x = side.exchanges
+    side.answer(B, 7)
     side.complete(B, 7)
     assert x.last_partner == B
     assert x.on_offer(B, offer(8), 0.2) == [Snapshot(8)]

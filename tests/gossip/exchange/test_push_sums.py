@@ -3,6 +3,7 @@
 import random
 from collections import defaultdict, deque
 from fractions import Fraction
+from functools import partial
 
 import pytest
 
@@ -10,7 +11,7 @@ from gossip.arithmetic.mixing import push_mass
 from gossip.config import Config
 from gossip.effects import Merge, Release, Rename, Send, Snapshot, Transfer
 from gossip.exchange.session import State
-from tests.gossip.exchange.sides import A, B, C, D, Side
+from tests.gossip.exchange.sides import A, B, C, D, Side, paths, replay
 from tests.harness.configs import tuned
 from tests.harness.marks import rest_is_slow
 from tests.harness.world import World
@@ -157,36 +158,26 @@ class Pushes:
 
 
 # -- one push, systematically ------------------------------------------------------------------------------------------
-def replay(path, both):
+def begun(both):
+    """Return two sides of which one pushes, or both."""
     pushes = Pushes()
     pushes.begin(A)
     if both:
         pushes.begin(B)
-    for number in path:
-        pushes.take(pushes.choices()[number])
     return pushes
 
 
-def states(both, path=(), depth=99):
-    """Yield every state that undisturbed pushes can pass through, as the choices that lead to it."""
-    found = len(replay(path, both).choices())
-    yield path
-    if len(path) < depth:
-        for number in range(found):
-            yield from states(both, (*path, number), depth)
-
-
-ONE = list(states(both=False))
-BOTH = list(states(both=True, depth=8))
+ONE = list(paths(partial(begun, False)))
+BOTH = list(paths(partial(begun, True), depth=8))
 
 
 def test_every_interleaving_without_a_fault_gives_away_half():
-    pushes = replay(ONE[-1], both=False)
+    pushes = replay(partial(begun, False), ONE[-1])
     assert not pushes.choices()
     assert pushes.mass == {A: Fraction(1, 2), B: Fraction(3, 2)}
     assert pushes.value == {A: 1, B: Fraction(11) + Fraction(1, 3) * (1 - 11)}
     for path in BOTH:
-        pushes = replay(path, both=True)
+        pushes = replay(partial(begun, True), path)
         pushes.finish()
         assert (pushes.merged, pushes.returned) == (2, 0)
 
@@ -196,7 +187,7 @@ def test_every_interleaving_without_a_fault_gives_away_half():
 def test_a_link_that_breaks_anywhere_loses_no_mass_and_makes_none(both, losses):
     merged = set()
     for path in BOTH[:: 7 if both else 1] if both else ONE:
-        pushes = replay(path, both)
+        pushes = replay(partial(begun, both), path)
         pushes.check()
         pushes.cut(*((A, B), (B, A))[len(path) % 2])
         pushes.check()
@@ -212,7 +203,7 @@ def test_a_link_that_breaks_anywhere_loses_no_mass_and_makes_none(both, losses):
 def test_each_message_lost_alone_and_each_stream_that_stalls_loses_no_mass(place, fails):
     """Lose the message of each place without breaking the link, or let the sender's or the receiver's stream stall."""
     for path in ONE:
-        pushes = replay(path, both=False)
+        pushes = replay(partial(begun, False), path)
         if fails is None:
             pushes.finish(losses=place)
         else:
@@ -225,7 +216,7 @@ def test_each_message_lost_alone_and_each_stream_that_stalls_loses_no_mass(place
 def test_only_a_partner_that_stays_unreachable_for_doubt_s_has_a_mass_counted_twice():
     counted = set()
     for path in ONE:
-        pushes = replay(path, both=False)
+        pushes = replay(partial(begun, False), path)
         side = pushes.sides[A]
         side.exchanges.config = tuned(mixing="push-sum", doubt_s=30.0)
         pushes.wires.clear()
