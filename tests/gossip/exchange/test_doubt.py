@@ -10,7 +10,7 @@ from gossip.exchange.session import State
 from gossip.exchange.session_table import DOUBT_RETRY_S
 from gossip.ids import PeerId
 from gossip.wire.messages import Commit, Outcome, Settled
-from tests.gossip.exchange.sides import OUTER, A, B, C, D, Side, offer, verified
+from tests.gossip.exchange.sides import OUTER, B, C, D, Side, offer, verified
 from tests.harness.world import World
 
 OTHERS = [PeerId(bytes([100 + number]) * 16) for number in range(9)]
@@ -98,16 +98,6 @@ def test_who_says_no_commit_in_time_is_blamed_for_it_at_once_and_only_once(answe
         assert Release(1) in x.receive(B, answer, until + 1.0)
     assert side.benched == [B]
     assert [level for level, *_ in x.misbehaviour.levels.values()] == [1.0] * count
-
-
-def test_one_that_was_restarted_knows_of_nothing_and_says_so_at_once():
-    """The old outcome died with the weights. No member holds that mix, so the answer ends the doubt."""
-    side, restarted = doubting(), Side(B)
-    [asked] = side.exchanges.tick(1.0 + DOUBT_RETRY_S)
-    [answered] = restarted.exchanges.receive(A, asked.message, 2.1)
-    assert answered == Send(A, Settled(1, False))
-    assert side.exchanges.receive(B, answered.message, 2.2) == [Release(1)]
-    assert side.benched == [B]
 
 
 @pytest.mark.parametrize(("config", "most"), [(Config(), 3), (OUTER, 3), (Config(incoming_exchanges=4), 5)])

@@ -98,18 +98,6 @@ def test_a_commit_before_anything_was_streamed_is_carried_to_nobody():
     assert x.done_count == 0
 
 
-def test_a_commit_before_an_answer_does_not_count_for_its_sender_either():
-    offered, asked = Side(), Side()
-    offered.offer_mix()
-    asked.exchanges.on_offer(B, offer(1), 0.0)
-    for side in (offered, asked):
-        assert side.exchanges.on_commit(B, 1, 0.1) == []
-    offered.exchanges.on_accept(B, accept(), 0.2)
-    asked.exchanges.on_snapshotted(1, 0.2)
-    for side in (offered, asked):
-        assert side.exchanges.on_streamed(1, 1.0, 1.0, 0.3) == [Send(B, Commit(1))]
-
-
 # -- terms -----------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize(
     ("claim", "ours", "gap"), [(2.0**53 - 1, 10.0, MAX_GAP_ROUNDS), (0.0, 5_000.0, -MAX_GAP_ROUNDS)]

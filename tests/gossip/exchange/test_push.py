@@ -5,10 +5,9 @@ import pytest
 from gossip.config import Config
 from gossip.effects import Merge, Release, Rename, Send, Snapshot
 from gossip.exchange.session import State
-from gossip.exchange.session_table import DOUBT_RETRY_S
 from gossip.ids import Claim
 from gossip.wire.messages import Abort, Accept, Busy, Commit, Outcome, Settled
-from tests.gossip.exchange.sides import B, C, D, E, F, Side, accept, offer
+from tests.gossip.exchange.sides import B, C, D, E, Side, accept, offer
 
 SUM = Config(mixing="push-sum")
 ROWS = Config(mixing="row-stochastic")
@@ -106,14 +105,6 @@ def test_of_a_vector_that_is_cut_off_less_is_merged_and_it_is_counted():
 
 
 # -- something breaks --------------------------------------------------------------------------------------------------
-def test_one_who_is_busy_is_followed_by_another_with_the_same_mass():
-    side = offered(partners=(B, C, D, E, F), mass=0.75)
-    for number, (asked, following) in enumerate(((B, C), (C, D), (D, E)), 1):
-        renamed = [Rename(number, number + 1), Send(following, push(number + 1, 0.75))]
-        assert side.exchanges.on_busy(asked, number, 0.1) == renamed
-    assert side.exchanges.on_busy(E, 4, 0.1) == [Merge(4, 0.75), Release(4)]
-
-
 def test_a_vector_that_is_refused_is_taken_back():
     other = taking()
     assert other.exchanges.on_streamed(7, float("nan"), 1.0, 0.1) == [Send(B, Abort(7, "not-finite")), Release(7)]
@@ -160,22 +151,6 @@ def test_the_partner_says_what_it_did_and_having_said_no_never_merges():
     assert waiting.exchanges.on_outcome(B, 7, 1.0) == [Release(7), Send(B, Settled(7, False))]
     assert waiting.exchanges.on_streamed(7, 1.0, 1.0, 2.0) == []
     assert waiting.exchanges.on_outcome(B, 7, 3.0) == [Send(B, Settled(7, False))]
-
-
-def test_a_doubt_is_asked_after_each_second_and_the_mass_comes_back_after_doubt_s():
-    side = doubting()
-    asked = []
-    while side.table:
-        now = side.exchanges.deadline
-        asked.append((now, side.exchanges.tick(now)))
-    assert asked[0] == (1.0 + DOUBT_RETRY_S, [Send(B, Outcome(1))])
-    assert [effects for _, effects in asked[:-1]] == [[Send(B, Outcome(1))]] * (len(asked) - 1)
-    assert asked[-1] == (1.0 + SUM.internal.doubt_s, [Merge(1, 0.5), Release(1)])
-
-
-def test_silence_after_the_stream_becomes_a_doubt():
-    side = pushing()
-    assert side.exchanges.tick(side.exchanges.deadline) == [Send(B, Outcome(1))]
 
 
 def test_where_no_mass_is_conserved_nothing_is_asked_after_and_nothing_comes_back():
