@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable
 from fractions import Fraction
 from itertools import permutations
@@ -160,17 +159,6 @@ def test_a_member_that_dies_at_any_message_leaves_no_half_of_a_group(number: int
     swarm.play(3.0)
     assert sum(node.gone for node in swarm.hosts) == 1
     assert any(node.mixes for node in swarm.hosts if not node.gone)
-
-
-@pytest.mark.parametrize("seed", range(12))
-def test_links_that_break_at_random_leave_no_half_of_a_group(seed: int) -> None:
-    swarm, rng = together(6, seed, doubt_s=60.0), random.Random(seed)
-    swarm.resume()
-    for _ in range(60):
-        swarm.run(0.1)
-        swarm.unlink(*rng.sample(swarm.hosts, 2))
-    swarm.finish()
-    assert sum(len(mixed) for mixed in swarm.mixed.values()) > 12
 
 
 def test_an_inviter_that_dies_as_it_tells_leaves_out_whom_it_did_not_tell() -> None:

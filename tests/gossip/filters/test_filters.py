@@ -1,5 +1,6 @@
 """Filters: which differences they accept and how much of each, the same on both sides, and counted."""
 
+import itertools
 import math
 
 import numpy as np
@@ -42,9 +43,10 @@ def clip(usual_distances=None, **config):
     return rule
 
 
-def saw(rule, peer, difference_sq, size):
-    """Record an exchange with this peer that moved nothing."""
-    rule.take_share(peer, 0.0, difference_sq, size, list, 0.0)
+def saw(rule, difference_sq, size, *peers):
+    """Record exchanges with these peers that moved nothing."""
+    for peer in peers:
+        rule.take_share(peer, 0.0, difference_sq, size, list, 0.0)
 
 
 @pytest.mark.parametrize(
@@ -103,22 +105,19 @@ def test_what_is_unusually_far_counts_whole_to_a_point_and_ever_less_from_there(
 def known(radius=20.0):
     """Return a filter for which this radius is usual at 400 elements."""
     rule = clip(1.0)
-    for number in range(MIN_PARTNERS):
-        saw(rule, PEERS[number], radius**2, 400)
+    saw(rule, radius**2, 400, *PEERS[:MIN_PARTNERS])
     assert rule.radius(400) == pytest.approx(radius)
     return rule
 
 
 def test_what_partners_take_beyond_the_radius_is_saved_up_by_all_exchanges_together():
     rule = known()
-    for number in range(40):
-        saw(rule, PEERS[number % MIN_PARTNERS], 20.0**2, 400)
+    saw(rule, 20.0**2, 400, *itertools.islice(itertools.cycle(PEERS[:MIN_PARTNERS]), 40))
     assert rule.take_share(A, 0.5, (20.0 * MAX_WHOLE_RADII) ** 2, 400, list, 0.0) == (1.0, ())
     taken, why = rule.take_share(B, 0.5, (20.0 * 1.5) ** 2, 400, list, 0.0)
     assert taken == pytest.approx((1 + SAVED_PER_EXCHANGE) / 1.5, abs=1e-3), "nothing else was left"
     assert why == ("clipped",)
-    for number in range(16):
-        saw(rule, PEERS[number % MIN_PARTNERS], 20.0**2, 400)
+    saw(rule, 20.0**2, 400, *itertools.islice(itertools.cycle(PEERS[:MIN_PARTNERS]), 16))
     assert rule.take_share(C, 0.5, (20.0 * 1.5) ** 2, 400, list, 0.0) == (1.0, ()), "16 exchanges save half a radius"
 
 
@@ -178,8 +177,7 @@ def test_a_far_one_whose_distances_were_long_takes_all_of_what_others_take_littl
     far, near = Side(A, (B,)), Side(B, (A,))
     for side, square in ((far, 400.0 * 9), (near, 400.0)):
         side.local.elements = 400
-        for peer in PEERS[:MIN_PARTNERS]:
-            saw(side.exchanges.filter, peer, square, 400)
+        saw(side.exchanges.filter, square, 400, *PEERS[:MIN_PARTNERS])
         side.exchanges.filter.saved_radii = 0.0
     streaming_pair(far, near)
     for side in (far, near):
@@ -193,12 +191,11 @@ def test_a_radius_follows_the_usual_distance_and_counts_by_the_elements_that_are
     rule = clip(3.0)
     for number in range(MIN_PARTNERS):
         assert rule.radius(400) == 0.0, "too few are known"
-        saw(rule, PEERS[number], 100 * 4.0, 100)  # two for each element
+        saw(rule, 100 * 4.0, 100, PEERS[number])  # two for each element
     assert rule.radius(400) == pytest.approx(3 * 2 * 20)
     assert rule.radius(10_000) == pytest.approx(3 * 2 * 100)
     assert rule.radius(100) == 0.0, "of few elements no distance is usual"
-    for number in range(MAX_PARTNERS):
-        saw(rule, PEERS[MIN_PARTNERS + number], 100 * 16.0, 100)
+    saw(rule, 100 * 16.0, 100, *PEERS[MIN_PARTNERS : MIN_PARTNERS + MAX_PARTNERS])
     assert rule.radius(400) == pytest.approx(3 * 4 * 20), "the old ones are forgotten"
 
 
@@ -211,7 +208,7 @@ def test_long_lies_short_of_three_quarters_leave_the_radius_an_honest_one(honest
     rule, told = clip(1.0, norm_bound=1e9), honest + lies
     random.shuffle(told)
     for peer, square in zip(PEERS, told, strict=False):
-        saw(rule, peer, 256 * square, 256)
+        saw(rule, 256 * square, 256, peer)
     assert min(honest) <= rule.radius(256) ** 2 / 256 * (1 + 1e-9)
     assert rule.radius(256) ** 2 / 256 <= max(honest) * (1 + 1e-9)
 
@@ -224,14 +221,13 @@ def test_before_enough_is_seen_the_nodes_own_steps_say_what_is_usual():
         first = 1.5 * math.sqrt(4 * 0.3**2 + OWN_SHARE * 0.2**2)
         assert rule.radius(300) == pytest.approx(first)
         assert rule.radius(1000) == pytest.approx(first), "a part that is mixed rarely is as far apart as all"
-        saw(rule, PEERS[number], 10 * 4.0, 10)
+        saw(rule, 10 * 4.0, 10, PEERS[number])
     assert rule.radius(300) == pytest.approx(1.5 * math.sqrt(300 * 4.0 + OWN_SHARE * 0.2**2)), "now it is known"
 
 
 def test_what_its_own_steps_have_just_moved_it_widens_a_nodes_radius():
     rule = clip()
-    for number in range(MIN_PARTNERS):
-        saw(rule, PEERS[number], 400 * 1.0, 400)
+    saw(rule, 400 * 1.0, 400, *PEERS[:MIN_PARTNERS])
     assert rule.radius(400) == pytest.approx(1.5 * 20)
     for moved in (60.0, math.nan):  # the second is not measured
         rule.on_moved(moved)
@@ -254,12 +250,10 @@ def test_what_is_refused_for_its_norm_is_no_usual_distance(square, code):
 def test_one_partner_has_one_distance_however_often_it_is_met():
     """Before, the last 16 exchanges set the usual distance, and a node's only partner could set it alone."""
     rule, alone = clip(1.0), clip(1.0)
-    for peer in PEERS[:8]:
-        saw(rule, peer, 256 * 1.0, 256)
+    saw(rule, 256 * 1.0, 256, *PEERS[:8])
     alone.on_moved(0.5)
     for each in (rule, alone):
-        for _ in range(200):
-            saw(each, A, 256 * 100.0, 256)
+        saw(each, 256 * 100.0, 256, *[A] * 200)
     assert rule.radius(256) == pytest.approx(16.0)
     assert alone.radius(256) == pytest.approx(math.sqrt(4 * 0.5**2 + OWN_SHARE * 0.5**2)), "its own steps say it, not A"
 
