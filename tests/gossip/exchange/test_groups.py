@@ -253,5 +253,5 @@ def test_a_group_counts_members_by_those_that_meet_most_others() -> None:
     one = inviting(State.OFFERED)
     met = one.table[1].our_claim.members
     one.on_joined(B, Joined(1, 4.0, "fp32", Claim(0, 0, met + 3)), 0.2)
-    begun = one.on_joined(C, Joined(1, 6.0, "fp32"), 0.2)
+    begun = one.on_joined(C, Joined(1, 6.0, "fp32", Claim(0, 0, met + 3)), 0.2)
     assert begun[0].message.progress.members == met + 3, "an inviter without an address meets fewer"
