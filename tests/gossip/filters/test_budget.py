@@ -40,10 +40,7 @@ def test_movement_is_forgotten_by_own_intervals():
 
 @given(st.lists(st.tuples(st.floats(0.0, 20.0), st.floats(0.0, 1.0)), min_size=1, max_size=80), st.integers(0, 2**16))
 def test_what_a_partner_moves_us_in_a_time_is_bounded_whatever_it_sends_and_when(pushes, seed):
-    """The bound is B (1 + t / T), B the largest MEDIAN_FACTOR * median + SPARE_MOVES; the others come at random.
-
-    Before, the budget counted the last 64 exchanges, and a partner that came often pushed the others out of them.
-    """
+    """The bound is B (1 + t / T), B the largest MEDIAN_FACTOR * median + SPARE_MOVES; the others come at random."""
     budget, dice, at, taken, most = Budget(), random.Random(seed), 0.0, 0.0, 0.0
     for peer in PEERS[:7]:
         budget.add(peer, dice.random(), at)
@@ -55,6 +52,17 @@ def test_what_a_partner_moves_us_in_a_time_is_bounded_whatever_it_sends_and_when
         most = max(most, MEDIAN_FACTOR * others[3] + SPARE_MOVES)
         taken += push(budget, A, at, moves)
     assert taken <= most * (1 + at / MEMORY_INTERVALS) + 1e-9
+
+
+@pytest.mark.parametrize("rate", [1, 8, 30])
+def test_a_partner_that_comes_at_every_step_gains_nothing_over_one_that_comes_at_every_interval(rate):
+    """Before, the budget counted the last 64 exchanges, and this partner's own pushed the others out of them."""
+    budget, dice, taken = Budget(), random.Random(1), 0.0
+    for interval in range(402):
+        push(budget, PEERS[dice.randrange(31)], interval, 0.8)
+        taken += sum(push(budget, A, interval) for _ in range(rate if interval > 1 else 0))  # two others are known
+    honest = 0.8 * 400 / 31
+    assert taken < 5 * honest + SPARE_MOVES * (1 + 400 / MEMORY_INTERVALS)
 
 
 def test_colluding_partners_do_not_raise_one_anothers_budget_while_fewer_than_half():
