@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import math
 import random
-from collections import Counter
 
 import pytest
 
@@ -38,6 +37,16 @@ NOWHERE = dataclasses.replace(ME, address=None)
 
 
 # -- seeds -----------------------------------------------------------------------------------------------------------
+def retries(seeds, rng, expected, times):
+    """Retry seeds without a link so often; return the pauses."""
+    pauses = []
+    for _ in range(times):
+        now = seeds.deadline
+        assert seeds.tick(now, False, (), rng) == expected
+        pauses.append(seeds.deadline - now)
+    return pauses
+
+
 def test_all_seeds_are_dialled_at_once_and_an_invited_one_must_prove_its_id():
     seeds = Seeds((HERE, THERE), {THERE: B}, CONFIG, 5.0)
     assert seeds.deadline == 5.0
@@ -45,17 +54,13 @@ def test_all_seeds_are_dialled_at_once_and_an_invited_one_must_prove_its_id():
     assert seeds.tick(5.0, False, (), random.Random(1)) == [Dial(HERE, None), Dial(THERE, B)]
 
 
-def test_retries_back_off_from_one_to_five_seconds_for_ever():
-    seeds, rng = Seeds((HERE,), {}, CONFIG, 0.0), random.Random(1)
-    waits = []
-    for _ in range(20):
-        now = seeds.deadline
-        assert len(seeds.tick(now, False, (), rng)) == 1
-        waits.append(seeds.deadline - now)
-    for number, wait in enumerate(waits):
+@pytest.mark.parametrize(("given", "expected"), [((HERE,), [Dial(HERE)]), ((), [LookUp()])], ids=["given", "looked up"])
+def test_retries_back_off_from_one_to_five_seconds_for_ever(given, expected):
+    pauses = retries(Seeds(given, {}, CONFIG, 0.0, looks_up=not given), random.Random(1), expected, 20)
+    for number, pause in enumerate(pauses):
         backoff = min(2.0**number, 5.0)  # docs/node.md states these pauses
-        assert 0.75 * backoff <= wait <= 1.25 * backoff
-    assert len(set(waits)) == 20  # nodes that lost one seed together return at different times
+        assert 0.75 * backoff <= pause <= 1.25 * backoff
+    assert len(set(pauses)) == 20  # nodes that lost one seed together return at different times
 
 
 def test_with_a_link_one_seed_is_tried_at_the_pace_of_healing_unless_it_is_there():
@@ -66,12 +71,13 @@ def test_with_a_link_one_seed_is_tried_at_the_pace_of_healing_unless_it_is_there
     assert seeds.deadline == 2 * CONFIG.internal.heal_period_s
 
 
-def test_with_the_last_link_gone_the_seeds_are_asked_soon_and_the_backoff_starts_anew():
-    seeds, rng = Seeds((HERE,), {}, CONFIG, 0.0), random.Random(1)
-    for _ in range(8):
-        seeds.tick(seeds.deadline, False, (), rng)
+@pytest.mark.parametrize(("given", "expected"), [((HERE,), [Dial(HERE)]), ((), [LookUp()])], ids=["given", "looked up"])
+def test_with_the_last_link_gone_the_seeds_are_asked_soon_and_the_backoff_starts_anew(given, expected):
+    seeds, rng = Seeds(given, {}, CONFIG, 0.0, looks_up=not given), random.Random(1)
+    retries(seeds, rng, expected, 8)
     now = seeds.deadline
-    seeds.tick(now, True, (), rng)
+    assert seeds.tick(now, True, (), rng) == expected, "each of two halves may know only itself"
+    assert seeds.deadline - now >= CONFIG.internal.heal_period_s
     seeds.on_last_link_lost(now + 1.0)
     assert seeds.deadline == now + 1.0 + CONFIG.internal.seed_backoff_s
     seeds.tick(seeds.deadline, False, (), rng)
@@ -83,24 +89,6 @@ def test_without_seeds_there_is_nothing_to_do():
     seeds.on_last_link_lost(1.0)
     assert seeds.deadline == float("inf")
     assert seeds.tick(1e9, False, (), random.Random(1)) == []
-
-
-# -- seeds that are looked up -----------------------------------------------------------------------------------------
-def test_seeds_that_are_looked_up_are_asked_for_whenever_they_are_tried_alone_and_in_company():
-    seeds, rng = Seeds((), {}, CONFIG, 5.0, looks_up=True), random.Random(1)
-    assert seeds.deadline == 5.0
-    pauses = []
-    for _ in range(12):
-        now = seeds.deadline
-        assert seeds.tick(now, False, (), rng) == [LookUp()]
-        pauses.append(seeds.deadline - now)
-    assert pauses[0] <= 1.25 * CONFIG.internal.seed_backoff_s
-    longest = CONFIG.internal.seed_backoff_max_s
-    assert 0.75 * longest <= pauses[-1] <= max(pauses) <= 1.25 * longest, "it may fill at any moment"
-    assert seeds.tick(seeds.deadline, True, (), rng) == [LookUp()], "each of two halves may know only itself"
-    assert seeds.deadline - now >= CONFIG.internal.heal_period_s
-    seeds.on_last_link_lost(1_000.0)
-    assert seeds.deadline <= 1_000.0 + CONFIG.internal.seed_backoff_s
 
 
 def test_what_was_found_is_dialled_while_it_is_looked_up_anew_and_what_is_gone_no_more():
@@ -123,23 +111,31 @@ def made(**bootstrap) -> Peer:
     return Peer(members, CONFIG, LocalModel("f", 1000), rng=rng, bootstrap=Bootstrap(**bootstrap), now=0.0)
 
 
+def begins_at(peer: Peer, busy_until: float = 0.0, is_own: bool = False) -> float:
+    """Return the time at which a node begins a run alone.
+
+    Its seed closes each connection up to ``busy_until``. If it ``is_own``, it then turns out to be the node itself.
+    """
+    effects, now = peer.start(0.0), 0.0
+    while not peer.view.ready and now < 400.0:
+        for effect in effects:
+            if isinstance(effect, Dial) and now < busy_until:
+                peer.on_seed_busy(effect.address)
+                if is_own:
+                    peer.on_own_seed(effect.address)
+        now = max(now + 1e-3, peer.deadline)
+        effects = peer.tick(now)
+    return now
+
+
 def test_who_has_found_no_seed_yet_begins_no_run_until_the_time_to_join_is_up():
     peer = made(looks_up=True)
-    assert peer.start(0.0) == [LookUp()]
-    while not peer.view.ready:
-        now = peer.deadline
-        peer.tick(now)
-    assert CONFIG.join_timeout_s <= now <= CONFIG.join_timeout_s + 1.1
+    assert begins_at(peer) == pytest.approx(CONFIG.join_timeout_s, abs=1.1)
     assert LookUp() in peer.tick(peer.seeds.deadline), "and goes on looking"
 
 
 def test_who_waits_for_others_begins_no_run_for_want_of_them_before():
-    peer = made(looks_up=True, wait_until=55.0)
-    peer.start(0.0)
-    while not peer.view.ready:
-        now = peer.deadline
-        peer.tick(now)
-    assert 55.0 <= now <= 56.1
+    assert 55.0 <= begins_at(made(looks_up=True, wait_until=55.0)) <= 56.1
 
 
 def test_new_seeds_are_dialled_at_once_by_who_is_alone_and_left_to_healing_by_who_is_not():
@@ -154,15 +150,7 @@ def test_new_seeds_are_dialled_at_once_by_who_is_alone_and_left_to_healing_by_wh
 
 def test_a_seed_that_is_this_node_itself_is_nobody_to_wait_for():
     peer = made(seeds=(THERE,))
-    effects, now = peer.start(0.0), 0.0
-    while not peer.view.ready and now < 400.0:
-        for effect in effects:
-            if isinstance(effect, Dial):  # the seed is busy first, and then turns out to be the node itself
-                peer.on_seed_busy(effect.address)
-                peer.on_own_seed(effect.address)
-        now = max(now + 1e-3, peer.deadline)
-        effects = peer.tick(now)
-    assert now == pytest.approx(CONFIG.join_timeout_s, abs=1.1)
+    assert begins_at(peer, busy_until=math.inf, is_own=True) == pytest.approx(CONFIG.join_timeout_s, abs=1.1)
 
 
 # -- being dialled ---------------------------------------------------------------------------------------------------
@@ -191,6 +179,7 @@ def asking(count=ASKED_MEMBERS):
     reach = reachability((A, B, C, D))
     for peer in (A, B, C, D)[:count]:
         assert reach.ask(peer, 0.0) == [Send(peer, Reach())]
+        assert reach.ask(peer, 0.0) == [], "each once"
     return reach
 
 
@@ -201,42 +190,39 @@ def verdict_at(reach, now):
     return reach.verdict if reach.is_decided and not was_decided else None
 
 
-def test_three_members_are_asked_and_each_once():
-    reach = asking()
-    assert reach.ask(D, 0.0) == []
-    reach = asking(1)
-    assert reach.ask(A, 0.0) == []
-
-
-def test_who_has_no_address_asks_nobody():
+def test_three_members_are_asked_by_one_that_has_an_address():
+    assert asking().ask(D, 0.0) == []
     assert reachability((A,), NOWHERE).ask(A, 0.0) == []
 
 
-def test_two_of_three_decide_at_once_and_the_third_changes_nothing():
-    for first, second, verdict in ((True, False, True), (False, True, False)):
-        reach = asking()
-        reach.on_reached(A, first, 0.0)
-        assert verdict_at(reach, 0.0) is None
-        reach.on_reached(B, second, 1.0)
-        assert verdict_at(reach, 1.0) is None
-        reach.on_reached(C, verdict, 2.0)
-        assert verdict_at(reach, 2.0) is verdict
-        assert verdict_at(reach, 3.0) is None  # reported once
-        assert reach.ask(D, 0.0) == []
+@pytest.mark.parametrize("answers", [(True, False, True), (False, True, False)])
+def test_two_of_three_decide_at_once_and_the_third_changes_nothing(answers):
+    reach = asking()
+    for now, (peer, answer) in enumerate(zip((A, B, C), answers, strict=True)):
+        assert verdict_at(reach, now) is None
+        reach.on_reached(peer, answer, now)
+    assert verdict_at(reach, 2.0) is answers[2]
+    assert verdict_at(reach, 3.0) is None  # reported once
+    assert reach.ask(D, 0.0) == []
+
+
+def test_a_second_answer_of_one_member_does_not_count():
     reach = asking()
     reach.on_reached(A, False, 0.0)
-    reach.on_reached(A, False, 0.1)  # a second answer of the same member does not count
+    reach.on_reached(A, False, 0.1)
     assert verdict_at(reach, 0.2) is None
 
 
-def test_who_answers_decides_when_nobody_else_does_for_a_while_and_of_two_who_differ_the_one_who_could():
-    for answers, verdict in (((False,), False), ((True,), True), ((False, True), True)):
-        reach = asking()
-        for peer, answer in zip((A, B), answers, strict=False):
-            reach.on_reached(peer, answer, 5.0)
-        assert reach.deadline == 5.0 + PATIENCE_S
-        assert verdict_at(reach, 5.0 + PATIENCE_S - 0.01) is None
-        assert verdict_at(reach, 5.0 + PATIENCE_S) is verdict
+@pytest.mark.parametrize(("answers", "verdict"), [((False,), False), ((True,), True), ((False, True), True)])
+def test_who_answers_decides_when_nobody_else_does_for_a_while_and_of_two_who_differ_the_one_who_could(
+    answers, verdict
+):
+    reach = asking()
+    for peer, answer in zip((A, B), answers, strict=False):
+        reach.on_reached(peer, answer, 5.0)
+    assert reach.deadline == 5.0 + PATIENCE_S
+    assert verdict_at(reach, 5.0 + PATIENCE_S - 0.01) is None
+    assert verdict_at(reach, 5.0 + PATIENCE_S) is verdict
 
 
 def test_it_is_asked_again_of_others_after_minutes_and_more_rarely_while_the_answer_is_the_same():
@@ -318,17 +304,6 @@ def test_only_the_address_of_the_askers_own_record_is_dialled():
     assert reach.answer(D, 0.0) == [], "no link, no answer"
 
 
-# -- whom to mix with ------------------------------------------------------------------------------------------------
-@pytest.mark.parametrize("count", [1, 5, 40])
-def test_a_partner_is_uniform_among_those_who_fit(count):
-    members = [PeerId(bytes([i]) * 16) for i in range(count)]
-    odd = {peer for peer in members if peer[0] % 2 or count == 1}
-    rng = random.Random(3)
-    draws = Counter(uniform(members, rng, odd.__contains__) for _ in range(200 * len(odd)))
-    assert set(draws) == odd
-    assert all(140 < times < 260 for times in draws.values())
-
-
 def test_one_who_fits_is_found_among_many_who_do_not_and_nobody_where_nobody_does():
     members = [PeerId(i.to_bytes(16, "big")) for i in range(1_000)]
     assert uniform(members, random.Random(1), lambda peer: peer == members[777]) == members[777]
@@ -336,7 +311,6 @@ def test_one_who_fits_is_found_among_many_who_do_not_and_nobody_where_nobody_doe
     assert uniform([], random.Random(1), lambda peer: True) is None
 
 
-# -- seeds that are busy -----------------------------------------------------------------------------------------------
 def test_a_busy_seed_is_tried_every_few_seconds_however_often_it_closes_our_connections():
     seeds, rng = Seeds((HERE, THERE), {}, CONFIG, 0.0), random.Random(1)
     assert not seeds.busy
@@ -354,20 +328,8 @@ def test_a_busy_seed_is_tried_every_few_seconds_however_often_it_closes_our_conn
     assert not seeds.busy
 
 
-def newcomer(busy_until: float) -> float:
-    """Return the time at which a node begins alone whose seed closes each connection up to ``busy_until``."""
-    peer = made(seeds=(THERE,))
-    effects, now = peer.start(0.0), 0.0
-    while not peer.view.ready and now < 400.0:
-        for effect in effects:
-            if isinstance(effect, Dial) and now < busy_until:
-                peer.on_seed_busy(effect.address)
-        now = max(now + 1e-3, peer.deadline)
-        effects = peer.tick(now)
-    return now
-
-
 def test_a_newcomer_waits_for_a_busy_seed_up_to_three_times_as_long_as_for_a_silent_one():
-    assert newcomer(busy_until=0.0) == pytest.approx(CONFIG.join_timeout_s, abs=1.1)
-    assert CONFIG.join_timeout_s + 10.0 < newcomer(busy_until=30.0) < 50.0
-    assert newcomer(busy_until=math.inf) == pytest.approx(BUSY_TIMEOUTS * CONFIG.join_timeout_s, abs=1.1)
+    silent, slow, always = (begins_at(made(seeds=(THERE,)), busy_until) for busy_until in (0.0, 30.0, math.inf))
+    assert silent == pytest.approx(CONFIG.join_timeout_s, abs=1.1)
+    assert CONFIG.join_timeout_s + 10.0 < slow < 50.0
+    assert always == pytest.approx(BUSY_TIMEOUTS * CONFIG.join_timeout_s, abs=1.1)

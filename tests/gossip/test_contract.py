@@ -37,7 +37,6 @@ def test_the_smallest_driver_works():
 
 
 def test_every_effect_has_a_row():
-    assert [row[0].strip("`") for row in rows("Effects")] != []
     assert {row[0].strip("`") for row in rows("Effects")} == {kind.__name__ for kind in get_args(Effect)}
 
 

@@ -1,7 +1,5 @@
 """The misbehaviour log: what members are reported for, and which innocent behaviour they are not."""
 
-from __future__ import annotations
-
 import math
 
 import pytest
@@ -10,15 +8,9 @@ from gossip.config import Config
 from gossip.effects import Notice, Send
 from gossip.ids import PeerId
 from gossip.misbehaviour import AWAKE_S, KINDS, MAX_LEVELS, MAX_REPORTED, MisbehaviourLog
-from gossip.wire.messages import Accept, Busy, Gossip, Hint
-from tests.gossip.exchange.sides import A, B, C, Side, offer
+from gossip.wire.messages import Busy, Gossip, Hint
+from tests.gossip.exchange.sides import A, B, Side, offer
 from tests.gossip.membership.members import acquainted, peer_id, record_of
-
-OVERLOADED = Notice(
-    "overloaded",
-    f"Exchanges with member {A.hex()[:8]} come to nothing, again and again: it or this node is overloaded, the link is "
-    "bad, or it means harm.",
-)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -30,47 +22,37 @@ def test_whoever_passes_the_threshold_is_named_once(kind):
     for number in range(2 * threshold):
         misbehaviour.note(A, kind, 1e-3 + number * 1e-6)
     (notice,) = misbehaviour.take()
-    sentence = f"Member {A.hex()[:8]} misbehaves: {KINDS[kind][2]}."
-    assert notice == (OVERLOADED if kind == "wasted" else Notice("suspicious", sentence))
+    if kind == "wasted":
+        assert notice.kind == "overloaded"
+        assert notice.sentence.startswith(f"Exchanges with member {A.hex()[:8]} come to nothing, again and again: ")
+    else:
+        assert notice == Notice("suspicious", f"Member {A.hex()[:8]} misbehaves: {KINDS[kind][2]}.")
     ((who, what, times),) = misbehaviour.rows()
     assert (who, what) == (A.hex(), kind)
     assert times == pytest.approx(3 * threshold - 1, abs=1)
 
 
-def test_what_happens_once_a_minute_is_forgiven():
+@pytest.mark.parametrize(
+    ("kind", "moments", "named"),
+    [
+        ("claims", [60.0 * minute for minute in range(1000)], False),
+        ("refused", [0.0, 13.0, 36.0], True),  # A partner in back-off waits for longer each time.
+        ("wasted", [0.0, 13.0, 36.0, 79.0, 162.0], True),  # Pauses of 10 s, 20 s, 40 s ..., and 3 s more each time.
+        ("pestering", [number / 16 for number in range(600 * 16)], False),  # One with nobody else to ask.
+        ("pestering", [number / 50 for number in range(400)], True),
+    ],
+    ids=["once a minute", "vectors that never pass", "wastes whenever it may", "offers often", "offers all the time"],
+)
+def test_a_member_is_named_for_what_it_repeats_at_a_pace_that_no_honest_one_has(kind, moments, named):
     misbehaviour = MisbehaviourLog()
-    for minute in range(1000):
-        misbehaviour.note(A, "claims", minute * 60.0)
-    assert misbehaviour.take() == []
-
-
-def test_a_partner_whose_vectors_never_pass_is_named_although_it_waits_for_longer_each_time():
-    misbehaviour = MisbehaviourLog()
-    for now in (0.0, 13.0, 36.0):
-        misbehaviour.note(A, "refused", now)
-    assert len(misbehaviour.take()) == 1
-
-
-def test_a_partner_that_wastes_an_exchange_whenever_it_may_is_named_however_long_it_has_to_wait():
-    misbehaviour = MisbehaviourLog()
-    for now in (0.0, 13.0, 36.0, 79.0, 162.0):  # a pause of 10 s, 20 s, 40 s ... in back-off, and 3 s more each time
-        misbehaviour.note(A, "wasted", now)
-    assert len(misbehaviour.take()) == 1
-
-
-def test_whoever_offers_all_the_time_is_named_and_one_with_nobody_else_to_ask_is_not():
-    misbehaviour = MisbehaviourLog()
-    for number in range(600 * 16):
-        misbehaviour.note(A, "pestering", number / 16)
-    assert misbehaviour.take() == []
-    for number in range(400):
-        misbehaviour.note(B, "pestering", number / 50)
-    assert len(misbehaviour.take()) == 1
+    for now in moments:
+        misbehaviour.note(A, kind, now)
+    assert len(misbehaviour.take()) == named
 
 
 def test_an_offer_of_one_that_is_to_wait_counts_as_pestering():
-    side = Side(A)
-    side.is_declined = lambda _partner, _now: True
+    side = Side()
+    side.declined.append(B)
     for number in range(300):
         assert side.exchanges.on_offer(B, offer(number + 1), 1.0) == [Send(B, Busy(number + 1))]
     (notice,) = side.exchanges.misbehaviour.take()
@@ -86,20 +68,16 @@ def test_one_kind_of_one_member_says_nothing_of_others():
     assert misbehaviour.take() == []
 
 
-FAR = [(1e4, "clip"), (1e12, "norm"), (math.inf, "not-finite"), (1e4, "balance")]
-
-
-@pytest.mark.parametrize(("difference_sq", "why"), FAR, ids=[why for _, why in FAR])
+@pytest.mark.parametrize(
+    ("difference_sq", "why"), [(1e4, "clip"), (1e12, "norm"), (math.inf, "not-finite"), (1e4, "balance")]
+)
 def test_a_vector_that_is_far_away_is_no_misbehaviour_of_its_sender_nor_of_who_refuses_it(difference_sq, why):
     """An honest node sends such a vector if its data differ from the others' or if it has diverged."""
     config = Config(filter="balance") if why == "balance" else Config(filter="clip", filter_limit=1e-3)
-    near, far = Side(A, config=config), Side(C, config=config)
-    for number in range(40):
-        session = begun(near, number)
-        near.exchanges.on_streamed(session, difference_sq, 1.0, number)
-        near.exchanges.on_commit(B, session, number)
-        session = begun(far, number)
-        far.exchanges.on_abort(B, session, why, number)
+    near, far = Side(config=config), Side(config=config)
+    for now in range(40):
+        near.complete(B, near.stream_mix(now), now, difference_sq)
+        far.exchanges.on_abort(B, far.stream_mix(now), why, now)
     for side in (near, far):
         assert side.exchanges.misbehaviour.take() == []
         assert not side.exchanges.misbehaviour.levels
@@ -107,8 +85,8 @@ def test_a_vector_that_is_far_away_is_no_misbehaviour_of_its_sender_nor_of_who_r
 
 def test_a_vector_with_values_that_are_no_numbers_is_misbehaviour_since_nodes_check_their_own():
     side = Side()
-    for number in range(3):
-        side.exchanges.on_streamed(begun(side, number), math.nan, 1.0, number)
+    for now in range(3):
+        side.exchanges.on_streamed(side.stream_mix(now), math.nan, 1.0, now)
     (notice,) = side.exchanges.misbehaviour.take()
     assert notice.sentence == f"Member {B.hex()[:8]} misbehaves: {KINDS['refused'][2]}."
 
@@ -119,8 +97,8 @@ def test_a_vector_with_values_that_are_no_numbers_is_misbehaviour_since_nodes_ch
 def test_a_partner_that_gives_up_again_and_again_is_named_unless_our_vector_is_why(code, named):
     """An innocent abort code is forgiven once in a row, as it is for back-off."""
     side = Side()
-    for number in range(6):
-        side.exchanges.on_abort(B, begun(side, number), code, number)
+    for now in range(6):
+        side.exchanges.on_abort(B, side.stream_mix(now), code, now)
     assert bool(side.exchanges.misbehaviour.take()) is named
 
 
@@ -142,22 +120,19 @@ def test_a_flood_of_identities_costs_a_bounded_table():
 
 
 def test_a_partner_whose_exchanges_come_to_nothing_is_named_and_one_whose_are_mostly_finished_is_not():
-    side = Side(A)
-    for number in range(40):
-        exchange(side, number, fails=bool(number % 2))
+    side = Side()
+
+    def exchange(now, fails):
+        session = side.stream_mix(now)
+        side.exchanges.on_failed(session, "deadline", now) if fails else side.complete(B, session, now)
+
+    for now in range(40):
+        exchange(now, fails=bool(now % 2))
     assert side.exchanges.misbehaviour.take() == []
-    for number in range(6):
-        exchange(side, number, fails=True)
+    for now in range(40, 46):
+        exchange(now, fails=True)
     (notice,) = side.exchanges.misbehaviour.take()
     assert notice.sentence.startswith(f"Exchanges with member {B.hex()[:8]} come to nothing")
-
-
-def begun(side, now, version=0.0):
-    """Begin an exchange with B up to its streams, and return its session."""
-    (snapshot,) = side.exchanges.begin_mix(now)
-    side.exchanges.on_snapshotted(snapshot.session, now)
-    side.exchanges.on_accept(B, Accept(snapshot.session, version, 0.5, "fp32"), now)
-    return snapshot.session
 
 
 def test_after_a_stop_of_this_process_nobody_is_named_for_what_it_missed():
@@ -172,34 +147,23 @@ def test_after_a_stop_of_this_process_nobody_is_named_for_what_it_missed():
     assert len(me.misbehaviour.take()) == 1
 
 
-def exchange(side, now, fails, version=0.0):
-    """Play one exchange with B to its end."""
-    session = begun(side, now, version)
-    if fails:
-        side.exchanges.on_failed(session, "deadline", now)
-        return
-    side.exchanges.on_streamed(session, 1.0, 1.0, now)
-    side.exchanges.on_commit(B, session, now)
-
-
 def test_whoever_goes_on_accusing_us_although_we_answer_is_named():
-    me = acquainted(3)
     liar = peer_id(1)
-    told = []
-    for second in range(20):
-        hint = Hint(me.me.id, me.me.incarnation, False, liar)
-        told += me.receive(liar, Gossip((hint,)), float(second))
-    (notice,) = [effect for effect in told if isinstance(effect, Notice)]
+    (notice,) = notices_of_accusations([(liar, second) for second in range(20)])
     assert notice.sentence.startswith(f"Member {liar.hex()[:8]} misbehaves: accusations")
 
 
 def test_everybody_who_accuses_us_once_while_we_slept_is_innocent():
-    me = acquainted(100)
-    told = []
-    for number in range(2, 100):
-        hint = Hint(me.me.id, me.me.incarnation, False, peer_id(number))
-        told += me.receive(peer_id(1), Gossip((hint,)), float(number))
-    assert not [effect for effect in told if isinstance(effect, Notice)]
+    assert notices_of_accusations([(peer_id(number), number) for number in range(2, 100)]) == []
+
+
+def notices_of_accusations(accusations):
+    """Return the notices of a node that is held dead by these members at these seconds."""
+    me, told = acquainted(100), []
+    for accuser, second in accusations:
+        hint = Hint(me.me.id, me.me.incarnation, False, accuser)
+        told += me.receive(peer_id(1), Gossip((hint,)), float(second))
+    return [effect for effect in told if isinstance(effect, Notice)]
 
 
 def test_whoever_signs_numbers_that_cannot_be_is_named_and_whoever_passes_them_on_is_not():
@@ -215,8 +179,8 @@ def test_whoever_signs_numbers_that_cannot_be_is_named_and_whoever_passes_them_o
 
 
 def test_whoever_mixes_by_a_version_that_cannot_be_is_named():
-    side = Side(A)
-    for number in range(3):
-        exchange(side, number, fails=False, version=2.0**52)
+    side = Side()
+    for now in range(3):
+        side.complete(B, side.stream_mix(now, version=2.0**52), now)
     (notice,) = side.exchanges.misbehaviour.take()
     assert notice.sentence.startswith(f"Member {B.hex()[:8]} misbehaves: numbers that cannot be")

@@ -1,7 +1,5 @@
 """The table of the latest entries, compared with a list that does the same slowly."""
 
-from __future__ import annotations
-
 from hypothesis import given
 from hypothesis import strategies as st
 

@@ -1,8 +1,7 @@
 """The schedule: when the next mix is due, and whether a training loop must wait for one that began."""
 
-from __future__ import annotations
-
 import itertools
+import math
 import random
 
 import pytest
@@ -31,16 +30,10 @@ def mixes_at(made, count):
     return found
 
 
-# -- by steps and by the clock -----------------------------------------------------------------------------------------
 @pytest.mark.parametrize("every", [16, 64, 256])
-def test_a_node_that_is_never_kept_waiting_mixes_once_in_each_interval(every):
+def test_a_node_that_is_never_kept_waiting_mixes_once_in_each_interval_jittered_by_a_quarter(every):
     found = mixes_at(schedule(mix_every_steps=every), 400)
     assert (found[-1] - found[0]) / 399 == pytest.approx(every, rel=0.03)
-
-
-@pytest.mark.parametrize("every", [25, 100, 400])
-def test_two_mixes_lie_apart_by_three_quarters_to_five_quarters_of_an_interval(every):
-    found = mixes_at(schedule(mix_every_steps=every), 200)
     gaps = [later - before for before, later in itertools.pairwise(found[1:])]
     assert 0.75 * every - 1 <= min(gaps) < max(gaps) <= 1.25 * every + 1
     assert max(gaps) - min(gaps) > 0.3 * every
@@ -136,7 +129,7 @@ def begun(node, swarm, state):
 
 
 @pytest.mark.parametrize("state", [State.PREPARING, State.OFFERED, State.STREAMING, State.VERIFIED])
-@pytest.mark.parametrize(("gap", "after"), [(0.0, 0), (0.25, 2), (1.0, 8), (2.0, 16)])
+@pytest.mark.parametrize(("gap", "after"), [(0.0, 0), (0.25, 2), (1.0, 8), (2.0, 16), (None, math.inf)])
 def test_a_loop_is_held_when_a_mix_under_way_is_as_old_as_the_gap_allows(gap, after, state):
     swarm, a, _ = pair(max_version_gap=gap, mix_every_steps=8)
     a.peer.update_counts(1000, 1000)
@@ -158,13 +151,6 @@ def test_a_report_that_is_older_than_what_was_counted_counts_no_sample_twice():
         a.peer.update_counts(steps + more, samples + 16 * more)
     assert a.peer.local.steps == steps + 11
     assert a.peer.local.progress.samples == before + members * 16 * 11
-
-
-def test_without_a_bound_nobody_is_ever_held():
-    swarm, a, _ = pair(mix_every_steps=8)
-    begun(a, swarm, State.STREAMING)
-    a.peer.update_counts(10**6, 0)
-    assert not a.peer.view.is_held
 
 
 def test_one_that_is_asked_is_held_from_its_snapshot_on_and_not_before():

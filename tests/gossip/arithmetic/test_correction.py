@@ -1,7 +1,5 @@
 """The correction for the pull of a node's own data: its arithmetic, its limits, and hostile numbers."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np
@@ -15,7 +13,6 @@ from gossip.arithmetic.correction import (
     MAX_STEP_SHARE,
     Correction,
     check_correction,
-    correction_limit,
     credit,
     steps_between_parts,
 )
@@ -28,6 +25,16 @@ EVERY, KAPPA, LONG = 8, 0.2, 1e6  # LONG: a squared norm of weights so large tha
 
 def correction(size=6, parameters=4):
     return Correction(size, parameters, KAPPA, EVERY)
+
+
+def taught(times=1, rate=None):
+    """Return a correction that has learned the same difference so often."""
+    one = correction()
+    if rate is not None:
+        one.rate = rate
+    for _ in range(times):
+        one.learn(displacement(1), 0.5, 1.0, LONG)
+    return one
 
 
 def displacement(seed, size=6):
@@ -47,41 +54,36 @@ def test_partners_learn_exact_opposites(intervals, weight):
 
 
 def test_it_takes_up_a_share_of_each_mix_and_nothing_of_buffers():
-    one, difference = correction(), displacement(1)
-    one.learn(difference, 0.5, 1.0, LONG)
+    one, difference = taught(), displacement(1)
     np.testing.assert_allclose(one.pull[:4], KAPPA * 0.5 * difference[:4], rtol=1e-6)
     np.testing.assert_array_equal(one.pull[4:], 0)
 
 
 def test_a_mix_after_several_intervals_teaches_what_one_does():
-    one, other, difference = correction(), correction(), displacement(1)
-    one.learn(difference, 0.5, 1.0, LONG)
-    other.learn(4 * difference, 0.5, float(credit(4.0, 4.0)), LONG)
-    np.testing.assert_allclose(one.pull, other.pull, rtol=1e-6)
+    other = correction()
+    other.learn(4 * displacement(1), 0.5, float(credit(4.0, 4.0)), LONG)
+    np.testing.assert_allclose(taught().pull, other.pull, rtol=1e-6)
 
 
-@pytest.mark.parametrize("intervals", [(0.0, 0.0), (-1.0, 3.0), (2.0, 0.0)])
-def test_a_mix_with_a_node_that_has_not_trained_teaches_nothing(intervals):
-    one = correction()
-    one.learn(displacement(1), 0.5, float(credit(*intervals)), LONG)
-    assert one.pull is None
-
-
-def test_a_mix_soon_after_another_teaches_as_much_less():
-    assert credit(0.25, 1.0) == pytest.approx(0.25)
-    assert credit(0.25, 3.75) == pytest.approx(0.25 / 2)
-
-
-def test_what_a_filter_has_shortened_counts_by_the_square_of_what_it_left():
-    assert credit(1.0, 1.0, 0.1) == pytest.approx(0.01)
-    assert credit(4.0, 4.0, 0.5) == pytest.approx(0.0625)
+@pytest.mark.parametrize(
+    ("stated", "count"),
+    [
+        ((0.0, 0.0), 0.0),  # A node that has not trained teaches nothing.
+        ((-1.0, 3.0), 0.0),
+        ((2.0, 0.0), 0.0),
+        ((0.25, 1.0), 0.25),  # A mix soon after another teaches as much less.
+        ((0.25, 3.75), 0.25 / 2),
+        ((1.0, 1.0, 0.1), 0.01),  # What a filter has shortened counts by the square of what it left.
+        ((4.0, 4.0, 0.5), 0.0625),
+    ],
+    ids=str,
+)
+def test_a_mix_counts_by_the_intervals_that_both_have_trained_and_by_what_is_left_of_it(stated, count):
+    assert credit(*stated) == pytest.approx(count)
 
 
 def test_it_is_added_in_parts_of_an_interval_and_follows_the_learning_rate():
-    one = correction()
-    one.rate = 0.1
-    for _ in range(20):
-        one.learn(displacement(1), 0.5, 1.0, LONG)
+    one = taught(20, rate=0.1)
     assert one.applied_share > 0.9
     assert steps_between_parts(EVERY) == 2
     assert one.step_factor(2) == pytest.approx(0.25 * one.applied_share)
@@ -118,10 +120,7 @@ def test_lessons_that_shrink_leave_no_pull_where_they_have_no_common_direction()
 
 @pytest.mark.parametrize("rate", [0.0, math.nan, math.inf, -1.0])
 def test_a_learning_rate_that_is_none_scales_nothing_that_is_learned(rate):
-    one = correction()
-    one.rate = rate
-    for _ in range(20):
-        one.learn(displacement(1), 0.5, 1.0, LONG)
+    one = taught(20, rate)
     assert one.step_factor(EVERY) == one.applied_share > 0.9
     assert np.isfinite(one.pull).all()
 
@@ -137,17 +136,15 @@ def test_no_difference_makes_it_longer_than_its_limit(lengths, own_sq):
 
 
 def test_a_correction_that_has_overflowed_begins_anew():
-    one = correction(4, 4)
-    one.learn(displacement(1, 4), 0.5, 1.0, LONG)
+    one = taught()
     one.pull[0] = np.inf
-    one.learn(displacement(2, 4), 0.5, 1.0, LONG)
+    one.learn(displacement(2), 0.5, 1.0, LONG)
     assert not one.pull.any()
     assert one.step_factor(EVERY) == 0.0
 
 
 def test_other_weights_have_learned_nothing():
-    one = correction()
-    one.learn(displacement(1), 0.5, 1.0, LONG)
+    one = taught()
     version = one.version
     one.reset()
     assert not one.pull.any()
@@ -161,12 +158,6 @@ def test_a_kappa_that_drives_nodes_apart_is_refused(kappa):
         check_correction(kappa)
 
 
-def test_the_limit_is_that_of_the_closed_form():
-    assert correction_limit() == pytest.approx(2 / 3)
-    assert correction_limit(0.3) == pytest.approx(0.42, abs=0.01)
-    assert correction_limit(0.6) == pytest.approx(0.22, abs=0.01)
-
-
 @given(st.floats(), st.floats())
 def test_both_sides_give_one_credit_whatever_is_stated(ours, theirs):
     assert credit(ours, theirs) == credit(theirs, ours)
@@ -175,7 +166,6 @@ def test_both_sides_give_one_credit_whatever_is_stated(ours, theirs):
     assert credit(MAX_INTERVALS, theirs) == credit(math.inf, theirs)
 
 
-# -- both drivers ------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("own_sq", [LONG, 4.0])
 def test_the_simulators_rows_are_what_nodes_hold_bit_for_bit(own_sq):
     rows = Corrections(2, 4, Config(mix_every_steps=EVERY, correction=KAPPA))
@@ -204,7 +194,6 @@ def test_the_simulators_rows_are_what_nodes_hold_bit_for_bit(own_sq):
     assert rows.applied_share.all() or own_sq < LONG
 
 
-# -- intervals that change ---------------------------------------------------------------------------------------------
 def test_with_the_interval_the_correction_of_an_interval_grows_and_that_of_a_step_stays():
     one, nothing = correction(), np.zeros(6, np.float32)
     for _ in range(6):

@@ -1,7 +1,5 @@
 """Which tensor is furthest, and which carries most of a difference."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from gossip.arithmetic.distances import furthest_tensor, largest_share

@@ -1,7 +1,5 @@
 """The distance that local steps alone moved a model, whatever others added meanwhile."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np
@@ -12,11 +10,12 @@ from hypothesis import strategies as st
 from gossip.arithmetic.movement import SAMPLED_ELEMENTS, Movement
 
 
-def test_nothing_is_known_at_the_first_look():
+def test_nothing_is_known_at_the_first_look_and_each_later_one_begins_anew():
     progress = Movement(10)
     progress.add_shift(np.ones(10, np.float32))
     assert math.isnan(progress.measure(np.zeros(10, np.float32)))
     assert progress.measure(np.full(10, 3.0, np.float32)) == pytest.approx(3 * math.sqrt(10))
+    assert progress.measure(np.full(10, 3.0, np.float32)) == 0.0
 
 
 @given(st.integers(1, 3000), st.integers(0, 2**32 - 1))
@@ -46,13 +45,6 @@ def test_of_a_larger_one_it_errs_by_a_few_percent(size):
     vector[places] += shift[places]
     assert SAMPLED_ELEMENTS <= len(progress.positions) < 2 * SAMPLED_ELEMENTS
     assert progress.measure(vector + local) == pytest.approx(float(np.linalg.norm(local)), rel=0.05)
-
-
-def test_each_look_begins_anew():
-    progress = Movement(4)
-    progress.measure(np.zeros(4, np.float32))
-    assert progress.measure(np.ones(4, np.float32)) == 2.0
-    assert progress.measure(np.ones(4, np.float32)) == 0.0
 
 
 @pytest.mark.parametrize("seed", range(5))

@@ -1,18 +1,22 @@
 """Chunks in any order: each element counts once, and the difference and the norms are those of chunks in order."""
 
-from __future__ import annotations
-
 import random
 
 import numpy as np
 import pytest
 
 from gossip.averaging.coverage import Coverage
+from gossip.averaging.pair import PairAverage
 from gossip.averaging.streams import ComparingReceiver, DifferenceReceiver, PieceReceiver, Sender
+from gossip.averaging.vectors import Vector
 from gossip.codecs import CODECS, get_codec
+from gossip.effects import Transfer
 from gossip.errors import ProtocolError
 from gossip.wire.frames import PREFIX_BYTES, decode
 from gossip.wire.messages import MIN_CHUNK_ELEMENTS
+from node.model.pool import VectorPool
+from node.model.snapshot import ModelState
+from tests.gossip.exchange.sides import B
 
 SIZE, CHUNK = 50_000, 4_096
 
@@ -137,3 +141,29 @@ def test_bodies_that_are_read_at_once_have_room_of_their_own_and_give_it_back():
     assert receiver.is_complete
     assert len(receiver.free_buffers) == len(chunks)
     assert not receiver.is_filling
+
+
+def pair_of(ours, theirs, comes_whole):
+    """A pair that has received a partner's vector, as a whole or in chunks."""
+    pool = VectorPool(ModelState({"x": ours}))
+    pair = PairAverage(Transfer(1, B, "fp32"), Vector(ours.copy()), get_codec("fp32"), None, pool)
+    if comes_whole:
+        pair.receive_whole(theirs)
+    else:
+        receiver = pair.create_receiver()
+        receiver.session = 7
+        deliver(receiver, frames(theirs, get_codec("fp32")))
+        pair.on_received()
+    return pair
+
+
+@pytest.mark.parametrize("comes_whole", [False, True])
+@pytest.mark.parametrize("difference", [1e-23, 1e-30, 1.5e-45, -1.5e-45])
+def test_only_equal_vectors_have_a_squared_difference_of_0(difference, comes_whole):
+    """The square of a difference below 1e-23 is no float32."""
+    ours, _ = vectors()
+    ours[4_321] = 1e-39
+    theirs = ours.copy()
+    theirs[4_321] += difference
+    assert pair_of(ours, ours, comes_whole).difference_sq == 0.0
+    assert 0.0 < pair_of(ours, theirs, comes_whole).difference_sq < 1e-40

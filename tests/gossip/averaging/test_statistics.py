@@ -1,7 +1,5 @@
 """Statistics of a model move towards a partner's, and never beyond both sides' values."""
 
-from __future__ import annotations
-
 import numpy as np
 import torch
 from hypothesis import given

@@ -1,39 +1,38 @@
 """A codec that must know how far apart the nodes are is agreed on only where an exchange has shown it."""
 
-from __future__ import annotations
-
-import dataclasses
-
 import pytest
 
-from gossip.arithmetic.subsets import Subset
 from gossip.config import Config
-from gossip.effects import Send, Transfer
-from gossip.wire.messages import Abort, Accept, Commit
-from tests.gossip.exchange.sides import B, C, Side, offer
+from gossip.effects import Send
+from gossip.wire.messages import Abort
+from tests.gossip.exchange.sides import B, C, Side, accept
 
 MONIQUA = Config(codec="moniqua4")
+FRAGMENTS = Config(codec="moniqua4", part="fragments 2")
 ALL, MASK = "all", "mask 1"
 
 
 def mixed(side, session, part="all", codec="int8", partner=B):
-    """Let the side take part in an exchange that B offers; return the codec that it streamed with."""
-    x = side.exchanges
-    x.on_offer(partner, dataclasses.replace(offer(session, codec=codec), part=part), 0.0)
-    _, transfer = x.on_snapshotted(session, 0.0)
-    assert isinstance(transfer, Transfer)
-    x.on_streamed(session, 1.0, 1.0, 0.0)
-    x.on_commit(partner, session, 0.0)
+    """Let the side take part in an exchange that ``partner`` offers; return the codec that it streamed with."""
+    _, transfer = side.answer(partner, session, codec=codec, part=part)
+    side.complete(partner, session)
     assert not side.table
     return transfer.codec
 
 
 def offered(side):
     """Return the session and the codec of the side's next offer."""
-    x = side.exchanges
-    session = x.begin_mix(0.0)[0].session
-    [sent] = x.on_snapshotted(session, 0.0)
-    return session, sent.message.codec
+    [sent] = side.offer_mix()
+    return sent.message.session, sent.message.codec
+
+
+def overflow(side):
+    """Let an exchange with B, which the side offers, exceed its bound."""
+    session, codec = offered(side)
+    assert codec == "moniqua4"
+    [transfer] = side.exchanges.on_accept(B, accept(session, codec=codec), 0.0)
+    assert transfer.codec == codec
+    side.exchanges.on_failed(session, "overflow", 0.0)
 
 
 def test_an_exchange_of_a_part_teaches_no_bound():
@@ -45,7 +44,7 @@ def test_an_exchange_of_a_part_teaches_no_bound():
 
 
 def test_each_fragment_teaches_a_bound_of_its_own():
-    side = Side(config=dataclasses.replace(MONIQUA, part="fragments 2"))
+    side = Side(config=FRAGMENTS)
     assert mixed(side, 7, part="fragment 0/2", codec="moniqua4") == "int8"
     assert mixed(side, 8, part="fragment 0/2", codec="moniqua4") == "moniqua4"
     assert mixed(side, 9, part="fragment 1/2", codec="moniqua4") == "int8"
@@ -55,7 +54,7 @@ def test_each_fragment_teaches_a_bound_of_its_own():
 
 def test_other_fragments_and_the_whole_vector_teach_no_bound():
     """How many bounds are kept depends on the node's own setting, and not on what members offer."""
-    side = Side(config=dataclasses.replace(MONIQUA, part="fragments 2"))
+    side = Side(config=FRAGMENTS)
     for session, part in ((7, ALL), (9, "fragment 0/4"), (11, "fragment 2/3")):
         mixed(side, session, part=part)
         assert mixed(side, session + 1, part=part, codec="moniqua4") == "int8"
@@ -63,13 +62,10 @@ def test_other_fragments_and_the_whole_vector_teach_no_bound():
 
 
 def test_after_an_overflow_of_one_fragment_the_others_keep_their_bounds():
-    side = Side(config=dataclasses.replace(MONIQUA, part="fragments 2"))
+    side = Side(config=FRAGMENTS)
     mixed(side, 7, part="fragment 0/2", partner=C)
     mixed(side, 8, part="fragment 1/2", partner=C)
-    session, codec = offered(side)
-    assert codec == "moniqua4"
-    side.exchanges.on_accept(B, Accept(session, 0.0, 0.5, "moniqua4"), 0.0)
-    side.exchanges.on_failed(session, "overflow", 0.0)
+    overflow(side)
     assert mixed(side, 9, part="fragment 1/2", codec="moniqua4", partner=C) == "moniqua4"
     assert mixed(side, 10, part="fragment 0/2", codec="moniqua4", partner=C) == "int8"
 
@@ -86,18 +82,8 @@ def test_an_answer_with_a_codec_that_cannot_be_used_here_is_refused(config):
     if config is not MONIQUA:
         mixed(side, 7)  # it teaches nothing to a side that keeps no bounds
     session, _ = offered(side)
-    told = side.exchanges.on_accept(B, Accept(session, 0.0, 0.5, "moniqua4"), 0.0)
+    told = side.exchanges.on_accept(B, accept(session, codec="moniqua4"), 0.0)
     assert told[0] == Send(B, Abort(session, "terms"))
-
-
-def test_what_is_bounded_is_still_agreed_on():
-    side = Side(config=MONIQUA)
-    mixed(side, 7)
-    session, codec = offered(side)
-    assert codec == "moniqua4"
-    [transfer] = side.exchanges.on_accept(B, Accept(session, 0.0, 0.5, "moniqua4"), 0.0)
-    assert (transfer.codec, transfer.part) == ("moniqua4", Subset.parse(ALL))
-    assert side.exchanges.on_streamed(session, 1.0, 1.0, 0.0) == [Send(B, Commit(session))]
 
 
 def test_after_an_overflow_the_next_exchange_with_that_one_needs_no_bound():
@@ -107,16 +93,12 @@ def test_after_an_overflow_the_next_exchange_with_that_one_needs_no_bound():
     """
     side = Side(config=MONIQUA)
     mixed(side, 7, partner=C)
-    session, codec = offered(side)
-    assert codec == "moniqua4"
-    side.exchanges.on_accept(B, Accept(session, 0.0, 0.5, "moniqua4"), 0.0)
-    side.exchanges.on_failed(session, "overflow", 0.0)
+    overflow(side)
     mixed(side, 8, partner=C)
     session, codec = offered(side)
     assert codec == "int8"
-    side.exchanges.on_accept(B, Accept(session, 0.0, 0.5, "int8"), 0.0)
-    side.exchanges.on_streamed(session, 1.0, 1.0, 0.0)
-    side.exchanges.on_commit(B, session, 0.0)
+    side.exchanges.on_accept(B, accept(session, codec="int8"), 0.0)
+    side.complete(B, session)
     assert offered(side)[1] == "moniqua4"
     assert side.benched == []
 
@@ -124,10 +106,8 @@ def test_after_an_overflow_the_next_exchange_with_that_one_needs_no_bound():
 def test_whom_an_overflow_was_with_gets_no_such_codec_for_asking():
     side = Side(config=MONIQUA)
     mixed(side, 7)
-    x = side.exchanges
-    x.on_offer(B, offer(8, codec="moniqua4"), 0.0)
-    x.on_snapshotted(8, 0.0)
-    x.on_abort(B, 8, "overflow", 0.0)
+    side.answer(B, 8, codec="moniqua4")
+    side.exchanges.on_abort(B, 8, "overflow", 0.0)
     mixed(side, 9, partner=C)
     assert mixed(side, 10, codec="moniqua4") == "int8"
     assert mixed(side, 11, codec="moniqua4") == "moniqua4"

@@ -1,7 +1,5 @@
 """The codec that `auto` takes: by the link's rate, and by the cost of codecs on the offering side."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np
@@ -11,10 +9,9 @@ from gossip import kernel
 from gossip.arithmetic.subsets import ALL
 from gossip.codecs import COMPILED, NUMPY, fastest_codec
 from gossip.config import Config
-from gossip.wire.messages import Accept
 from node import Node
 from node.network.transfers.coding import measure_codecs
-from tests.gossip.exchange.sides import B, C, Side, offer
+from tests.gossip.exchange.sides import B, C, Side, accept
 from tests.gossip.kernel.building import passes
 
 
@@ -34,17 +31,14 @@ def test_the_codec_is_the_one_that_ends_soonest(compiled, rate_mb_s, codec):
 @pytest.mark.parametrize(("compiled", "codec"), [(True, "int8"), (False, "fp32")])
 def test_who_offers_goes_by_its_own_passes_and_the_other_takes_that(compiled, codec):
     machines = [COMPILED if one else NUMPY for one in (compiled, not compiled)]
-    sides = [Side(config=Config(codec="auto"), machine=machine) for machine in machines]
-    asker, asked = (side.exchanges for side in sides)
-    for exchanges in (asker, asked):
-        exchanges.durations.rates[B] = 2_000.0
-    asker.begin_mix(0.0)
-    [send] = [effect for effect in asker.on_snapshotted(1, 0.0) if hasattr(effect, "message")]
-    assert send.message.codec == codec
-    asked.on_offer(B, offer(codec=send.message.codec), 0.0)
-    [accept, transfer] = asked.on_snapshotted(7, 0.0)
-    assert (accept.message.codec, transfer.codec) == (codec, codec)
-    [transfer] = asker.on_accept(B, Accept(1, 0.0, 0.5, codec), 0.0)
+    asker, asked = (Side(config=Config(codec="auto"), machine=machine) for machine in machines)
+    for side in (asker, asked):
+        side.exchanges.durations.rates[B] = 2_000.0
+    [sent] = asker.offer_mix()
+    assert sent.message.codec == codec
+    [answer, transfer] = asked.answer(codec=codec)
+    assert (answer.message.codec, transfer.codec) == (codec, codec)
+    [transfer] = asker.exchanges.on_accept(B, accept(codec=codec), 0.0)
     assert transfer.codec == codec
 
 
@@ -56,11 +50,13 @@ def test_a_partner_without_a_past_is_offered_what_the_others_links_bear():
 
 
 @pytest.mark.parametrize(("configured", "taken"), [("auto", "int8"), ("fp32", "int8"), ("int4", "int4")])
-def test_what_another_offers_is_answered_as_ever(configured, taken):
-    asked = Side(config=Config(codec=configured)).exchanges
-    asked.on_offer(B, offer(codec="int8"), 0.0)
-    [accept, transfer] = asked.on_snapshotted(7, 0.0)
-    assert (accept.message.codec, transfer.codec) == (taken, taken)
+def test_of_two_codecs_the_leaner_is_agreed_on_and_auto_takes_what_is_offered(configured, taken):
+    [answer, transfer] = Side(config=Config(codec=configured)).answer(codec="int8")
+    assert (answer.message.codec, transfer.codec) == (taken, taken)
+    asker = Side(config=Config(codec="int8"))
+    asker.offer_mix()
+    [transfer] = asker.exchanges.on_accept(B, accept(codec=taken), 0.0)
+    assert transfer.codec == taken
 
 
 @pytest.mark.parametrize("has", [True, False])

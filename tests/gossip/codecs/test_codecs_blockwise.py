@@ -7,7 +7,6 @@ from gossip.codecs import ALIGN, BLOCK_ELEMENTS, get_codec
 from gossip.codecs.base import block_peaks
 from gossip.codecs.dither import TABLE_ELEMENTS, noise_segments, noise_table
 from gossip.codecs.grid import INVERSES, LARGEST_SCALE, NOT_FINITE, SCALES, SMALLEST_SCALE, scale_bytes
-from gossip.codecs.packing import pack, packed_bytes, unpack
 
 blockwise = pytest.mark.parametrize("codec", [get_codec("int8"), get_codec("int4")], ids=lambda c: c.name)
 
@@ -39,11 +38,12 @@ def slow(codec, values, seed, start):
 
 @blockwise
 def test_a_slow_obvious_version_agrees(codec):
-    values = np.random.default_rng(3).standard_normal(700).astype(np.float32)
+    values = np.random.default_rng(3).standard_normal(956).astype(np.float32)
     values[256:512] *= 1e-6
-    values[512:640] = 0
+    values[512:768] = -0.0
     expected = slow(codec, values, 77, 512)
     np.testing.assert_allclose(quantised(codec, values, 77, 512), expected, rtol=1e-4, atol=1e-12)
+    assert not expected[512:768].any()
 
 
 @blockwise
@@ -85,29 +85,11 @@ def test_the_nearer_two_vectors_are_the_smaller_is_the_noise_of_their_difference
     assert errors[1] < errors[0]
 
 
-@blockwise
-def test_a_block_of_zeros_is_zeros(codec):
-    values = np.ones(512, np.float32)
-    values[256:] = -0.0
-    assert not quantised(codec, values)[256:].any()
-
-
 def test_what_a_value_costs():
     assert get_codec("int8").encoded_bytes(131_072) == 131_072 + 512
     assert get_codec("int4").encoded_bytes(131_072) == 65_536 + 2048
     assert get_codec("int4").encoded_bytes(65) == 33 + 2
     assert get_codec("moniqua4").encoded_bytes(131_072) == 65_536 + 512 + 8
-
-
-@pytest.mark.parametrize("bits", [8, 4])
-@pytest.mark.parametrize("elements", [0, 1, 2, 3, 5, 256, 1023])
-def test_codes_are_packed_and_unpacked_and_use_every_bit(bits, elements):
-    codes = np.random.default_rng(elements).integers(0, 2**bits, elements, dtype=np.uint8)
-    data, back = np.full(packed_bytes(elements, bits), 0xEE, np.uint8), np.full(elements, 0xEE, np.uint8)
-    pack(codes, bits, data)
-    unpack(data, bits, back)
-    np.testing.assert_array_equal(back, codes)
-    assert data.size == -(-elements * bits // 8)
 
 
 def test_every_scale_is_its_own_byte_and_what_lies_between_is_rounded_up():

@@ -1,9 +1,5 @@
 """One exchange from offer to end without faults: partners, terms, crossing offers, and late messages."""
 
-from __future__ import annotations
-
-from dataclasses import replace
-
 import pytest
 
 from gossip.config import Config
@@ -11,11 +7,11 @@ from gossip.effects import Mix, Release, Rename, Send, Snapshot, Transfer
 from gossip.exchange.beginning import OFFERS_PER_PARTNER
 from gossip.exchange.session import MAX_GAP_ROUNDS, MAX_VERSION, State
 from gossip.wire.messages import Abort, Accept, Busy, Commit, Offer, Settled
-from tests.gossip.exchange.sides import ELEMENTS, A, B, C, D, E, F, Side, answering, offer, streaming, verified
-from tests.harness.world import World
+from tests.gossip.exchange.sides import ELEMENTS, A, B, C, D, E, F, Side, accept, offer, streaming, verified
+
+AGED = Config(staleness_exponent=0.5)
 
 
-# -- the happy path --------------------------------------------------------------------------------------------------
 def test_the_initiator_snapshots_offers_streams_commits_and_mixes():
     side = Side(version=2.0)
     x = side.exchanges
@@ -23,13 +19,11 @@ def test_the_initiator_snapshots_offers_streams_commits_and_mixes():
     assert x.on_snapshotted(1, 0.1) == [Send(B, Offer(1, "f", b"g" * 16, 2.0, 0.5, "fp32"))]
     [transfer] = x.on_accept(B, Accept(1, 4.0, 0.25, "fp32"), 0.2)
     assert (transfer.session, transfer.partner) == (1, B)
+    assert x.begin_mix(0.2) == [], "one mix of one's own at a time"
     assert x.on_streamed(1, 1.0, 1.0, 0.3) == [Send(B, Commit(1))]
     assert x.on_commit(B, 1, 0.4) == [Mix(1, 0.25), Release(1)]
     assert (x.done_count, x.last_partner, x.table, x.own_exchanges, side.benched) == (1, B, {}, {}, [])
     assert side.local.version == 2.5
-
-
-AGED = Config(staleness_exponent=0.5)
 
 
 def test_the_responder_snapshots_accepts_streams_commits_and_mixes():
@@ -37,8 +31,8 @@ def test_the_responder_snapshots_accepts_streams_commits_and_mixes():
     x = side.exchanges
     assert x.on_offer(B, offer(7, version=1.0), 0.0) == [Snapshot(7)]
     weight = 0.25  # 1/2 (1 + 3)^-1/2
-    accept, transfer = x.on_snapshotted(7, 0.1)
-    assert accept == Send(B, Accept(7, 4.0, weight, "fp32"))
+    sent, transfer = x.on_snapshotted(7, 0.1)
+    assert sent == Send(B, Accept(7, 4.0, weight, "fp32"))
     assert isinstance(transfer, Transfer)
     assert x.on_commit(B, 7, 0.2) == []
     assert x.on_streamed(7, 1.0, 1.0, 0.3) == [Send(B, Commit(7)), Mix(7, weight), Release(7)]
@@ -46,32 +40,11 @@ def test_the_responder_snapshots_accepts_streams_commits_and_mixes():
     assert side.local.version == 4.0 + weight * (1.0 - 4.0)
 
 
-def test_the_version_moves_by_what_was_exchanged_whatever_steps_were_taken_meanwhile():
-    a, b = Side(A, version=2.0), Side(B, version=4.0)
-    a.exchanges.begin_mix(0.0)
-    [offered] = a.exchanges.on_snapshotted(1, 0.0)
-    b.exchanges.on_offer(A, offered.message, 0.0)
-    accepted, _ = b.exchanges.on_snapshotted(1, 0.0)
-    a.exchanges.on_accept(B, accepted.message, 0.0)
-    a.local.version += 10.0
-    b.local.version += 1.0
-    for side, other in ((a, B), (b, A)):
-        side.exchanges.on_streamed(1, 1.0, 1.0, 0.0)
-        assert side.exchanges.on_commit(other, 1, 0.0)
-    assert a.local.version - 12.0 == -(b.local.version - 5.0) != 0.0
-
-
-def test_one_own_exchange_at_a_time():
-    side = streaming()
-    assert side.exchanges.begin_mix(1.0) == []
-
-
 # -- asking another --------------------------------------------------------------------------------------------------
 def test_a_busy_partner_is_followed_by_others_with_the_same_snapshot():
     side = Side(partners=(B, C, D, E, F))
     x = side.exchanges
-    x.begin_mix(0.0)
-    asked = x.on_snapshotted(1, 0.0)
+    asked = side.offer_mix()
     for number, partner in enumerate((B, C, D, E), 1):
         renamed = [Rename(number - 1, number)] if number > 1 else []
         assert asked == [*renamed, Send(partner, offer(number))]
@@ -86,8 +59,7 @@ def test_a_busy_partner_is_followed_by_others_with_the_same_snapshot():
 def test_a_refusal_and_silence_bench_the_partner_and_ask_the_next():
     side = Side(partners=(B, C, D))
     x = side.exchanges
-    x.begin_mix(0.0)
-    x.on_snapshotted(1, 0.0)
+    side.offer_mix()
     assert x.on_refuse(B, 1, 0.1) == [Rename(1, 2), Send(C, offer(2))]
     assert x.deadline == 0.1 + side.config.reply_timeout_s
     assert x.tick(x.deadline - 0.001) == []
@@ -98,10 +70,9 @@ def test_a_refusal_and_silence_bench_the_partner_and_ask_the_next():
 def test_an_answer_from_one_who_is_not_asked_any_more_changes_nothing():
     side = Side(partners=(B, C))
     x = side.exchanges
-    x.begin_mix(0.0)
-    x.on_snapshotted(1, 0.0)
+    side.offer_mix()
     x.on_busy(B, 1, 0.1)
-    assert x.on_accept(B, Accept(1, 0.0, 0.5, "fp32"), 0.2) == [Send(B, Abort(1, "late"))]
+    assert x.on_accept(B, accept(), 0.2) == [Send(B, Abort(1, "late"))]
     for session in (1, 2):
         ignored = x.on_busy(B, session, 0.2), x.on_refuse(B, session, 0.2), x.on_abort(B, session, "no", 0.2)
         assert (*ignored, x.on_commit(B, session, 0.2)) == ([],) * 4
@@ -116,11 +87,10 @@ def test_a_commit_before_anything_was_streamed_is_carried_to_nobody():
     """
     side = Side(partners=(B, C))
     x = side.exchanges
-    x.begin_mix(0.0)
-    x.on_snapshotted(1, 0.0)
+    side.offer_mix()
     assert x.on_commit(B, 1, 0.1) == []
     x.on_busy(B, 1, 0.1)
-    [transfer] = x.on_accept(C, Accept(2, 0.0, 0.5, "fp32"), 0.2)
+    [transfer] = x.on_accept(C, accept(2), 0.2)
     assert transfer.session == 2, "C's stream is not mistaken for one of B's"
     assert x.on_streamed(2, 1.0, 1.0, 0.3) == [Send(C, Commit(2))], "and C's COMMIT is waited for"
     assert x.table[2].state is State.VERIFIED
@@ -128,147 +98,104 @@ def test_a_commit_before_anything_was_streamed_is_carried_to_nobody():
     assert x.done_count == 0
 
 
-def test_a_commit_counts_once_there_is_something_that_it_can_be_about():
-    offered = Side()
-    offered.exchanges.begin_mix(0.0)
-    offered.exchanges.on_snapshotted(1, 0.0)
-    asked = Side()
-    asked.exchanges.on_offer(B, offer(), 0.0)
-    for side, session in ((offered, 1), (asked, 7)):
-        assert side.exchanges.on_commit(B, session, 0.1) == []
-        assert not side.table[session].has_partner_committed
-    offered.exchanges.on_accept(B, Accept(1, 0.0, 0.5, "fp32"), 0.2)
-    asked.exchanges.on_snapshotted(7, 0.2)
-    for side, session in ((offered, 1), (asked, 7)):
-        assert side.exchanges.on_streamed(session, 1.0, 1.0, 0.3) == [Send(B, Commit(session))]
-
-
-# -- versions --------------------------------------------------------------------------------------------------------
+# -- terms -----------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize(
     ("claim", "ours", "gap"), [(2.0**53 - 1, 10.0, MAX_GAP_ROUNDS), (0.0, 5_000.0, -MAX_GAP_ROUNDS)]
 )
 def test_a_version_is_a_claim_and_one_exchange_moves_ours_by_little(claim, ours, gap):
     side = Side(version=ours)
-    side.exchanges.on_offer(B, offer(7, version=claim), 0.0)
-    side.exchanges.on_snapshotted(7, 0.0)
-    side.exchanges.on_commit(B, 7, 0.1)
-    side.exchanges.on_streamed(7, 1.0, 1.0, 0.1)
+    side.answer(version=claim)
+    side.complete(B, 7)
     assert side.local.version == ours + 0.5 * gap
 
 
 def test_no_number_of_liars_takes_a_version_to_where_others_refuse_it():
     side = Side(version=MAX_VERSION / 2 - 1)
     for session in range(100):
-        side.exchanges.on_offer(B, offer(session, version=2.0**53 - 1), 0.0)
-        side.exchanges.on_snapshotted(session, 0.0)
-        side.exchanges.on_commit(B, session, 0.1)
-        side.exchanges.on_streamed(session, 1.0, 1.0, 0.1)
+        side.answer(B, session, version=2.0**53 - 1)
+        side.complete(B, session)
     assert side.exchanges.done_count == 100
     assert side.local.version == MAX_VERSION / 2
 
 
-@pytest.mark.parametrize(
-    "accept", [Accept(1, 0.0, 0.6, "fp32"), Accept(1, 0.0, 0.0, "fp32"), Accept(1, 0.0, 0.5, "none")]
-)
-def test_terms_that_were_not_offered_end_the_exchange(accept):
+@pytest.mark.parametrize("terms", [{"weight": 0.6}, {"weight": 0.0}, {"codec": "none"}], ids=str)
+def test_terms_that_were_not_offered_end_the_exchange(terms):
     side = Side()
-    side.exchanges.begin_mix(0.0)
-    side.exchanges.on_snapshotted(1, 0.0)
-    assert side.exchanges.on_accept(B, accept, 0.1) == [Send(B, Abort(1, "terms")), Release(1)]
+    side.offer_mix()
+    assert side.exchanges.on_accept(B, accept(**terms), 0.1) == [Send(B, Abort(1, "terms")), Release(1)]
     assert side.benched == [B]
 
 
+@pytest.mark.parametrize(
+    ("ours", "theirs", "most", "weight"),
+    [(0, 0, 0.5, 0.5), (0, 0.9, 0.5, 0.5), (8, 0, 0.5, 0.5 / 3), (0, 3, 0.25, 0.125)],
+)
+def test_the_weight_is_the_smaller_limit_of_both_and_falls_with_staleness(ours, theirs, most, weight):
+    side = Side(version=float(ours), config=AGED)
+    side.exchanges.on_offer(B, offer(version=theirs, weight=most), 0.0)
+    assert side.table[7].weight == pytest.approx(weight)
+    assert side.table[7].weight <= 0.5
+
+
 # -- two who ask each other ------------------------------------------------------------------------------------------
-def test_an_offer_that_comes_while_ours_is_prepared_takes_its_place():
-    side = Side()
-    side.exchanges.begin_mix(0.0)
-    assert side.exchanges.on_offer(C, offer(8), 0.0) == [Release(1), Snapshot(8)]
-    assert not side.exchanges.own_exchanges
-
-
 def test_our_own_mix_makes_way_once_and_then_waits_for_nobody():
     side = Side(partners=(B, C))
     x = side.exchanges
     x.begin_mix(0.0)
-    assert x.on_offer(C, offer(8), 0.0) == [Release(1), Snapshot(8)]
+    assert x.on_offer(C, offer(8), 0.0) == [Release(1), Snapshot(8)], "it is being prepared"
+    assert not x.own_exchanges
     x.on_snapshotted(8, 0.0)
-    x.on_commit(C, 8, 0.1)
-    x.on_streamed(8, 1.0, 1.0, 0.1)
+    side.complete(C, 8, 0.1)
     assert x.begin_mix(0.2) == [Snapshot(2)]
     assert x.on_offer(D, offer(9), 0.2) == [Snapshot(9)], "beside it, where there is room"
     assert 2 in x.own_exchanges
     x.on_failed(9, "broken", 0.2)
     x.on_snapshotted(2, 0.2)
-    x.on_accept(B, Accept(2, 0.0, 0.5, "fp32"), 0.3)
-    x.on_streamed(2, 1.0, 1.0, 0.3)
-    x.on_commit(B, 2, 0.3)
+    x.on_accept(B, accept(2), 0.3)
+    side.complete(B, 2, 0.3)
     x.begin_mix(0.4)
     assert x.on_offer(C, offer(10), 0.4) == [Release(3), Snapshot(10)], "and again after one of ours"
 
 
-def test_a_busy_answer_leaves_our_own_offer_alone():
-    side = Side(boundary_at=-100.0)
-    side.exchanges.begin_mix(0.0)
-    assert side.exchanges.on_offer(C, offer(8), 0.0) == [Send(C, Busy(8))]
+@pytest.mark.parametrize("is_offered", [False, True], ids=["prepared", "offered to the one that asks"])
+def test_a_busy_answer_leaves_our_own_offer_alone(is_offered):
+    side = Side(B, partners=(A, C), boundary_at=-100.0)
+    side.offer_mix() if is_offered else side.exchanges.begin_mix(0.0)
+    assert side.exchanges.on_offer(A, offer(8), 0.0) == [Send(A, Busy(8))]
     assert side.exchanges.own_exchanges
-    crossing = Side(B, partners=(A, C), boundary_at=-100.0)
-    crossing.exchanges.begin_mix(0.0)
-    crossing.exchanges.on_snapshotted(1, 0.0)
-    assert crossing.exchanges.on_offer(A, offer(8), 0.0) == [Send(A, Busy(8))]
-    assert crossing.exchanges.own_exchanges
 
 
 def test_two_offers_that_cross_make_exactly_one_exchange():
-    a, b = Side(A, partners=(B,)), Side(B, partners=(A,), first_session=2)
-    for side, session in ((a, 1), (b, 2)):
-        side.local.version = float(session)
-        side.exchanges.begin_mix(0.0)
-        side.exchanges.on_snapshotted(session, 0.0)
+    a, b = Side(A, partners=(B,), version=1.0), Side(B, partners=(A,), first_session=2, version=2.0)
+    a.offer_mix()
+    b.offer_mix()
     b.local.version = 2.5  # more local steps
     assert a.exchanges.on_offer(B, offer(2), 0.1) == [Send(B, Busy(2))]
-    rename, accept, transfer = b.exchanges.on_offer(A, offer(1), 0.1)
+    rename, sent, transfer = b.exchanges.on_offer(A, offer(1), 0.1)
     assert rename == Rename(2, 1), "the snapshot of its own is there already"
-    assert accept == Send(A, Accept(1, 2.0, 0.5, "fp32"))
+    assert sent == Send(A, Accept(1, 2.0, 0.5, "fp32"))
     assert type(transfer) is Transfer
     assert b.exchanges.on_busy(A, 2, 0.2) == []
     assert b.exchanges.on_snapshotted(2, 0.2) == b.exchanges.on_snapshotted(1, 0.2) == []
-    assert [type(e) for e in a.exchanges.on_accept(B, accept.message, 0.3)] == [Transfer]
+    assert [type(e) for e in a.exchanges.on_accept(B, sent.message, 0.3)] == [Transfer]
     assert (list(a.table), list(b.table)) == ([1], [1])
 
 
 @pytest.mark.parametrize("why", ["a part", "something was mixed since"])
 def test_a_snapshot_that_would_not_do_is_taken_anew(why):
     config = Config(part="mask 0.5") if why == "a part" else Config(outer_momentum=0.0)
-    side = Side(B, partners=(A,), config=config, first_session=2)
-    x = side.exchanges
-    x.begin_mix(0.0)
-    [session] = side.table
-    x.on_snapshotted(session, 0.0)
+    side = Side(B, partners=(A,), config=config)
+    [sent] = side.offer_mix()
+    session = sent.message.session
     if why == "something was mixed since":
-        x.on_offer(C, offer(8), 0.0)
-        x.on_snapshotted(8, 0.0)
-        x.on_commit(C, 8, 0.1)
-        x.on_streamed(8, 1.0, 1.0, 0.1)
-    part = str(side.table[session].part)
-    dropped, anew = x.on_offer(A, replace(offer(1), part=part), 0.2)
+        side.answer(C, 8)
+        side.complete(C, 8, 0.1)
+    dropped, anew = side.exchanges.on_offer(A, offer(70, part=sent.message.part), 0.2)
     assert dropped == Release(session)
-    assert (type(anew), anew.session) == (Snapshot, 1)
+    assert (type(anew), anew.session) == (Snapshot, 70)
 
 
 # -- late and twice --------------------------------------------------------------------------------------------------
-def test_late_messages_change_nothing():
-    side = verified()
-    x = side.exchanges
-    x.on_commit(B, 1, 2.0)
-    before = (x.done_count, x.failures, side.local.version)
-    assert x.on_accept(B, Accept(1, 0.0, 0.5, "fp32"), 3.0) == [Send(B, Abort(1, "late"))]
-    late = (x.on_commit(B, 1, 3.0), x.on_abort(B, 1, "norm", 3.0), x.on_busy(B, 1, 3.0), x.on_refuse(B, 1, 3.0),
-            x.on_settled(B, Settled(1, False), 3.0), x.on_streamed(1, 1.0, 1.0, 3.0), x.on_snapshotted(1, 3.0),
-            x.on_failed(1, "broken", 3.0), x.on_unlinked(B, 3.0), x.tick(99.0))  # fmt: skip
-    assert late == ([],) * 10
-    assert (x.done_count, x.failures, side.local.version, x.table) == (*before, {})
-
-
 @pytest.mark.parametrize("make", [streaming, verified])
 def test_an_accept_said_twice_is_not_answered_with_an_abort(make):
     side = make()
@@ -280,24 +207,20 @@ def test_an_accept_said_twice_is_not_answered_with_an_abort(make):
 @pytest.mark.parametrize("code", ["late", "replaced", "overflow"])
 def test_an_innocent_reason_is_believed_once_for_each_finished_exchange(code):
     """Before, a partner that kept aborting with these codes was never left out: honest mixing fell to 40 %."""
+    side = Side()
 
-    def aborted(side, session):
-        assert side.exchanges.on_offer(B, offer(session), 0.0) == [Snapshot(session)]
-        side.exchanges.on_snapshotted(session, 0.0)
+    def abort(session):
+        side.answer(B, session)
         side.exchanges.on_abort(B, session, code, 0.1)
         assert side.table == {}
 
-    side = Side()
-    aborted(side, 10)
+    abort(10)
     assert side.benched == []
-    aborted(side, 11)
+    abort(11)
     assert side.benched == [B]
-    side.exchanges.on_offer(B, offer(12), 0.0)
-    side.exchanges.on_snapshotted(12, 0.0)
-    side.exchanges.on_streamed(12, 1.0, 1.0, 0.1)
-    side.exchanges.on_commit(B, 12, 0.2)
-    assert side.exchanges.done_count == 1
-    aborted(side, 13)
+    side.answer(B, 12)
+    side.complete(B, 12)
+    abort(13)
     assert side.benched == [B], "a finished one buys another"
 
 
@@ -309,72 +232,23 @@ def test_nobody_but_the_partner_moves_an_exchange():
     assert side.table[1].state is State.VERIFIED
 
 
-# -- weights and times -----------------------------------------------------------------------------------------------
-def test_concurrent_exchanges_take_a_half_a_third_and_a_quarter():
-    side = Side()
-    side.exchanges.begin_mix(0.0)
-    side.exchanges.on_snapshotted(1, 0.0)
-    side.exchanges.on_offer(C, offer(8), 0.0)
-    side.exchanges.on_offer(D, offer(9), 0.0)
-    assert [exchange.weight for exchange in side.table.values()] == [1 / 2, 1 / 3, 1 / 4]
-
-
-def test_the_weight_is_the_smaller_cap_of_both_and_falls_with_staleness():
-    for version, theirs, cap, expected in (
-        (0, 0, 0.5, 0.5),
-        (0, 0.9, 0.5, 0.5),
-        (8, 0, 0.5, 0.5 / 3),
-        (0, 3, 0.25, 0.125),
-    ):
-        side = Side(version=float(version), config=AGED)
-        side.exchanges.on_offer(B, offer(version=theirs, weight=cap), 0.0)
-        assert side.table[7].weight == pytest.approx(expected)
-        assert side.table[7].weight <= 0.5
-
-
+# -- how long transfers may take -------------------------------------------------------------------------------------
 def test_a_transfer_may_take_what_it_took_before_and_the_bytes_at_the_slowest_rate():
-    config = Config(slowest_rate_mb_s=1e-4)
-    side = streaming(Side(config=config))
+    side = streaming(Side(config=Config(slowest_rate_mb_s=1e-4)))
     bytes_s = 4 * ELEMENTS / 100
     least_s = side.config.stall_s  # a round trip, and the time in which a stalled stream is found out
     assert side.exchanges.deadline == pytest.approx(least_s + bytes_s)
     for took in (2.0, 3.0, 10.0):
-        answering(side, 50)
+        side.answer(B, 50)
         side.table[50].phase_began_at = -took
-        side.exchanges.on_commit(B, 50, 0.0)
-        side.exchanges.on_streamed(50, 1.0, 1.0, 0.0)
-    answering(side, 51)
+        side.complete(B, 50)
+    side.answer(B, 51)
     # The median is 3, and the median deviation 1.
     assert side.table[51].final_deadline == pytest.approx(least_s + bytes_s + 3.0 + 6 * 1.0)
 
 
 def test_what_an_answer_took_a_transfer_may_take_longer():
     side = Side()
-    side.exchanges.begin_mix(0.0)
-    side.exchanges.on_snapshotted(1, 7.0)
-    side.exchanges.on_accept(B, Accept(1, 0.0, 0.5, "fp32"), 9.5)
+    side.offer_mix(7.0)
+    side.exchanges.on_accept(B, accept(), 9.5)
     assert side.exchanges.deadline == pytest.approx(9.5 + 2.5 + side.config.stall_s, abs=0.01)
-
-
-@pytest.mark.parametrize("latency_s", [0.6, 1.2])
-def test_two_that_are_more_than_half_a_second_apart_one_way_can_mix(latency_s):
-    """The responder waits for a whole round trip after its answer. Its limit was once 1 s."""
-    swarm = World(3, latency_s=latency_s)
-    a, b = swarm.swarm(2)
-    swarm.run(120.0)
-    assert min(len(a.mixes), len(b.mixes)) > 10
-    assert a.peer.exchanges.failures + b.peer.exchanges.failures <= 2
-
-
-# -- the codec ---------------------------------------------------------------------------------------------------------
-@pytest.mark.parametrize(("ours", "offered", "agreed"), [("fp32", "bf16", "bf16"), ("bf16", "fp32", "bf16")])
-def test_of_two_codecs_the_leaner_is_agreed_on(ours, offered, agreed):
-    side = Side(config=Config(codec=ours))
-    side.exchanges.on_offer(B, offer(codec=offered), 0.0)
-    [accept, transfer] = side.exchanges.on_snapshotted(7, 0.0)
-    assert (accept.message.codec, transfer.codec) == (agreed, agreed)
-    asker = Side(config=Config(codec=offered))
-    asker.exchanges.begin_mix(0.0)
-    asker.exchanges.on_snapshotted(1, 0.0)
-    [transfer] = asker.exchanges.on_accept(B, Accept(1, 0.0, 0.5, agreed), 0.0)
-    assert transfer.codec == agreed

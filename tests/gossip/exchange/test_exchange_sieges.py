@@ -10,11 +10,11 @@ import pytest
 
 from gossip.config import Config
 from gossip.wire.messages import Accept, Busy, Chunk, Offer
+from tests.gossip.exchange.sides import OUTER
 from tests.harness.host import Host
 from tests.harness.marks import slow
 from tests.harness.world import World
 
-OUTER = Config(outer_momentum=0.5, outer_rate=0.7)
 PLAIN = Config()
 SESSIONS = itertools.count(10**15)
 
@@ -29,13 +29,18 @@ class Siege(World):
 
     def mixes(self, seconds: float) -> float:
         """Return the mixes of honest nodes with each other in so many seconds, for each node and interval."""
-        friends = {node.id for node in self.honest}
-        before = sum(partner in friends for node in self.honest for _, _, partner in node.mixes)
-        begun = [node.steps for node in self.honest]
+        before, steps = self.mixes_with(self.honest), self.steps
         self.run(seconds)
-        after = sum(partner in friends for node in self.honest for _, _, partner in node.mixes)
-        steps = sum(node.steps - start for node, start in zip(self.honest, begun, strict=True))
-        return (after - before) * self.config.interval_steps / steps
+        return (self.mixes_with(self.honest) - before) * self.config.interval_steps / (self.steps - steps)
+
+    def mixes_with(self, partners: list[Host]) -> int:
+        """Return how often honest nodes have mixed with these."""
+        ids = {node.id for node in partners}
+        return sum(partner in ids for node in self.honest for _, _, partner in node.mixes)
+
+    @property
+    def steps(self) -> int:
+        return sum(node.steps for node in self.honest)
 
     def attacker(self, **how):
         one = self.start(0, **how)
@@ -149,11 +154,7 @@ def test_one_that_mixes_all_the_time_is_nobodys_only_partner(config, share):
     siege.config = dataclasses.replace(config, mix_every_steps=1)
     greedy = siege.attacker(step_s=0.02)
     siege.config = config
-    before = {node.id: len(node.mixes) for node in siege.honest}
-    steps = sum(node.steps for node in siege.honest)
+    before, steps = siege.mixes_with([greedy]), siege.steps
     assert siege.mixes(60.0) > share * calm.mixes(60.0)
-    intervals = (sum(node.steps for node in siege.honest) - steps) / config.interval_steps
-    with_it = sum(
-        partner == greedy.id for node in siege.honest for _, _, partner in node.mixes[before[node.id] :]
-    )  # fmt: skip
-    assert with_it <= 2.2 * intervals, "twice an interval and no more"
+    intervals = (siege.steps - steps) / config.interval_steps
+    assert siege.mixes_with([greedy]) - before <= 2.2 * intervals, "twice an interval and no more"

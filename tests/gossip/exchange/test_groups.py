@@ -9,7 +9,8 @@ from gossip.exchange.groups.group import MAX_DOUBTS
 from gossip.exchange.session import MAX_GAP_ROUNDS, State
 from gossip.ids import Address, Claim, PeerId
 from gossip.wire.messages import Abort, Begin, Busy, Joined, Outcome, Refuse, Settled
-from tests.gossip.exchange.mates import A, B, C, D, Mates, groups, invite, invited, inviting, verified
+from tests.gossip.exchange.mates import A, B, C, D, Mates, groups, invite, invited, inviting, take_part, verified
+from tests.gossip.exchange.sides import PlayedExchanges
 
 
 def test_the_inviter_begins_when_all_have_answered_with_the_mean_of_their_versions() -> None:
@@ -36,9 +37,8 @@ def test_the_group_is_settled_when_all_have_committed_and_all_are_as_old_then() 
 
 
 def test_a_busy_member_is_replaced_and_the_others_begin_without_who_stays_silent() -> None:
-    one = groups(A, Mates(B, C, spare=(B, D)))
-    one.begin_mix(0.0)
-    one.on_snapshotted(1, 0.1)
+    one = inviting(State.OFFERED)
+    one.partners.spare = [B, D]
     assert one.on_busy(C, 1, 0.2) == [Send(D, invite(1, B, D, version=2.0))]
     assert one.on_joined(B, Joined(1, 2.0, "fp32"), 0.2) == []
     late = one.tick(0.1 + one.config.reply_timeout_s)
@@ -64,16 +64,15 @@ def test_with_nobody_there_is_no_group_and_no_failure() -> None:
     assert (one.table, one.failures, one.has_given_up, one.partners.benched) == ({}, 0, True, [C])
 
 
-def test_of_two_that_nobody_can_dial_one_alone_is_invited() -> None:
-    assert inviters(hidden=(B, C)) == (B, D)
-    assert inviters(hidden=(A, C)) == (B, D)
-    assert inviters(hidden=()) == (B, C, D)
-
-
-def inviters(hidden: tuple[PeerId, ...]) -> tuple[PeerId, ...]:
+@pytest.mark.parametrize(
+    ("hidden", "invitees"), [((B, C), (B, D)), ((A, C), (B, D)), ((), (B, C, D))], ids=["both", "one is us", "none"]
+)
+def test_of_two_that_nobody_can_dial_one_alone_is_invited(
+    hidden: tuple[PeerId, ...], invitees: tuple[PeerId, ...]
+) -> None:
     one = groups(A, Mates(B, C, D, hidden=hidden))
     one.begin_mix(0.0)
-    return one.table[1].invite_list
+    assert one.table[1].invite_list == invitees
 
 
 def test_members_without_a_link_are_dialled_and_streamed_to_once_there_is_one() -> None:
@@ -109,33 +108,32 @@ def test_a_beginning_that_makes_no_sense_is_no_group(begin: Begin) -> None:
 
 
 def test_who_is_invited_twice_stays_unless_the_two_inviters_invited_each_other() -> None:
-    stays = groups(D, Mates())
-    stays.on_invite(B, invite(7, C, D), 0.0)
-    assert stays.on_invite(A, invite(8, C, D), 0.0) == [Send(A, Busy(8))]
-    leaves = groups(D, Mates())
-    leaves.on_invite(B, invite(7, A, D), 0.0)
+    def invited_by(inviter: PeerId, *members: PeerId) -> PlayedExchanges:
+        one = groups(D, Mates())
+        one.on_invite(inviter, invite(7, *members), 0.0)
+        return one
+
+    assert invited_by(B, C, D).on_invite(A, invite(8, C, D), 0.0) == [Send(A, Busy(8))]
+    leaves = invited_by(B, A, D)
     assert leaves.on_invite(A, invite(8, B, D), 0.0) == [Send(B, Busy(7)), Release(7), Snapshot(8)]
-    joined = groups(D, Mates())
-    joined.on_invite(B, invite(7, A, D), 0.0)
+    joined = invited_by(B, A, D)
     joined.on_snapshotted(7, 0.1)
     assert joined.on_invite(A, invite(8, B, D), 0.2)[0] == Send(B, Abort(7, "late"))
-    larger = groups(D, Mates())
-    larger.on_invite(A, invite(7, B, D), 0.0)
-    assert larger.on_invite(B, invite(8, A, D), 0.0) == [Send(B, Busy(8))]
+    assert invited_by(A, B, D).on_invite(B, invite(8, A, D), 0.0) == [Send(B, Busy(8))]
 
 
 def test_an_inviter_gives_way_while_it_prepares_and_then_to_a_smaller_id_that_it_invited() -> None:
     preparing = groups(B, Mates(C, D))
     preparing.begin_mix(0.0)
     assert preparing.on_invite(C, invite(7, B), 0.0) == [Release(1), Snapshot(7)]
-    offered = groups(B, Mates(A, C))
-    offered.begin_mix(0.0)
-    offered.on_snapshotted(1, 0.1)
-    assert offered.on_invite(C, invite(8, B), 0.2) == [Send(C, Busy(8))]
-    left = offered.on_invite(A, invite(7, B), 0.2)
+    sent = groups(B, Mates(A, C))
+    sent.begin_mix(0.0)
+    sent.on_snapshotted(1, 0.1)
+    assert sent.on_invite(C, invite(8, B), 0.2) == [Send(C, Busy(8))]
+    left = sent.on_invite(A, invite(7, B), 0.2)
     assert sorted(left[:2], key=lambda send: send.to) == [Send(A, Abort(1, "late")), Send(C, Abort(1, "late"))]
     assert left[2:] == [Release(1), Snapshot(7)]
-    assert offered.failures == 0
+    assert sent.failures == 0
 
 
 def test_who_has_committed_may_go() -> None:
@@ -176,19 +174,14 @@ def test_who_remembers_nothing_of_a_group_proves_nothing() -> None:
 
 
 def test_doubts_about_groups_are_few_and_the_oldest_is_dropped_for_another() -> None:
-    one = verified()
-    for number in range(4):
-        session = 7 + number
-        if number:
-            one.local.boundary_at = float(number)
-            one.on_invite(A, invite(session, B, C), float(number))
-            one.on_snapshotted(session, float(number))
-            one.on_begin(A, Begin(session, (A, B, C), 1.0, "fp32"), float(number))
-            one.on_gathered(session, 1.0, 1.0, {}, [], float(number))
-        ended = one.on_unlinked(A, number + 0.5)
+    one = groups(B, Mates())
+    for session in range(MAX_DOUBTS + 2):
+        now = one.local.boundary_at = float(session)
+        take_part(one, session, now)
+        ended = one.on_unlinked(A, now + 0.5)
         assert ended[-1:] == [Send(A, Outcome(session))]
-        assert (Release(session - MAX_DOUBTS) in ended) == (number >= MAX_DOUBTS)
-        assert len(one.table) == min(number + 1, MAX_DOUBTS)
+        assert (Release(session - MAX_DOUBTS) in ended) == (session >= MAX_DOUBTS)
+        assert len(one.table) == min(session + 1, MAX_DOUBTS)
 
 
 def test_a_groups_version_is_a_claim_of_its_inviter() -> None:
@@ -206,22 +199,17 @@ def test_in_doubt_about_one_group_the_next_may_begin() -> None:
     assert one.on_invite(C, invite(9, B), 1.2) == [Release(1), Snapshot(9)]
 
 
-@pytest.mark.parametrize(("members", "others", "plain"), [((A, B), True, True), ((A, B), False, False)])
+FIVE = tuple(PeerId(bytes([n]) * 16) for n in range(1, 6))
+
+
+@pytest.mark.parametrize(
+    ("members", "others", "plain"),
+    [((A, B), True, True), ((A, B), False, False), (FIVE, True, False)],
+    ids=["two of many", "two that are all", "five, enough for the momentum of DiLoCo"],
+)
 def test_a_group_too_small_for_its_momentum_mixes_plainly_unless_it_is_everybody(members, others, plain) -> None:
-    one = invited(group_size=0, outer_momentum=0.9, outer_rate=0.7)
-    one.partners.others = others
-    one.on_begin(A, Begin(7, members, 3.0, "fp32"), 0.2)
-    one.on_gathered(7, 1.0, 1.0, {}, [], 0.3)
+    one = verified(members, others, group_size=0, outer_momentum=0.9, outer_rate=0.7)
     assert one.on_settled(A, Settled(7, True), 0.4) == [Mix(7, 1.0, plain=plain), Release(7)]
-
-
-def test_five_are_enough_for_the_momentum_of_diloco() -> None:
-    five = tuple(PeerId(bytes([n]) * 16) for n in range(1, 6))
-    one = invited(group_size=0, outer_momentum=0.9, outer_rate=0.7)
-    one.partners.others = True
-    one.on_begin(A, Begin(7, five, 3.0, "fp32"), 0.2)
-    one.on_gathered(7, 1.0, 1.0, {}, [], 0.3)
-    assert one.on_settled(A, Settled(7, True), 0.4) == [Mix(7, 1.0), Release(7)]
 
 
 def test_late_words_change_nothing() -> None:
@@ -252,14 +240,6 @@ def test_weights_that_are_replaced_end_every_group_with_a_word() -> None:
     assert verified().abandon() == [Release(7)]  # it counts as one that mixed
 
 
-def test_verdicts_are_bounded() -> None:
-    one = groups(A, Mates())
-    for session in range(5_000):
-        one.remember_outcome(session, True)
-    assert len(one.outcomes) == 4_096
-    assert 0 not in one.outcomes
-
-
 def test_with_whom_a_group_is_is_known_as_far_as_it_is() -> None:
     swarm = groups(B, Mates())
     swarm.on_invite(A, invite(1, B, C), 0.0)
@@ -269,10 +249,9 @@ def test_with_whom_a_group_is_is_known_as_far_as_it_is() -> None:
     assert one.counterparts == (A, B, C)
 
 
-def test_a_group_counts_members_by_those_that_meet_most_others():
+def test_a_group_counts_members_by_those_that_meet_most_others() -> None:
     one = inviting(State.OFFERED)
     met = one.table[1].our_claim.members
     one.on_joined(B, Joined(1, 4.0, "fp32", Claim(0, 0, met + 3)), 0.2)
-    out = one.on_joined(C, Joined(1, 6.0, "fp32", Claim(0, 0, met + 3)), 0.2)
-    begin = next(effect.message for effect in out if isinstance(effect, Send))
-    assert begin.progress.members == met + 3, "an inviter without an address meets fewer"
+    begun = one.on_joined(C, Joined(1, 6.0, "fp32", Claim(0, 0, met + 3)), 0.2)
+    assert begun[0].message.progress.members == met + 3, "an inviter without an address meets fewer"

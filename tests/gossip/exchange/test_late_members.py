@@ -8,7 +8,7 @@ from gossip.effects import LeaveOut, Mix, Release, Send, Snapshot
 from gossip.exchange.groups.group import MAX_WITHDRAWALS
 from gossip.exchange.session import State
 from gossip.wire.messages import Abort, Begin, Commit, Joined, Outcome, Settled
-from tests.gossip.exchange.mates import A, B, C, D, Mates, groups, invite, invited, inviting, verified
+from tests.gossip.exchange.mates import A, B, C, D, Mates, gathering, groups, invite, inviting, take_part, verified
 from tests.gossip.exchange.sides import PlayedExchanges
 
 
@@ -43,7 +43,7 @@ def test_a_member_that_refuses_our_values_is_not_charged() -> None:
 
 def test_a_group_that_all_others_leave_fails() -> None:
     one = inviting()
-    assert one.on_abort(C, 1, "checksum", 0.5) == [LeaveOut(1, (C,), means=True)]
+    one.on_abort(C, 1, "checksum", 0.5)
     assert one.on_abort(B, 1, "checksum", 0.6)[-1] == Release(1)
     assert (one.table, one.failures) == ({}, 1)
     assert one.on_outcome(B, 1, 0.7) == [Send(B, Settled(1, False))]
@@ -64,11 +64,11 @@ def test_the_inviter_settles_without_members_that_do_not_commit() -> None:
     assert alone.partners.benched == [B, C]
 
 
-def learned(one: PlayedExchanges, seconds: float = 0.1) -> PlayedExchanges:
-    """Teach ``one`` how long waits take, by four partners' waits of ``seconds``."""
+def learned(one: PlayedExchanges) -> PlayedExchanges:
+    """Teach ``one`` that waits take a tenth of a second."""
     for waits in (one.answer_waits, one.stream_waits):
         for peer in (B, C, D, A):
-            waits.add(peer, seconds)
+            waits.add(peer, 0.1)
     return one
 
 
@@ -77,14 +77,14 @@ def test_no_step_of_a_group_waits_for_more_than_four_times_its_usual_time() -> N
     one.begin_mix(0.0)
     one.on_snapshotted(1, 0.0)
     one.on_joined(B, Joined(1, 4.0, "fp32"), 0.2)
-    assert one.deadline == pytest.approx(0.4)
-    assert one.tick(0.4)[:2] == [Send(C, Abort(1, "late")), Send(B, Begin(1, (A, B), 3.0, "fp32"))]
-    assert one.deadline == pytest.approx(0.8)
-    assert one.tick(0.8) == [LeaveOut(1, None, means=False)]
-    assert one.deadline == pytest.approx(1.2)
-    assert one.tick(one.deadline) == [LeaveOut(1, None, means=True)]
-    assert one.deadline == pytest.approx(1.6)
-    assert one.tick(one.deadline) == [Send(B, Abort(1, "deadline")), Release(1)]
+    for now, expected in (
+        (0.4, [Send(C, Abort(1, "late")), Send(B, Begin(1, (A, B), 3.0, "fp32"))]),
+        (0.8, [LeaveOut(1, None, means=False)]),
+        (1.2, [LeaveOut(1, None, means=True)]),
+        (1.6, [Send(B, Abort(1, "deadline")), Release(1)]),
+    ):
+        assert one.deadline == pytest.approx(now)
+        assert one.tick(one.deadline)[:2] == expected
 
 
 def test_an_invited_member_waits_for_begin_and_for_the_outcome_no_longer() -> None:
@@ -118,10 +118,7 @@ def test_absent_members_are_charged_once_and_an_inviter_is_excused_once() -> Non
     member = groups(B, Mates())
     for session in (7, 8):
         member.local.steps = 1_000 * session  # Intervals apart.
-        member.on_invite(A, invite(session, B, C), 0.0)
-        member.on_snapshotted(session, 0.1)
-        member.on_begin(A, Begin(session, (A, B, C), 3.0, "fp32"), 0.2)
-        member.on_gathered(session, 1.0, 1.0, {}, [A], 0.3)
+        take_part(member, session, 0.0, A)
         member.on_settled(A, Settled(session, True), 0.4)
     assert (member.partners.benched, member.partners.shunned) == ([A, A], [A])
 
@@ -137,8 +134,7 @@ def test_an_inviter_that_takes_back_one_invitation_after_another_is_declined() -
 
 @pytest.mark.parametrize("code", ["norm", "not-finite"])
 def test_members_whose_means_were_refused_are_benched_and_the_group_goes_on(code: str) -> None:
-    one = invited()
-    one.on_begin(A, Begin(7, (A, B, C), 3.0, "fp32"), 0.2)
+    one = gathering()
     assert one.on_gathered(7, 1.0, 1.0, {C: code}, [], 0.3) == [Send(A, Commit(7))]
     assert one.on_settled(A, Settled(7, True), 0.4)[0] == Mix(7, 1.0)
     assert one.mixed_partners == [A]
@@ -148,6 +144,4 @@ def test_members_whose_means_were_refused_are_benched_and_the_group_goes_on(code
 
 
 def test_a_group_of_which_all_means_were_refused_fails_for_that_reason() -> None:
-    one = invited()
-    one.on_begin(A, Begin(7, (A, B, C), 3.0, "fp32"), 0.2)
-    assert one.on_gathered(7, 1.0, 1.0, {A: "norm", C: "norm"}, [], 0.3)[0] == Send(A, Abort(7, "norm"))
+    assert gathering().on_gathered(7, 1.0, 1.0, {A: "norm", C: "norm"}, [], 0.3)[0] == Send(A, Abort(7, "norm"))

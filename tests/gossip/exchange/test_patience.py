@@ -1,7 +1,5 @@
 """The patience of an exchange: how long it waits for its partner, and which members need not wait meanwhile."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 
@@ -11,25 +9,40 @@ from gossip.config import Config
 from gossip.effects import Mix, Release, Send, Snapshot
 from gossip.exchange.durations import MIN_WAIT_LIMIT_S, WAIT_PARTNERS, WAITS_PER_PARTNER, Waits
 from gossip.exchange.session import State
-from gossip.wire.messages import Abort, Accept, Busy
-from tests.gossip.exchange.sides import A, B, C, D, E, F, Side, offer
+from gossip.wire.messages import Abort, Busy, Refuse
+from tests.gossip.exchange.sides import OUTER, A, B, C, D, E, F, Side, accept, offer, used_to
 from tests.harness.configs import tuned
 from tests.harness.world import World
 
-OUTER = Config(outer_momentum=0.5, outer_rate=0.7)
 
-
-def patience(*answers, partners=(B, C, D, E)):
+def patience(*answers):
     it = Waits()
     for place, seconds in enumerate(answers):
-        it.add(partners[place % len(partners)], seconds)
+        it.add((B, C, D, E)[place % 4], seconds)
     return it
 
 
-def used_to(side, seconds, stream_s=None):
-    for partner in (B, C, D, E):
-        side.exchanges.answer_waits.add(partner, seconds)
-        side.exchanges.stream_waits.add(partner, seconds if stream_s is None else stream_s)
+def asking(*partners, stream_s=0.1, **config):
+    """Return a side whose answers take 0.1 s, and which has asked the first of these partners."""
+    side = used_to(Side(partners=partners, config=replace(OUTER, **config)), 0.1, stream_s)
+    side.offer_mix()
+    return side
+
+
+def backgrounding(*partners):
+    """Return a side whose offer to the first of these partners takes longer than usual, and takes no slot."""
+    side = asking(*partners)
+    assert side.exchanges.deadline == MIN_WAIT_LIMIT_S
+    assert side.exchanges.used_slots == 1
+    assert side.exchanges.tick(MIN_WAIT_LIMIT_S) == []
+    assert side.exchanges.used_slots == 0
+    return side
+
+
+def answering_slow_streams():
+    """Return a side that streams session 70, which F offered, when streams take 0.1 s."""
+    side = used_to(Side(partners=(F, B), config=OUTER), 0.1)
+    side.answer(F, 70)
     return side
 
 
@@ -40,17 +53,12 @@ def test_until_the_first_exchange_has_finished_one_waits_for_all_of_the_time():
     assert patience(2.0).limit_s == patience(2.0, 1.0).limit_s == 8.0
     assert patience(2.0, 1.0).median_s == math.inf
     assert patience(*[2.0] * 4).limit_s == 4.0
-
-
-def test_whoever_waits_for_a_step_boundary_is_waited_for():
-    """Answers take between nothing and a step of 2 s."""
-    assert patience(0.1, 0.7, 1.3, 1.9).limit_s >= 2.0
+    assert patience(0.1, 0.7, 1.3, 1.9).limit_s >= 2.0, "a partner with steps of 2 s answers at its next boundary"
 
 
 def test_with_steps_of_a_minute_an_answer_is_waited_for_as_long_as_ever():
     side = used_to(Side(partners=(F,)), 40.0)
-    side.exchanges.begin_mix(0.0)
-    side.exchanges.on_snapshotted(1, 0.0)
+    side.offer_mix()
     assert side.exchanges.deadline == side.exchanges.config.reply_timeout_s
 
 
@@ -70,61 +78,44 @@ def test_what_is_remembered_is_bounded():
 
 
 def test_a_silent_one_takes_no_slot_and_is_waited_for_all_the_same():
-    side = used_to(Side(partners=(F, B, F), config=OUTER), 0.1)
+    side = backgrounding(F, B, F)
     x = side.exchanges
-    x.begin_mix(0.0)
-    x.on_snapshotted(1, 0.0)
-    assert x.deadline == MIN_WAIT_LIMIT_S
-    assert x.used_slots == 1
-    assert x.tick(MIN_WAIT_LIMIT_S) == []
-    assert x.used_slots == 0
     assert x.deadline == 5.0
-    x.begin_mix(0.6)
-    x.on_snapshotted(2, 0.6)
-    assert x.table[2].partner == B
+    [sent] = side.offer_mix(0.6)
+    assert sent.to == B
     assert x.tick(5.0) == [Send(F, Abort(1, "late")), Release(1)], "and its mix has another partner"
     assert side.benched == [F]
     assert not x.has_given_up
 
 
 def test_a_late_answer_is_an_exchange_and_counts():
-    side = used_to(Side(partners=(F, B), config=OUTER), 0.1)
+    side = backgrounding(F, B)
     x = side.exchanges
-    x.begin_mix(0.0)
-    x.on_snapshotted(1, 0.0)
-    x.tick(MIN_WAIT_LIMIT_S)
-    x.begin_mix(0.6)
-    x.on_snapshotted(2, 0.6)
-    [transfer] = x.on_accept(F, Accept(1, 0.0, 0.5, "fp32"), 2.0)
+    side.offer_mix(0.6)
+    [transfer] = x.on_accept(F, accept(), 2.0)
     assert transfer.session == 1
     assert x.used_slots == 1, "the other one's"
-    x.on_streamed(1, 1.0, 1.0, 2.1)
-    assert x.on_commit(F, 1, 2.2) == [Mix(1, 0.5), Release(1)]
+    assert side.complete(F, 1, 2.2)[-2:] == [Mix(1, 0.5), Release(1)]
     assert side.benched == []
     assert side.exchanges.mixed_partners == [F], "it is alive, and a mix is a mix"
 
 
-@pytest.mark.parametrize("answer", ["busy", "refuse", "abort"])
+@pytest.mark.parametrize("answer", [Busy(1), Refuse(1, "late"), Abort(1, "late")], ids=str)
 def test_what_is_backgrounded_asks_nobody_else(answer):
-    side = used_to(Side(partners=(F, B, C), config=OUTER), 0.1)
-    x = side.exchanges
-    x.begin_mix(0.0)
-    x.on_snapshotted(1, 0.0)
-    x.tick(MIN_WAIT_LIMIT_S)
+    x = backgrounding(F, B, C).exchanges
     x.begin_mix(0.6)
-    tell = {"busy": x.on_busy, "refuse": x.on_refuse, "abort": lambda *at: x.on_abort(F, 1, "late", at[-1])}[answer]
-    assert tell(F, 1, 0.7) == [Release(1)]
+    assert x.receive(F, answer, 0.7) == [Release(1)]
     assert [one.partner for one in x.table.values()] == [A], "preparing for the next"
 
 
 def test_only_so_many_are_backgrounded_as_there_are_places():
     """Each backgrounded exchange holds two vectors. The next silent partner keeps its slot until its time is up."""
-    side = used_to(Side(partners=(B, C, D, E), config=replace(OUTER, incoming_exchanges=1)), 0.1, stream_s=1.0)
+    side = asking(B, C, D, E, stream_s=1.0, incoming_exchanges=1)
     x = side.exchanges
-    for place in range(3):
-        x.begin_mix(1.0 * place)
-        x.on_snapshotted(place + 1, 1.0 * place)
-        x.tick(1.0 * place + MIN_WAIT_LIMIT_S)
+    for now in (0.0, 1.0, 2.0):
+        x.tick(now + MIN_WAIT_LIMIT_S)
+        if now < 2.0:
+            side.offer_mix(now + 1.0)
     assert x.backgrounded_count == x.max_backgrounded == 2
     assert x.used_slots == 1
     assert x.begin_mix(3.0) == []
@@ -134,10 +125,7 @@ def test_only_so_many_are_backgrounded_as_there_are_places():
 
 def test_an_offer_from_one_that_has_not_answered_ours_is_taken():
     """Our offer may be lost. If it waited for its answer, two sides that were cut off would say BUSY to each other."""
-    side = used_to(Side(partners=(F,), config=OUTER), 0.1)
-    x = side.exchanges
-    x.begin_mix(0.0)
-    x.on_snapshotted(1, 0.0)
+    x = asking(F).exchanges
     assert A < F
     assert x.on_offer(F, offer(70), 0.1) == [Send(F, Busy(70))], "ours is the exchange"
     x.tick(MIN_WAIT_LIMIT_S)
@@ -146,22 +134,15 @@ def test_an_offer_from_one_that_has_not_answered_ours_is_taken():
 
 
 def test_one_that_has_not_answered_is_asked_again_where_there_is_nobody_else():
-    side = used_to(Side(partners=(F,), config=OUTER), 0.1)
-    x = side.exchanges
-    x.begin_mix(0.0)
-    x.on_snapshotted(1, 0.0)
-    x.tick(MIN_WAIT_LIMIT_S)
-    x.begin_mix(0.6)
-    x.on_snapshotted(2, 0.6)
-    assert [one.partner for one in x.table.values()] == [F, F]
+    side = backgrounding(F)
+    side.offer_mix(0.6)
+    assert [one.partner for one in side.table.values()] == [F, F]
 
 
 def test_a_stream_that_takes_too_long_takes_no_slot():
     """Other members need not wait for a partner that streams nothing, too slowly, or never says COMMIT."""
-    side = used_to(Side(partners=(F, B), config=OUTER), 0.1)
+    side = answering_slow_streams()
     x = side.exchanges
-    x.on_offer(F, offer(70), 0.0)
-    x.on_snapshotted(70, 0.0)
     assert x.table[70].state is State.STREAMING
     x.tick(0.4)
     assert x.used_slots == 1
@@ -170,16 +151,13 @@ def test_a_stream_that_takes_too_long_takes_no_slot():
     assert x.on_offer(F, offer(71), 0.6) == [Send(F, Busy(71))], "not a second one beside it"
     [begun] = x.begin_mix(0.6)
     assert isinstance(begun, Snapshot)
-    x.on_streamed(70, 1.0, 1.0, 0.8)
-    assert x.on_commit(F, 70, 0.9) == [Mix(70, 0.5), Release(70)]
+    assert side.complete(F, 70, 0.9)[-2:] == [Mix(70, 0.5), Release(70)]
 
 
 @pytest.mark.parametrize("streamed", [True, False])
 def test_what_is_backgrounded_fails_when_its_time_is_up(streamed):
-    side = used_to(Side(partners=(F, B), config=OUTER), 0.1)
+    side = answering_slow_streams()
     x = side.exchanges
-    x.on_offer(F, offer(70), 0.0)
-    x.on_snapshotted(70, 0.0)
     until = x.table[70].final_deadline
     x.tick(MIN_WAIT_LIMIT_S)
     assert x.deadline == until
@@ -192,63 +170,46 @@ def test_what_is_backgrounded_fails_when_its_time_is_up(streamed):
     assert side.benched == [F]
 
 
-@pytest.mark.parametrize("changes", [{"partners": 0, "selection": "ring"}, {"max_version_gap": 0.0}])
+@pytest.mark.parametrize("changes", [{"partners": 0, "selection": "ring"}, {"max_version_gap": 0.0}], ids=str)
 def test_a_mix_that_the_loop_waits_for_waits_for_streams_and_for_no_silent_partner(changes):
-    side = used_to(Side(partners=(B,), config=Config(**changes, mix_every_steps=8)), 0.1)
+    side = used_to(Side(config=Config(**changes, mix_every_steps=8)), 0.1)
     x, side.count_own_mix = side.exchanges, lambda: 1
-    x.begin_mix(0.0)
-    x.on_snapshotted(1, 0.0)
-    x.on_accept(B, Accept(1, 0.0, 0.5, "fp32"), 0.1)
+    side.offer_mix()
+    x.on_accept(B, accept(), 0.1)
     x.tick(0.1 + MIN_WAIT_LIMIT_S)
     assert x.used_slots == 1
     x.on_streamed(1, 1.0, 1.0, 0.7)
     x.tick(x.deadline)
     assert x.table[1].state is State.IN_DOUBT
-    x.begin_mix(1.0)
-    x.on_snapshotted(2, 1.0)
+    side.offer_mix(1.0)
     assert Send(B, Abort(2, "late")) in x.tick(1.0 + MIN_WAIT_LIMIT_S)
     assert (x.used_slots, side.benched) == (0, [B, B])
 
 
 def test_an_accept_without_a_stream_teaches_nothing():
-    side = Side(partners=(B,))
-    for place in range(8):
-        session = place + 1
-        side.exchanges.begin_mix(0.0)
-        side.exchanges.on_snapshotted(session, 0.0)
-        side.exchanges.on_accept(B, Accept(session, 0.0, 0.5, "fp32"), 4.0)
+    side = Side()
+    for session in range(1, 9):
+        side.offer_mix()
+        side.exchanges.on_accept(B, accept(session), 4.0)
         side.exchanges.on_failed(session, "stalled", 7.0)
     assert side.exchanges.answer_waits.waits_s == side.exchanges.stream_waits.waits_s == {}
 
 
-@pytest.mark.parametrize(("seconds", "taken"), [(0.15, False), (0.25, True)])
-def test_an_offer_takes_the_place_of_ours_once_ours_waits_for_longer_than_answers_take(seconds, taken):
+@pytest.mark.parametrize(("seconds", "declined", "taken"), [(0.15, [], False), (0.25, [], True), (0.25, [C], False)])
+def test_an_offer_takes_the_place_of_ours_once_ours_waits_for_longer_than_answers_take(seconds, declined, taken):
     """Long streams leave one slot, and we wait for half a second, long after the usual 0.1 s of an answer."""
-    side = used_to(Side(partners=(F, B), config=OUTER), 0.1, stream_s=1.0)
-    x = side.exchanges
-    x.begin_mix(0.0)
-    x.on_snapshotted(1, 0.0)
+    side = asking(F, B, stream_s=1.0)
+    x, side.declined = side.exchanges, declined
     assert x.deadline == MIN_WAIT_LIMIT_S
     answer = x.on_offer(C, offer(70), seconds)
-    if not taken:
-        assert answer == [Send(C, Busy(70))]
-        assert x.table[1].state is State.OFFERED
-        return
-    assert answer == [Snapshot(70)]
     assert side.benched == []
-    [transfer] = x.on_accept(F, Accept(1, 0.0, 0.5, "fp32"), 0.7)
-    assert transfer.session == 1
-
-
-def test_an_offer_that_is_not_taken_leaves_ours_where_it_is():
-    side = used_to(Side(partners=(F, B), config=OUTER), 0.1)
-    x = side.exchanges
-    x.begin_mix(0.0)
-    x.on_snapshotted(1, 0.0)
-    side.declined.append(C)
-    assert x.on_offer(C, offer(70), 0.4) == [Send(C, Busy(70))]
     assert x.table[1].state is State.OFFERED
-    assert side.benched == []
+    if taken:
+        assert answer == [Snapshot(70)]
+        [transfer] = x.on_accept(F, accept(), 0.7)
+        assert transfer.session == 1
+    else:
+        assert answer == [Send(C, Busy(70))]
 
 
 @pytest.mark.parametrize("config", [OUTER, Config()], ids=["outer momentum", "plain"])
@@ -270,7 +231,7 @@ def test_a_far_one_among_near_ones_mixes(config):
 
 
 def test_strangers_with_whom_exchanges_fail_have_one_at_a_time():
-    side = used_to(Side(partners=(B,)), 0.1)
+    side = used_to(Side(), 0.1)
     x, side.strangers = side.exchanges, [E, F]
     assert x.on_offer(E, offer(70), 0.0) == [Snapshot(70)]
     assert x.on_offer(F, offer(71), 0.1) == [Send(F, Busy(71))]

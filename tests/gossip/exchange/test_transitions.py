@@ -1,7 +1,5 @@
 """The transition tables: docs/protocol.md has the same, and each of their rows can happen."""
 
-from __future__ import annotations
-
 import math
 import random
 import re
@@ -16,10 +14,10 @@ from gossip.exchange.groups.group import Group
 from gossip.exchange.push import Push
 from gossip.exchange.reservation import ReservedPair
 from gossip.exchange.session import session_class
-from gossip.exchange.transitions import HANDLERS, INITIATOR, RESPONDER, Event, State
+from gossip.exchange.transitions import INITIATOR, RESPONDER, Event, State
 from gossip.ids import Address
-from gossip.wire.messages import Accept, Begin, Invite, Joined, Offer, Settled
-from tests.gossip.exchange.sides import A, B, C, D, E, F, Side
+from gossip.wire.messages import Accept, Begin, Invite, Joined, Settled
+from tests.gossip.exchange.sides import A, B, C, D, E, F, Side, offer, used_to
 from tests.harness.marks import slow
 from tests.simulation.transitions import KINDS, Row, rows, watched
 
@@ -79,15 +77,6 @@ def test_the_sessions_of_every_way_of_mixing_are_looked_at():
     assert {session_class(Config(mixing=name)) for name in MIXINGS} | {ReservedPair} == set(KINDS)
 
 
-def test_every_event_has_a_method_and_no_ended_session_has_events():
-    for kind in KINDS:
-        for table in kind.TRANSITIONS.values():
-            assert not {State.DONE, State.DROPPED} & set(table)
-            for events in table.values():
-                assert all(callable(getattr(kind, HANDLERS[event])) for event in events)
-                assert all(events.values())
-
-
 ONWARDS = (Event.FREED, Event.SNAPSHOTTED, Event.ACCEPT, Event.STREAMED, Event.JOINED, Event.BEGIN, Event.GATHERED)
 OTHERS = [B, C, D, E]
 
@@ -107,10 +96,9 @@ class Anything(Side):
         incoming = 1 if self.ahead else rng.choice([1, 1, 3])
         config = Config(mixing=mixing, filter="none", incoming_exchanges=incoming, **size, **outer)
         super().__init__(rng.choice([A, F]), OTHERS, config)
-        for partner in OTHERS if self.ahead > 0.5 else ():
-            self.exchanges.stream_waits.add(partner, 0.1)  # what is usual is known, and so long that none overlap
-            self.exchanges.answer_waits.add(partner, 0.001)
-        self.offers = {"pair": ("pair", 0.0), "group": ("pair", 0.0)}.get(mixing, ("push", 1.0))
+        if self.ahead > 0.5:
+            used_to(self, 0.001, 0.1)  # what is usual is known, and so long that none overlap
+        self.offers = {} if mixing in ("pair", "group") else {"mixing": "push", "mass": 1.0}
         self.mixes, self.now = 0, 0.0  # a group counts mixes
         rare = [0.01, 0.03, 0.1, 1.0] if self.ahead else [0.01, 0.1, 1.0]
         self.often = {event: rng.choice([3.0, 9.0] if event in ONWARDS else rare) for event in Event}
@@ -120,7 +108,6 @@ class Anything(Side):
     def note_mix(self, partner, now, own):
         self.mixes += 1
 
-    # -- for groups
     def group(self, now):
         return list(self.partners)
 
@@ -153,16 +140,14 @@ class Anything(Side):
     def asked(self, sender):
         """Receive an offer or an invitation."""
         session, members = self.rng.randrange(1000, 9000), (self.me, self.rng.choice(OTHERS))
-        fields = session, "f", b"g" * 16, 0.0
         if self.config.mixing == "group":
-            self.exchanges.on_invite(sender, Invite(*fields, "fp32", members), self.now)
+            self.exchanges.on_invite(sender, Invite(session, "f", b"g" * 16, 0.0, "fp32", members), self.now)
         else:
-            self.exchanges.on_offer(sender, Offer(*fields, 0.5, "fp32", *self.offers), self.now)
+            self.exchanges.on_offer(sender, offer(session, **self.offers), self.now)
 
     def foretold(self, sender):
         """Receive an offer to reserve the next exchange."""
-        offer = Offer(self.rng.randrange(1000, 9000), "f", b"g" * 16, 0.0, 0.5, "fp32", "ahead")
-        self.exchanges.on_offer(sender, offer, self.now)
+        self.exchanges.on_offer(sender, offer(self.rng.randrange(1000, 9000), mixing="ahead"), self.now)
 
     def happens(self, event, one):
         rng, exchanges, session, now = self.rng, self.exchanges, one.session, self.now
@@ -172,9 +157,8 @@ class Anything(Side):
         codec = rng.choice(["fp32", "fp32", "none"])
         match event:
             case Event.SNAPSHOTTED:
-                exchanges.on_snapshotted(
-                    session, now, 0.5 if exchanges.session_class is Push and one.is_initiator else 0.0
-                )
+                mass = 0.5 if exchanges.session_class is Push and one.is_initiator else 0.0
+                exchanges.on_snapshotted(session, now, mass)
             case Event.ACCEPT:
                 weight = rng.choice([one.weight, one.weight, 2.0]) if exchanges.session_class is not Group else 0.5
                 exchanges.on_accept(sender, Accept(session, 0.0, weight, "fp32"), now)
@@ -183,16 +167,10 @@ class Anything(Side):
             case Event.BEGIN:
                 members = tuple(sorted({self.me, sender, rng.choice(OTHERS)}))
                 exchanges.on_begin(sender, Begin(session, members, 0.0, codec), now)
-            case Event.BUSY:
-                exchanges.on_busy(sender, session, now)
-            case Event.REFUSE:
-                exchanges.on_refuse(sender, session, now)
-            case Event.COMMIT:
-                exchanges.on_commit(sender, session, now)
+            case Event.BUSY | Event.REFUSE | Event.COMMIT | Event.OUTCOME:
+                exchanges.route_message(event, sender, session, now)
             case Event.ABORT:
                 exchanges.on_abort(sender, session, code, now)
-            case Event.OUTCOME:
-                exchanges.on_outcome(sender, session, now)
             case Event.SETTLED:
                 exchanges.on_settled(sender, Settled(session, rng.random() < 0.5), now)
             case Event.STREAMED:

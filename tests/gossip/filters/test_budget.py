@@ -1,7 +1,5 @@
 """The movement budget: one partner may move a node as three typical ones do, and two moves more."""
 
-from __future__ import annotations
-
 import math
 import random
 

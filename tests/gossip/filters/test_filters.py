@@ -1,14 +1,11 @@
 """Filters: which differences they accept and how much of each, the same on both sides, and counted."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from hypothesis.extra import numpy as hnp
 
 from gossip.arithmetic.group_mean import norm_refusal, trimmed_mean
 from gossip.config import Config
@@ -30,33 +27,43 @@ from gossip.filters.clip import (
 from gossip.filters.registry import filter_of
 from gossip.filters.trimmed import Trimmed
 from gossip.ids import PeerId
-from gossip.wire.messages import Offer
 from tests.gossip.exchange.sides import A, B, C, Side
 from tests.harness.configs import tuned
 
 PEERS = [PeerId(number.to_bytes(16, "big")) for number in range(80)]
 
 
-def saw(rule, peer, difference_sq, size):
-    """Record an exchange with this peer that moved nothing."""
-    rule.take_share(peer, 0.0, difference_sq, size, list, 0.0)
+def clip(usual_distances=None, **config):
+    """Return a filter whose radius is so many usual distances."""
+    rule = Clip(tuned(filter="clip", **config))
+    if usual_distances is not None:
+        rule.usual_distances = usual_distances
+    return rule
 
 
-def test_a_model_that_starts_at_zero_can_take_weights():
-    assert norm_refusal(difference_sq=99.0, own_sq=0.0, size=100, bound=1.0) is None
-    assert norm_refusal(difference_sq=101.0, own_sq=0.0, size=100, bound=1.0) == "norm"
+def saw(rule, difference_sq, size, *peers):
+    """Record exchanges with these peers that moved nothing."""
+    for peer in peers:
+        rule.take_share(peer, 0.0, difference_sq, size, list, 0.0)
 
 
-def test_a_larger_model_may_move_further():
-    # (10 + 10) * 2 = 40
-    assert norm_refusal(difference_sq=40.0**2, own_sq=100.0, size=100, bound=2.0) is None
-    assert norm_refusal(difference_sq=40.1**2, own_sq=100.0, size=100, bound=2.0) == "norm"
-
-
-@pytest.mark.parametrize("bad", [math.nan, math.inf])
-def test_what_is_not_finite_is_refused_whatever_the_bound(bad):
-    assert norm_refusal(bad, 1.0, 10, math.inf) == "not-finite"
-    assert norm_refusal(1.0, bad, 10, math.inf) == "not-finite"
+@pytest.mark.parametrize(
+    ("difference_sq", "own_sq", "bound", "code"),
+    [
+        (99.0, 0.0, 1.0, None),  # A model that starts at zero can take weights.
+        (101.0, 0.0, 1.0, "norm"),
+        (40.0**2, 100.0, 2.0, None),  # A larger model may move further: (10 + 10) * 2 = 40.
+        (40.1**2, 100.0, 2.0, "norm"),
+        (math.nan, 1.0, math.inf, "not-finite"),
+        (math.inf, 1.0, math.inf, "not-finite"),
+        (1.0, math.nan, math.inf, "not-finite"),
+        (1.0, math.inf, math.inf, "not-finite"),
+    ],
+)
+def test_a_difference_is_refused_if_it_is_not_finite_or_beyond_a_bound_that_grows_with_the_weights(
+    difference_sq, own_sq, bound, code
+):
+    assert norm_refusal(difference_sq, own_sq, 100, bound) == code
 
 
 # -- clipping ----------------------------------------------------------------------------------------------------------
@@ -82,16 +89,6 @@ def test_without_a_radius_everything_is_taken(square):
     assert clip_factor(square, math.inf) == 1.0
 
 
-@given(squares, radii)
-def test_sides_that_add_up_the_squares_in_another_order_mostly_cut_off_the_same(square, radius):
-    """Shares are rounded down to a 4,096th.
-
-    One of a few thousand differences lies so near to a step that an error of 1e-7 shows, and then by one step.
-    """
-    one, other = clip_factor(square, radius), clip_factor(square * (1 + 1e-7), radius)
-    assert 0 <= one - other <= 1 / 4096
-
-
 @given(st.floats(1e-3, 1e3), st.floats(0.0, MAX_WHOLE_RADII - 1.0), st.floats(0.0, 1.0))
 def test_what_is_unusually_far_counts_whole_to_a_point_and_ever_less_from_there(reach, spare, further):
     taken, most = taper(reach, spare), 1.0 + spare
@@ -105,30 +102,26 @@ def test_what_is_unusually_far_counts_whole_to_a_point_and_ever_less_from_there(
 
 def known(radius=20.0):
     """Return a filter for which this radius is usual at 400 elements."""
-    rule = Clip(Config(filter="clip"))
-    rule.usual_distances = 1.0
-    for number in range(MIN_PARTNERS):
-        saw(rule, PEERS[number], radius**2, 400)
+    rule = clip(1.0)
+    saw(rule, radius**2, 400, *PEERS[:MIN_PARTNERS])
     assert rule.radius(400) == pytest.approx(radius)
     return rule
 
 
 def test_what_partners_take_beyond_the_radius_is_saved_up_by_all_exchanges_together():
     rule = known()
-    for number in range(40):
-        saw(rule, PEERS[number % MIN_PARTNERS], 20.0**2, 400)
+    saw(rule, 20.0**2, 400, *PEERS[:MIN_PARTNERS] * 10)
     assert rule.take_share(A, 0.5, (20.0 * MAX_WHOLE_RADII) ** 2, 400, list, 0.0) == (1.0, ())
     taken, why = rule.take_share(B, 0.5, (20.0 * 1.5) ** 2, 400, list, 0.0)
     assert taken == pytest.approx((1 + SAVED_PER_EXCHANGE) / 1.5, abs=1e-3), "nothing else was left"
     assert why == ("clipped",)
-    for number in range(16):
-        saw(rule, PEERS[number % MIN_PARTNERS], 20.0**2, 400)
+    saw(rule, 20.0**2, 400, *PEERS[:MIN_PARTNERS] * 4)
     assert rule.take_share(C, 0.5, (20.0 * 1.5) ** 2, 400, list, 0.0) == (1.0, ()), "16 exchanges save half a radius"
 
 
 @given(st.lists(st.floats(0.01, 100.0), min_size=1, max_size=200))
 def test_all_partners_together_exceed_the_radius_by_no_more_than_is_saved(reaches):
-    rule, beyond = Clip(Config(filter="clip")), 0.0
+    rule, beyond = clip(), 0.0
     for reach in reaches:
         taken, seen = rule.clip_to_radius((20.0 * reach) ** 2, 20.0)
         assert seen == pytest.approx(reach)
@@ -143,33 +136,35 @@ def test_lies_tens_of_radii_away_use_up_nothing_that_is_saved():
     assert rule.longest_whole(400) == pytest.approx(20.0 * MAX_WHOLE_RADII)
 
 
-def test_a_fixed_radius_cuts_off_as_published():
-    rule = Clip(Config(filter="clip", filter_limit=0.7))
-    assert rule.longest_whole(400) == 0.7
+def test_a_fixed_radius_cuts_off_as_published_from_the_first_exchange_on():
+    rule = clip(filter_limit=0.7)
+    assert rule.radius(10**6) == rule.longest_whole(400) == 0.7
     assert rule.clip_to_radius(2.8**2, 0.7)[0] == pytest.approx(0.25, abs=1 / 4096)
     assert rule.clip_to_radius(1.4**2, 0.7)[0] == pytest.approx(0.5, abs=1 / 4096)
 
 
+def streaming_pair(a, b):
+    """Let A and B stream an exchange that A offered."""
+    [offered] = a.offer_mix()
+    b.exchanges.on_offer(A, offered.message, 0.0)
+    accepted, _ = b.exchanges.on_snapshotted(1, 0.0)
+    a.exchanges.on_accept(B, accepted.message, 0.0)
+
+
 def agree(initiator_radius, responder_radius, difference_sq):
     """Let two sides with filters of these radii (0: none) exchange a difference; return both Mix effects."""
-    sides = {}
+    sides = []
     for me, other, radius in ((A, B, initiator_radius), (B, A, responder_radius)):
-        sides[me] = Side(me, (other,), Config(filter="clip", filter_limit=radius) if radius else Config())
-    a, b = sides[A].exchanges, sides[B].exchanges
-    a.begin_mix(0.0)
-    [offered] = a.on_snapshotted(1, 0.0)
-    b.on_offer(A, offered.message, 0.0)
-    accepted, _ = b.on_snapshotted(1, 0.0)
-    a.on_accept(B, accepted.message, 0.0)
-    a.on_streamed(1, difference_sq, 1.0, 0.0)
-    b.on_streamed(1, difference_sq, 4.0, 0.0)
-    return [next(e for e in x.on_commit(other, 1, 0.0) if isinstance(e, Mix)) for x, other in ((a, B), (b, A))], sides
+        sides.append(Side(me, (other,), Config(filter="clip", filter_limit=radius) if radius else Config()))
+    streaming_pair(*sides)
+    ended = sides[0].complete(B, 1, 0.0, difference_sq, 1.0), sides[1].complete(A, 1, 0.0, difference_sq, 4.0)
+    return [next(effect for effect in effects if isinstance(effect, Mix)) for effects in ended], sides
 
 
 @given(st.sampled_from([0.0, 0.5, 2.0, 7.5]), st.sampled_from([0.0, 0.25, 2.0, 40.0]), st.floats(0.01, 1e4))
 def test_each_side_cuts_off_by_its_own_radius_whatever_the_other_does(ours, theirs, square):
     mixes, sides = agree(ours, theirs, square)
-    for mix, side, radius in zip(mixes, sides.values(), (ours, theirs), strict=True):
+    for mix, side, radius in zip(mixes, sides, (ours, theirs), strict=True):
         assert mix.weight == 0.5 * clip_factor(square, radius)
         assert side.exchanges.refusals.total == (0 < radius < math.sqrt(square))
     if ours == theirs:
@@ -180,33 +175,25 @@ def test_a_far_one_whose_distances_were_long_takes_all_of_what_others_take_littl
     far, near = Side(A, (B,)), Side(B, (A,))
     for side, square in ((far, 400.0 * 9), (near, 400.0)):
         side.local.elements = 400
-        for peer in PEERS[:MIN_PARTNERS]:
-            saw(side.exchanges.filter, peer, square, 400)
+        saw(side.exchanges.filter, square, 400, *PEERS[:MIN_PARTNERS])
         side.exchanges.filter.saved_radii = 0.0
-    a, b = far.exchanges, near.exchanges
-    a.begin_mix(0.0)
-    [offered] = a.on_snapshotted(1, 0.0)
-    b.on_offer(A, offered.message, 0.0)
-    accepted, _ = b.on_snapshotted(1, 0.0)
-    a.on_accept(B, accepted.message, 0.0)
-    for side in (a, b):
-        side.on_streamed(1, 400.0 * 9, 400.0, 0.0)  # three times the usual length of one side
-    assert a.table[1].weight == 0.5
-    assert b.table[1].weight == 0.5 * rounded_share(taper(2.0, 0.0), 2.0)
+    streaming_pair(far, near)
+    for side in (far, near):
+        side.exchanges.on_streamed(1, 400.0 * 9, 400.0, 0.0)  # three times the usual length of one side
+    assert far.table[1].weight == 0.5
+    assert near.table[1].weight == 0.5 * rounded_share(taper(2.0, 0.0), 2.0)
 
 
 # -- the usual distance ------------------------------------------------------------------------------------------------
 def test_a_radius_follows_the_usual_distance_and_counts_by_the_elements_that_are_mixed():
-    rule = Clip(Config(filter="clip"))
-    rule.usual_distances = 3.0
+    rule = clip(3.0)
     for number in range(MIN_PARTNERS):
         assert rule.radius(400) == 0.0, "too few are known"
-        saw(rule, PEERS[number], 100 * 4.0, 100)  # two for each element
+        saw(rule, 100 * 4.0, 100, PEERS[number])  # two for each element
     assert rule.radius(400) == pytest.approx(3 * 2 * 20)
     assert rule.radius(10_000) == pytest.approx(3 * 2 * 100)
     assert rule.radius(100) == 0.0, "of few elements no distance is usual"
-    for number in range(MAX_PARTNERS):
-        saw(rule, PEERS[MIN_PARTNERS + number], 100 * 16.0, 100)
+    saw(rule, 100 * 16.0, 100, *PEERS[MIN_PARTNERS : MIN_PARTNERS + MAX_PARTNERS])
     assert rule.radius(400) == pytest.approx(3 * 4 * 20), "the old ones are forgotten"
 
 
@@ -216,52 +203,43 @@ def test_a_radius_follows_the_usual_distance_and_counts_by_the_elements_that_are
     st.randoms(use_true_random=False),
 )
 def test_long_lies_short_of_three_quarters_leave_the_radius_an_honest_one(honest, lies, random):
-    rule = Clip(tuned(filter="clip", norm_bound=1e9))
-    rule.usual_distances = 1.0
-    told = honest + lies
+    rule, told = clip(1.0, norm_bound=1e9), honest + lies
     random.shuffle(told)
     for peer, square in zip(PEERS, told, strict=False):
-        saw(rule, peer, 256 * square, 256)
+        saw(rule, 256 * square, 256, peer)
     assert min(honest) <= rule.radius(256) ** 2 / 256 * (1 + 1e-9)
     assert rule.radius(256) ** 2 / 256 <= max(honest) * (1 + 1e-9)
 
 
 def test_before_enough_is_seen_the_nodes_own_steps_say_what_is_usual():
-    rule = Clip(Config(filter="clip"))
+    rule = clip()
     for distance in (math.nan, 0.3, 0.2):
         rule.on_moved(distance)
     for number in range(MIN_PARTNERS):
         first = 1.5 * math.sqrt(4 * 0.3**2 + OWN_SHARE * 0.2**2)
         assert rule.radius(300) == pytest.approx(first)
         assert rule.radius(1000) == pytest.approx(first), "a part that is mixed rarely is as far apart as all"
-        saw(rule, PEERS[number], 10 * 4.0, 10)
+        saw(rule, 10 * 4.0, 10, PEERS[number])
     assert rule.radius(300) == pytest.approx(1.5 * math.sqrt(300 * 4.0 + OWN_SHARE * 0.2**2)), "now it is known"
 
 
 def test_what_its_own_steps_have_just_moved_it_widens_a_nodes_radius():
-    rule = Clip(Config(filter="clip"))
-    for number in range(MIN_PARTNERS):
-        saw(rule, PEERS[number], 400 * 1.0, 400)
+    rule = clip()
+    saw(rule, 400 * 1.0, 400, *PEERS[:MIN_PARTNERS])
     assert rule.radius(400) == pytest.approx(1.5 * 20)
-    rule.on_moved(60.0)
-    assert rule.radius(400) == pytest.approx(1.5 * math.sqrt(400 + OWN_SHARE * 3600))
-    rule.on_moved(math.nan)
-    assert rule.radius(400) == pytest.approx(1.5 * math.sqrt(400 + OWN_SHARE * 3600)), "nothing was measured"
+    for moved in (60.0, math.nan):  # the second is not measured
+        rule.on_moved(moved)
+        assert rule.radius(400) == pytest.approx(1.5 * math.sqrt(400 + OWN_SHARE * 3600))
     rule.on_moved(0.0)
     assert rule.radius(400) == pytest.approx(1.5 * 20), "that was long ago"
 
 
-def test_a_fixed_radius_is_that_from_the_first_exchange_on():
-    assert Clip(Config(filter="clip", filter_limit=0.7)).radius(10**6) == 0.7
-
-
 @pytest.mark.parametrize(("square", "code"), [(1e30, "norm"), (math.nan, "not-finite")])
 def test_what_is_refused_for_its_norm_is_no_usual_distance(square, code):
-    side = Side(partners=PEERS[:6])
+    side = Side()
     side.local.elements = 400
     for session, peer in enumerate(PEERS[:6], 50):
-        side.exchanges.on_offer(peer, Offer(session, "f", b"g" * 16, 0.0, 0.5, "fp32"), 0.0)
-        side.exchanges.on_snapshotted(session, 0.0)
+        side.answer(peer, session)
         side.exchanges.on_streamed(session, square, 100.0, 0.0)
     assert side.exchanges.refusals.counts == {(peer, code): 1 for peer in PEERS[:6]}
     assert side.exchanges.filter.radius(400) == 0.0
@@ -269,47 +247,34 @@ def test_what_is_refused_for_its_norm_is_no_usual_distance(square, code):
 
 def test_one_partner_has_one_distance_however_often_it_is_met():
     """Before, the last 16 exchanges set the usual distance, and a node's only partner could set it alone."""
-    rule = Clip(Config(filter="clip"))
-    rule.usual_distances = 1.0
-    for peer in PEERS[:8]:
-        saw(rule, peer, 256 * 1.0, 256)
-    for _ in range(200):
-        saw(rule, A, 256 * 100.0, 256)
-    assert rule.radius(256) == pytest.approx(16.0)
-    rule.on_moved(0.5)
-    alone = Clip(Config(filter="clip"))
-    alone.usual_distances = 1.0
+    rule, alone = clip(1.0), clip(1.0)
+    saw(rule, 256 * 1.0, 256, *PEERS[:8])
     alone.on_moved(0.5)
-    for _ in range(200):
-        saw(alone, A, 256 * 100.0, 256)
+    for each in (rule, alone):
+        saw(each, 256 * 100.0, 256, *[A] * 200)
+    assert rule.radius(256) == pytest.approx(16.0)
     assert alone.radius(256) == pytest.approx(math.sqrt(4 * 0.5**2 + OWN_SHARE * 0.5**2)), "its own steps say it, not A"
 
 
-# -- the budget of movement --------------------------------------------------------------------------------------------
 def test_what_the_budget_leaves_is_taken_and_then_nothing():
-    side = Side(partners=(B,))
+    side = Side(config=Config(filter="clip", filter_limit=24.0))
     side.local.elements = 400
-    x = side.exchanges
-    x.filter = Clip(Config(filter="clip", filter_limit=24.0))
     for peer in PEERS[:6]:
-        x.filter.budget.add(peer, 0.5, 0.0)  # three times the half, and two, come to 3.5 moves
-    weights = []
-    for session in range(50, 56):
-        x.on_offer(B, Offer(session, "f", b"g" * 16, 0.0, 0.5, "fp32"), 0.0)
-        x.on_snapshotted(session, 0.0)
-        x.on_commit(B, session, 0.0)
-        weights += [e.weight for e in x.on_streamed(session, 24.0**2, 100.0, 0.0) if isinstance(e, Mix)]
-    assert weights == [0.5, 0.5, 0.5, 0.25, 0.0, 0.0]
-    assert x.refusals.counts == {(B, "budget"): 3}
+        side.exchanges.filter.budget.add(peer, 0.5, 0.0)  # three times the half, and two, come to 3.5 moves
+
+    def weight_of(session):
+        side.answer(B, session)
+        effects = side.complete(B, session, 0.0, 24.0**2, 100.0)
+        return next(effect.weight for effect in effects if isinstance(effect, Mix))
+
+    assert [weight_of(session) for session in range(50, 56)] == [0.5, 0.5, 0.5, 0.25, 0.0, 0.0]
+    assert side.exchanges.refusals.counts == {(B, "budget"): 3}
     side.local.steps = 8 * 64 * 20  # much later the budget has forgotten all of it, and has two moves again
-    x.on_offer(B, Offer(60, "f", b"g" * 16, 0.0, 0.5, "fp32"), 0.0)
-    x.on_snapshotted(60, 0.0)
-    x.on_commit(B, 60, 0.0)
-    assert [e.weight for e in x.on_streamed(60, 24.0**2, 100.0, 0.0) if isinstance(e, Mix)] == [0.5]
+    assert weight_of(60) == 0.5
 
 
 def test_a_move_is_half_a_difference_as_long_as_the_radius():
-    rule = Clip(Config(filter="clip", filter_limit=2.0))
+    rule = clip(filter_limit=2.0)
     for peer, weight, length, moves in ((A, 0.5, 1.0, 0.5), (B, 0.25, 2.0, 0.5), (C, 0.5, 50.0, 1.0)):
         rule.take_share(peer, weight, length**2, 400, list, 3.0)
         assert rule.budget.movement_of(peer, 3.0) == pytest.approx(moves, rel=0.01)  # a share is a 4,096th of the whole
@@ -317,7 +282,6 @@ def test_a_move_is_half_a_difference_as_long_as_the_radius():
     assert rule.budget.movement_of(PEERS[0], 3.0) == 0.0, "of few elements no distance is usual"
 
 
-# -- BALANCE -----------------------------------------------------------------------------------------------------------
 @given(st.floats(0, 1e3), st.floats(1e-3, 1e3), st.floats(0.01, 2), st.floats(0.1, 5), st.floats(0, 1))
 def test_balance_is_its_equation(theirs, own, gamma, kappa, progress):
     """|theirs - mine| <= gamma exp(-kappa t/T) |mine|"""
@@ -333,43 +297,20 @@ def test_balance_narrows_with_the_rounds_up_to_the_last_and_no_further():
     assert [rule.refusal(A, 0.11**2, 1.0, 10, version) for version in (100.0, 1e9)] == [None, None]
 
 
-def test_the_norm_is_judged_whatever_the_filter():
-    for name in ("none", "clip", "balance"):
-        rule = filter_of(Config(filter=name))
-        assert rule.refusal(A, math.inf, 1.0, 10, 0.0) == "not-finite"
-        assert rule.refusal(A, 1e9, 1.0, 10, 0.0) == "norm"
-        assert rule.refusal(A, 0.01, 1.0, 10, 0.0) is None
+@pytest.mark.parametrize("name", ["none", "clip", "balance"])
+@pytest.mark.parametrize(("difference_sq", "code"), [(math.inf, "not-finite"), (1e9, "norm"), (0.01, None)])
+def test_the_norm_is_judged_whatever_the_filter(name, difference_sq, code):
+    assert filter_of(Config(filter=name)).refusal(A, difference_sq, 1.0, 10, 0.0) == code
 
 
 # -- the trimmed mean --------------------------------------------------------------------------------------------------
-@given(
-    st.integers(0, 3).flatmap(
-        lambda trim: st.tuples(
-            st.just(trim),
-            hnp.arrays(
-                np.float32,
-                st.tuples(st.integers(2 * trim + 1, 2 * trim + 5), st.integers(1, 20)),
-                elements=st.floats(-1e4, 1e4, width=32),
-            ),
-        )
-    )
-)
-def test_the_trimmed_mean_is_that_of_the_middle_of_a_sort(given_):
-    trim, vectors = given_
+@given(st.integers(0, 3), st.integers(1, 5), st.integers(1, 20), st.integers(0, 2**32 - 1))
+def test_the_trimmed_mean_is_that_of_the_middle_of_a_sort(trim, more, size, seed):
+    vectors = np.random.default_rng(seed).normal(0.0, 3.0, (2 * trim + more, size)).round().astype(np.float32)
     kept = np.sort(vectors, axis=0)[trim : len(vectors) - trim]
     mean = trimmed_mean(vectors, trim)
     assert mean.dtype == np.float32
-    np.testing.assert_allclose(mean, kept.astype(np.float64).mean(axis=0), rtol=1e-5, atol=1e-2)
-
-
-@given(st.integers(0, 2**32 - 1), st.floats(-(2.0**100), 2.0**100, width=32))
-def test_liars_no_more_than_are_trimmed_cannot_leave_what_honest_members_say(seed, lie):
-    random = np.random.default_rng(seed)
-    honest = random.standard_normal((5, 30)).astype(np.float32)
-    lies = np.full((2, 30), lie, np.float32)
-    mean = trimmed_mean(random.permutation(np.concatenate([honest, lies])), 2)
-    assert np.all(mean >= honest.min(axis=0) - 1e-6)
-    assert np.all(mean <= honest.max(axis=0) + 1e-6)
+    np.testing.assert_allclose(mean, kept.astype(np.float64).mean(axis=0), rtol=1e-5)
 
 
 def test_trimming_needs_members_beside_those_it_trims():
@@ -377,7 +318,6 @@ def test_trimming_needs_members_beside_those_it_trims():
         trimmed_mean(np.zeros((4, 3), np.float32), 2)
 
 
-# -- what was refused --------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize(
     ("config", "sums", "code"),
     [({}, (math.nan, 1.0), "not-finite"), ({}, (1e9, 1.0), "norm"), ({"filter": "balance"}, (1.0, 1.0), "balance"),
@@ -386,10 +326,8 @@ def test_trimming_needs_members_beside_those_it_trims():
 def test_a_refusal_is_counted_with_who_and_why(config, sums, code):
     side = Side(config=Config(**config))
     for partner, session in ((B, 7), (B, 8), (C, 9)):
-        side.exchanges.on_offer(partner, Offer(session, "f", b"g" * 16, 0.0, 0.5, "fp32"), 0.0)
-        side.exchanges.on_snapshotted(session, 0.0)
-        side.exchanges.on_streamed(session, *sums, 0.0)
-        side.exchanges.on_commit(partner, session, 0.0)
+        side.answer(partner, session)
+        side.complete(partner, session, 0.0, *sums)
     assert side.exchanges.refusals.counts == {(B, code): 2, (C, code): 1}
     assert side.exchanges.refusals.total == 3
 

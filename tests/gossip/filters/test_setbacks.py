@@ -1,7 +1,5 @@
 """A node is told that its own vector is far away, and not for what others send."""
 
-from __future__ import annotations
-
 import itertools
 
 import pytest
@@ -10,17 +8,17 @@ from gossip.config import Config
 from gossip.effects import Notice
 from gossip.filters.setbacks import BY_CHANCE, LASTING_S, WINDOW_S, Setbacks, is_cut_short
 from tests.gossip.exchange.sides import B, C, D, E, Side
-from tests.gossip.test_misbehaviour import begun
 
 PARTNERS = [B, C, D, E]
+LAST = BY_CHANCE + int(LASTING_S) + 1  # the first exchange, one in each second, of which the user is told
 
 
-def told(setbacks, share, count=200, partners=PARTNERS, pause_s=0.1, start=0.0):
+def told(setbacks, share, count=200, pause_s=0.1, start=0.0):
     """Return how often the user is told if this share of exchanges, with each partner in turn, achieves too little."""
     times = 0
-    for number, partner in zip(range(count), itertools.cycle(partners), strict=False):
-        is_setback = int(share * (number // len(partners) + 1)) > int(share * (number // len(partners)))
-        times += setbacks.note(partner, is_setback, start + number * pause_s)
+    for number, partner in zip(range(count), itertools.cycle(PARTNERS), strict=False):
+        turn = number // len(PARTNERS)
+        times += setbacks.note(partner, int(share * (turn + 1)) > int(share * turn), start + number * pause_s)
     return times
 
 
@@ -58,26 +56,22 @@ def test_one_partner_of_four_that_is_far_away_is_its_own_affair():
 
 
 def test_a_node_that_is_cut_short_or_refused_by_most_others_tells_its_user_with_the_session_at_hand():
-    side = Side(partners=(B,), config=Config(filter="clip", filter_limit=0.1))
+    side = Side(config=Config(filter="clip", filter_limit=0.1))
     effects = []
-    last = BY_CHANCE + int(LASTING_S) + 1
-    for number in range(last):
-        session = begun(side, number)
-        effects += side.exchanges.on_streamed(session, 100.0, 1.0, number)
-        side.exchanges.on_commit(B, session, number)
+    for number in range(LAST):
+        effects += side.complete(B, side.stream_mix(number), number, difference_sq=100.0)
     [notice] = [effect for effect in effects if isinstance(effect, Notice)]
     assert notice.kind == "apart"
-    assert notice.session == last
+    assert notice.session == LAST
     assert "11 of the last 11 exchanges" in notice.sentence
     assert "{tensor}" in notice.sentence
 
 
 def test_a_node_whose_vectors_others_refuse_is_told_too():
     side = Side()
-    effects = [
-        effect for number in range(BY_CHANCE + int(LASTING_S) + 1)
-        for effect in side.exchanges.on_abort(B, begun(side, number), "balance", number)
-    ]  # fmt: skip
+    effects = []
+    for number in range(LAST):
+        effects += side.exchanges.on_abort(B, side.stream_mix(number), "balance", number)
     assert [effect.kind for effect in effects if isinstance(effect, Notice)] == ["apart"]
 
 

@@ -12,11 +12,16 @@ import subprocess
 import sys
 import sysconfig
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
+from typing import TypeVar
 
 import pytest
 
+from gossip import kernel
+
+Found = TypeVar("Found")
 ROOT = Path(__file__).resolve().parents[3]
 KEPT = ROOT / "build" / "passes"
 TIMEOUT_S = 300.0
@@ -44,6 +49,16 @@ def passes() -> ModuleType:
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
+
+
+def both_ways(compute: Callable[[], Found]) -> list[Found]:
+    """Return what ``compute`` returns with numpy, and what it returns with the compiled passes."""
+    found = []
+    for wanted in (None, passes()):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(kernel, "passes", wanted)
+            found.append(compute())
+    return found
 
 
 def built(compiler: Path) -> Path:

@@ -5,19 +5,16 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Iterable
 
 import numpy as np
 import pytest
-import xxhash
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gossip import kernel
-from gossip.arithmetic.mixing import OuterStep, outer_step
-from gossip.averaging.streams import DifferenceReceiver, Sender, ValuesReceiver
-from gossip.codecs import BLOCK_ELEMENTS, Codec, get_codec, self_test
-from gossip.wire.messages import Chunk
-from tests.gossip.kernel.building import build, passes
+from gossip.arithmetic.mixing import outer_step
+from gossip.codecs import BLOCK_ELEMENTS, Codec, get_codec
+from tests.gossip.kernel.building import both_ways, build, passes
 
 COMPILED = ("bf16", "int8", "int4")
 each = pytest.mark.parametrize("codec", [get_codec(name) for name in COMPILED], ids=COMPILED)
@@ -27,13 +24,6 @@ WHERE = [
     (BLOCK_ELEMENTS + 1, 256), (BLOCK_ELEMENTS - 257, 65_536 + 512), (3 * BLOCK_ELEMENTS + 5_001, 1_280),
 ]  # fmt: skip
 """(elements, start): chunks that end within a scale, a byte of two codes and a segment of noise, and on their ends."""
-
-
-@pytest.fixture
-def compiled(monkeypatch):
-    """Return a function that selects the passes (True) or numpy (False)."""
-    built = passes()
-    return lambda wanted: monkeypatch.setattr(kernel, "passes", built if wanted else None)
 
 
 def weights(elements: int, seed: int) -> np.ndarray:
@@ -51,7 +41,7 @@ def weights(elements: int, seed: int) -> np.ndarray:
     return values
 
 
-def all_that_it_does(codec: Codec, ours: np.ndarray, theirs: np.ndarray, start: int) -> dict[str, np.ndarray]:
+def all_that_it_does(codec: Codec, ours: np.ndarray, theirs: np.ndarray, start: int) -> tuple[np.ndarray, ...]:
     body = np.full(codec.encoded_bytes(theirs.size), 77, np.uint8)
     codec.encode(theirs, body, 2**63 + 5, start)
     decoded, own, out, alone = (np.full(ours.size, 7.0, np.float32) for _ in range(4))
@@ -60,37 +50,25 @@ def all_that_it_does(codec: Codec, ours: np.ndarray, theirs: np.ndarray, start: 
     codec.quantised(ours, alone, 2**63 + 5, start)
     same = ours.copy()
     codec.quantised(same, same, 2**63 + 5, start)
-    return {
-        "encoded": body,
-        "decoded": decoded,
-        "own": own,
-        "out": out,
-        "quantised": alone,
-        "in place": same,
-        "sums": sums,
-    }
+    return body, decoded, own, out, alone, same, sums
 
 
-def equal(one: np.ndarray, other: np.ndarray) -> None:
-    """Check that both are equal bit for bit, but for the kind of NaN."""
-    assert one.dtype == other.dtype
-    np.testing.assert_array_equal(one, other)
-    if one.dtype.kind == "f":
-        number = ~np.isnan(one)
-        assert one[number].tobytes() == other[number].tobytes()
+def check_equal(plain: Iterable[np.ndarray], compiled: Iterable[np.ndarray]) -> None:
+    """Check that all arrays are equal bit for bit, but for the kind of NaN."""
+    for one, other in zip(plain, compiled, strict=True):
+        assert one.dtype == other.dtype
+        np.testing.assert_array_equal(one, other)
+        if one.dtype.kind == "f":
+            number = ~np.isnan(one)
+            assert one[number].tobytes() == other[number].tobytes()
 
 
 @each
 @pytest.mark.parametrize(("elements", "start"), WHERE)
 @pytest.mark.filterwarnings("ignore:invalid value")
-def test_each_pass_has_the_bits_of_numpys(codec, elements, start, compiled):
+def test_each_pass_has_the_bits_of_numpys(codec, elements, start):
     ours, theirs = weights(elements, 1), weights(elements, 2)
-    both = []
-    for wanted in (False, True):
-        compiled(wanted)
-        both.append(all_that_it_does(codec, ours, theirs, start))
-    for name in both[0]:
-        equal(both[0][name], both[1][name])
+    check_equal(*both_ways(lambda: all_that_it_does(codec, ours, theirs, start)))
 
 
 @each
@@ -99,38 +77,14 @@ def test_whatever_bytes_a_peer_sends_both_make_the_same_of_them(codec, data, ele
     size = codec.encoded_bytes(elements)
     body = np.frombuffer(data.draw(st.binary(min_size=size, max_size=size)), np.uint8)
     ours = weights(elements, 3)
-    both = []
-    for wanted in (None, passes()):
-        with pytest.MonkeyPatch.context() as patch, np.errstate(all="ignore"):
-            patch.setattr(kernel, "passes", wanted)
-            out, own = np.empty(elements, np.float32), np.empty(elements, np.float32)
-            sums = codec.subtract(body, ours, out, own, 9, start)
-            both.append((out, own, np.array(sums)))
-    for one, other in zip(*both, strict=True):
-        equal(one, other)
 
+    def subtracted() -> tuple[np.ndarray, ...]:
+        out, own = np.empty(elements, np.float32), np.empty(elements, np.float32)
+        sums = codec.subtract(body, ours, out, own, 9, start)
+        return out, own, np.array(sums)
 
-@each
-def test_a_stream_ends_with_the_same_sums(codec, compiled):
-    ours, theirs = (np.random.default_rng(seed).standard_normal(100_001).astype(np.float32) for seed in (1, 2))
-    both = []
-    for wanted in (False, True):
-        compiled(wanted)
-        sender = Sender(5, theirs, codec, 40_960)
-        values, out = np.empty_like(ours), np.empty_like(ours)
-        receivers = DifferenceReceiver(5, ours, out, codec), ValuesReceiver(5, values, codec)
-        while not sender.done:
-            position = sender.position
-            _, body = sender.next_frame()
-            chunk = Chunk(5, position, sender.position - position, xxhash.xxh3_64_intdigest(body))
-            for receiver in receivers:
-                receiver.begin_chunk(chunk, len(body))[:] = body
-                assert receiver.finish_chunk(chunk)
-        both.append((receivers[0].difference_sq, receivers[0].own_sq, out, values))
-    assert both[0][:2] == both[1][:2]
-    equal(both[0][2], both[1][2])
-    equal(both[0][3], both[1][3])
-    assert both[0][0] == pytest.approx(float(np.dot(ours - theirs, ours - theirs)), rel=0.05)
+    with np.errstate(all="ignore"):
+        check_equal(*both_ways(subtracted))
 
 
 @pytest.mark.parametrize("shape", [(1,), (257,), (40_003,), (70_000,), (7, 1_001)])
@@ -138,39 +92,15 @@ def test_a_stream_ends_with_the_same_sums(codec, compiled):
     ("weight", "alpha", "beta"), [(1.0, 0.5, 0.7), (1 / 3, 0.5, 0.7), (0.5, 0.3, 0.9), (0.5, 0.0, 1.9)]
 )
 @pytest.mark.filterwarnings("ignore:invalid value", "ignore:overflow")
-def test_the_outer_step_in_one_pass_is_numpys_in_eight(shape, weight, alpha, beta, compiled):
-    both = []
-    for wanted in (False, True):
-        compiled(wanted)
+def test_the_outer_step_in_one_pass_is_numpys_in_eight(shape, weight, alpha, beta):
+    def stepped() -> list[np.ndarray]:
         arrays = [weights(int(np.prod(shape)), seed).reshape(shape) for seed in range(4)]
+        snapshot = arrays[1].copy()
         outer_step(*arrays, weight, alpha, beta)
-        both.append(arrays)
-    for one, other in zip(*both, strict=True):
-        equal(one, other)
-    equal(both[1][1], weights(int(np.prod(shape)), 1).reshape(shape))  # other exchanges may use this snapshot too
+        check_equal([arrays[1]], [snapshot])  # other exchanges may use this snapshot too
+        return arrays
 
-
-def test_a_node_mixes_alike_with_it_and_without(compiled):
-    """The outer step mixes the parameters and a plain mean the buffers behind them, mix after mix."""
-    both = []
-    for wanted in (False, True):
-        compiled(wanted)
-        outer, shifts = OuterStep(50_001, 0.5, 0.7), []
-        vector = np.random.default_rng(9).standard_normal(50_100).astype(np.float32)
-        outer.reset(vector)
-        for seed in range(3):
-            difference = np.random.default_rng(seed).standard_normal(50_100).astype(np.float32)
-            shifts.append(outer.shift(vector, difference, 0.5))
-            vector = vector + shifts[-1]
-        both.append(shifts)
-    for one, other in zip(*both, strict=True):
-        equal(one, other)
-        assert np.any(one[50_001:])
-
-
-def test_the_codecs_pass_their_own_test_with_it(compiled):
-    compiled(True)
-    self_test()
+    check_equal(*both_ways(stepped))
 
 
 def test_what_is_no_chunk_is_refused_and_nothing_is_written():
@@ -252,10 +182,7 @@ print(gossip.kernel.implementation())
 """
 
 
-def test_who_asks_for_numpy_has_it():
+def test_who_asks_for_numpy_has_it_and_what_an_older_file_was_built_from_is_left_alone():
     assert ran(STAND_IN.format(older=0)) == "compiled"
     assert ran(STAND_IN.format(older=0), GOSSIP_KERNEL="numpy") == "numpy"
-
-
-def test_what_an_older_file_was_built_from_is_left_alone():
     assert ran(STAND_IN.format(older=-1)) == "numpy"

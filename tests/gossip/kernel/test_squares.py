@@ -14,7 +14,7 @@ from gossip.codecs import get_codec
 from gossip.errors import LocalError
 from gossip.kernel.squares import BLOCK, LANES, PIECE, squares
 from gossip.wire.frames import PREFIX_BYTES, decode
-from tests.gossip.kernel.building import passes
+from tests.gossip.kernel.building import both_ways, passes
 
 COMPILED, NUMPY = "compiled", "numpy"
 each = pytest.mark.parametrize("which", [COMPILED, NUMPY])
@@ -51,24 +51,20 @@ def same(one: float, other: float) -> bool:
     return one == other or (np.isnan(one) and np.isnan(other))
 
 
+@each
 @pytest.mark.parametrize("elements", [0, 1, 63, 64, 65, 255, 256, 257, 4095, 4096, 4097, 5000, 12_388])
-def test_both_add_up_in_the_order_that_is_written_down(elements, using):
-    for decades in (0.0, 3.0):
-        values = weights(elements, elements, decades)
-        expected = as_written(values, 0.125)
-        for which in (COMPILED, NUMPY):
-            using(which)
-            assert squares(values, 0.125) == expected
+@pytest.mark.parametrize("decades", [0.0, 3.0])
+def test_a_sum_is_added_up_in_the_order_that_is_written_down(which, elements, decades, using):
+    using(which)
+    values = weights(elements, elements, decades)
+    assert squares(values, 0.125) == as_written(values, 0.125)
 
 
-def test_both_agree_at_every_size_up_to_5000_and_at_the_ends_of_pieces(using):
+def test_both_agree_at_every_size_up_to_5000_and_at_the_ends_of_pieces():
     every = weights(max(ENDS), 1, 0.0)
-    found = []
-    for which in (COMPILED, NUMPY):
-        using(which)
-        found.append([squares(every[:elements]) for elements in [*range(5_001), *ENDS]])
-    assert found[0] == found[1]
-    assert len(set(found[0])) > 4_500  # some sums are equal, where the last square is too small to count
+    plain, compiled = both_ways(lambda: [squares(every[:elements]) for elements in [*range(5_001), *ENDS]])
+    assert plain == compiled
+    assert len(set(plain)) > 4_500  # some sums are equal, where the last square is too small to count
 
 
 @each
@@ -86,51 +82,46 @@ def test_where_a_vector_lies_changes_no_sum(which, offset, using):
 )
 def test_both_make_the_same_of_any_float32(given_values, at, every, is_difference):
     """Test values that are not finite, subnormal, or whose squares exceed float32, anywhere among others."""
-    values = weights(5_000, 3)
+    values, other, out = weights(5_000, 3), weights(5_000, 4), np.empty(5_000, np.float32)
     places = (at + every * np.arange(len(given_values))) % values.size
     values[places] = given_values
-    other = weights(5_000, 4)
-    found = []
-    for passing in (passes(), None):
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(kernel, "passes", passing)
-            out = np.empty_like(values)
-            sums = subtract(values, other, out) if is_difference else (squares(values), 0.0)
-            found.append((sums, out if is_difference else values))
-    assert all(map(same, found[0][0], found[1][0]))
-    np.testing.assert_array_equal(found[0][1], found[1][1])
+
+    def summed() -> tuple[float, float, np.ndarray]:
+        sums = subtract(values, other, out) if is_difference else (squares(values), 0.0)
+        return *sums, out.copy() if is_difference else values
+
+    (*plain, plain_out), (*compiled, compiled_out) = both_ways(summed)
+    assert all(map(same, plain, compiled))
+    np.testing.assert_array_equal(plain_out, compiled_out)
 
 
+@each
 @pytest.mark.parametrize(
     "value", [1e-45, -1e-45, 1e-40, 1.2e-38, 1e-23, 3e-23, 1e-19, 2e18, 1.8e19, 1.9e19, 3.4e38, np.inf, -np.inf, np.nan]
 )
-def test_the_smallest_and_the_largest_add_up_alike(value, using):
+def test_the_smallest_and_the_largest_add_up_in_it_too(which, value, using):
+    using(which)
     values = np.full(5_000, value, np.float32)
-    found = []
-    for which in (COMPILED, NUMPY):
-        using(which)
-        found.append(squares(values))
-    assert same(*found)
-    assert same(found[0], as_written(values))
+    assert same(squares(values), as_written(values))
 
 
 @pytest.mark.parametrize("elements", [1, 700, 5_000, 65_535, 65_536, 140_001])
 @pytest.mark.parametrize("shift", [0, 1, 5])
 @pytest.mark.parametrize("in_place", [False, True])
-def test_a_difference_is_numpys_wherever_it_is_written(elements, shift, in_place, using):
+def test_a_difference_is_numpys_wherever_it_is_written(elements, shift, in_place):
     """A difference of 65,536 elements or more is written past the cache, if its alignment allows that."""
     theirs, ours = weights(elements, 5), weights(elements, 6)
-    found = []
-    for which in (COMPILED, NUMPY):
-        using(which)
+
+    def subtracted() -> tuple[tuple[float, float], np.ndarray]:
         out = np.full(elements + shift + 8, 7.0, np.float32)
         place = out[shift : shift + elements]
         if in_place:
             place[:] = theirs
-        found.append((subtract(place if in_place else theirs, ours, place, (2.0, 3.0)), out))
-    assert found[0][0] == found[1][0]
-    np.testing.assert_array_equal(found[0][1], found[1][1])
-    assert found[0][0] == (squares(theirs - ours, 2.0), squares(ours, 3.0))
+        return subtract(place if in_place else theirs, ours, place, (2.0, 3.0)), out
+
+    (plain, plain_out), (compiled, compiled_out) = both_ways(subtracted)
+    assert plain == compiled == (squares(theirs - ours, 2.0), squares(ours, 3.0))
+    np.testing.assert_array_equal(plain_out, compiled_out)
 
 
 @each
@@ -164,10 +155,3 @@ def test_where_another_order_came_out_no_node_starts(which, using, monkeypatch):
     monkeypatch.setattr(codecs, "squares", lambda values: float(values.dot(values)))
     with pytest.raises(LocalError, match="another order"):
         codecs.self_test()
-
-
-@each
-def test_a_sum_errs_by_little(which, using):
-    using(which)
-    values = np.abs(weights(1_000_003, 9, 0.0)) + np.float32(1.0)  # all rounded the same way, as often as may be
-    assert squares(values) == pytest.approx(float(np.sum(values.astype(np.float64) ** 2)), rel=4e-6)
