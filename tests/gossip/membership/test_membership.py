@@ -10,7 +10,7 @@ from gossip.effects import Dial, MemberChanged, MemberState, Send
 from gossip.errors import RemoteError
 from gossip.membership.detector import suspicion_s
 from gossip.wire.messages import MAX_RECORDS, Ack, Digest, Gossip, Hint, Ping, Records
-from tests.gossip.membership.members import MemberWorld, acquainted, meet, member, peer_id, record_of, sent
+from tests.gossip.membership.members import MemberWorld, acquainted, meet, member, peer_id, record_of, sent, tick_until
 from tests.harness.marks import rest_is_slow
 from tests.harness.world import address_of
 
@@ -69,20 +69,21 @@ def test_loss_of_a_tenth_kills_nobody_for_good(seed):
     world.until(world.agreed, 60)
 
 
-def test_a_process_that_was_stopped_accuses_nobody_by_the_time_it_slept():
+@pytest.mark.parametrize("waited", [0, 50], ids=["no message waited", "fifty messages waited"])
+def test_a_process_that_was_stopped_accuses_nobody_by_the_time_it_slept(waited):
     me = acquainted(8)
     me.receive(peer_id(1), Gossip((Hint(peer_id(2), 1, False, peer_id(1)),)), 0.1)
     now = me.deadline
     while not sent(me.tick(now), Ping):  # it has a suspicion and a probe in progress ...
         now = me.deadline
     wakes = now + 30  # ... and wakes half a minute later
-    effects = me.tick(wakes)
-    while me.deadline < wakes + 0.4:
-        effects += me.tick(me.deadline)
+    effects = []
+    for number in range(waited):  # in its sockets; the sleep counts once
+        effects += me.receive(peer_id(1), Ping(number, ()), wakes + 0.001 * number)
+    effects += me.tick(wakes + 0.1) + tick_until(me, wakes + 0.4)
     assert not [effect for effect in effects if isinstance(effect, MemberChanged)]
-    while me.deadline < wakes + 40:  # its only accuser is asked first, and no member answers at all
-        effects += me.tick(me.deadline)
-    assert MemberChanged(peer_id(2), SUSPECT, DEAD) in effects  # the time in which it was awake counts
+    effects = tick_until(me, wakes + 40)  # its only accuser is asked first, and no member answers at all
+    assert MemberChanged(peer_id(2), SUSPECT, DEAD) in effects, "the time in which it was awake counts"
 
 
 # -- suspicion and refutation -----------------------------------------------------------------------------------------
@@ -101,18 +102,17 @@ def test_the_accused_refutes_with_the_next_incarnation():
 
 
 def test_that_a_suspect_is_dead_is_told_without_frames_of_its_own():
-    me, gossiped, pinged, died_s = acquainted(4), [], [], None
+    me, gossiped, pinged, is_dead = acquainted(4), [], [], False
     me.receive(peer_id(1), Gossip(tuple(Hint(peer_id(2), 1, False, peer_id(by)) for by in (1, 3))), 1.0)
     while me.deadline < 60.0:
         now = me.deadline
         effects = me.tick(now)
-        if died_s is None and MemberChanged(peer_id(2), SUSPECT, DEAD) in effects:
-            died_s = now
-        for send in sent(effects, Ping):
-            me.receive(send.to, Ack(send.message.seq, ()), now)
-            pinged += [hint for hint in send.message.updates if isinstance(hint, Hint) and hint.dead]
-        gossiped += [send for send in sent(effects, Gossip) if died_s is not None]
-    assert died_s is not None
+        for ping in sent(effects, Ping):
+            me.receive(ping.to, Ack(ping.message.seq, ()), now)
+            pinged += [hint for hint in ping.message.updates if isinstance(hint, Hint) and hint.dead]
+        is_dead = is_dead or MemberChanged(peer_id(2), SUSPECT, DEAD) in effects
+        gossiped += sent(effects, Gossip) if is_dead else []
+    assert is_dead
     assert [hint.peer for hint in pinged] == 4 * [peer_id(2)], "as often as there is need, since the others bury it too"
     assert not gossiped
 
@@ -264,10 +264,7 @@ def test_a_restored_member_is_not_trusted_until_heard_of_and_told_to_nobody():
     assert me.alive() == []
     assert me.state(peer_id(1)) is DEAD
     dials = [effect for effect in me.tick(0.0) if isinstance(effect, Dial)]
-    assert {(dial.address, dial.expect) for dial in dials} == {
-        (address_of(1), peer_id(1)),
-        (address_of(2), peer_id(2)),
-    }
+    assert {(dial.address, dial.expect) for dial in dials} == {(address_of(n), peer_id(n)) for n in (1, 2)}
     effects = me.on_linked(peer_id(3), record_of(3), 1.0)
     effects += me.receive(peer_id(3), Digest(b""), 1.1)
     assert {record.id for send in sent(effects, Records) for record in send.message.records} == {me.me.id, peer_id(3)}

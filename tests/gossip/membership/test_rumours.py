@@ -8,18 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gossip.effects import Effect, Send
-from gossip.ids import Address, MemberRecord, PeerId
-from gossip.membership.dissemination import PASSIVE_SENDS, Rumours, first_passive_sends, retransmits
+from gossip.ids import Address, PeerId
+from gossip.membership.dissemination import MAX_RUMOURS, PASSIVE_SENDS, Rumours, first_passive_sends, retransmits
 from gossip.wire.messages import Gossip, Hint
 from gossip.wire.records import is_progress_only
-
-
-def peer_id(number):
-    return PeerId(bytes([number]) * 16)
-
-
-def record_of(number, **fields):
-    return MemberRecord(peer_id(number), b"", 1, **fields)
+from tests.gossip.membership.members import peer_id, record_of
 
 
 class Plain:
@@ -100,6 +93,7 @@ def test_for_progress_alone_no_frame_goes_out():
 
 
 def test_news_asks_for_frames_until_it_was_told_half_as_often_and_pings_tell_the_rest():
+    assert retransmits(1_000) == 16, "4 ceil(log10(1,001))"
     for members in (2, 100, 9_000):
         rumours = Rumours(0.5, 0.0)
         rumours.put(record_of(1), 0.0)
@@ -136,35 +130,24 @@ def test_progress_in_the_place_of_news_still_asks_for_a_frame_and_the_other_way_
     assert (rumours.needs_frame, rumours.due_at) == (True, 3.0)
 
 
-def test_progress_goes_out_behind_all_news():
+def test_rumours_are_bounded_and_those_sent_most_make_way():
     rumours = Rumours(0.5, 0.0)
-    rumours.put(record_of(1), 0.0)
-    rumours.put(record_of(2), 0.0, first_passive_sends(1_000))
-    for _ in range(retransmits(1_000) - PASSIVE_SENDS):
-        assert rumours.take(1, 1, 1_000) == (record_of(1),)
+    for n in range(3 * MAX_RUMOURS):
+        rumours.put(record_of(n), 0.0)
+    assert len(rumours) == MAX_RUMOURS == 1024
+    assert rumours.take(1, 1, 3000)[0].id == peer_id(3 * MAX_RUMOURS - 1)
 
 
-def test_progress_in_the_place_of_news_is_told_as_often_as_the_news():
-    rumours = Rumours(0.5, 0.0)
-    rumours.put(record_of(1, ready=True), 0.0)
-    rumours.put(record_of(1, ready=True, sequence=1, steps=9), 0.0, first_passive_sends(1_000))
-    tellings = 0
-    while taken := rumours.take(32, 1, 1_000):
-        assert taken[0].steps == 9
-        tellings += 1
-    assert tellings == retransmits(1_000)
-
-
-def test_counts_alone_are_mere_progress():
-    before = record_of(1, run_id=b"g" * 16)
-    counts = {"sequence": 1, "steps": 2, "samples": 3, "loss": 0.5, "version": 1.0, "signature": b"s"}
-    counts["progress"] = 4
-    assert is_progress_only(dataclasses.replace(before, **counts), before)
+def test_counts_and_figures_alone_are_mere_progress():
+    before = record_of(1, ready=False, run_id=b"g" * 16, extra=(b"figures", 1))
+    counts = {"sequence": 1, "steps": 2, "samples": 3, "progress": 4, "loss": 0.5, "version": 1.0, "signature": b"s"}
+    for figures in ((b"other", 1), (1,)):
+        assert is_progress_only(dataclasses.replace(before, **counts, extra=figures), before)
     others = {
-        "incarnation": 2, "left": True, "ready": True, "run_id": b"h" * 16,
-        "address": Address("host", 1), "homes": (PeerId(b"i" * 16),), "finished": True,
-            "extra": (1,),
+        "incarnation": 2, "left": True, "ready": True, "run_id": b"h" * 16, "address": Address("host", 1),
+        "homes": (PeerId(b"i" * 16),), "finished": True, "extra": (b"figures", 2),
     }  # fmt: skip
     assert set(counts) | set(others) | {"id", "public_key"} == {field.name for field in dataclasses.fields(before)}
     for name, value in others.items():
         assert not is_progress_only(dataclasses.replace(before, **{name: value}), before)
+    assert not is_progress_only(dataclasses.replace(before, extra=(b"figures",)), before)

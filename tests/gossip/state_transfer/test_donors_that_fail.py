@@ -17,7 +17,7 @@ from tests.harness.world import World
 def test_after_a_donors_death_only_the_elements_that_lack_are_fetched_again():
     taker = Taker()
     taker.survey([A, B])
-    dying = next(s for s, (donor, _) in taker.fetches.items() if donor == A)
+    dying = taker.session_of(A)
     start, stop = taker.fetches[dying][1].start, taker.fetches[dying][1].stop
     taker.receive(dying, 2)
     assert taker.do(taker.joining.on_unlinked(A, 1.0)) == [Release(dying)]
@@ -44,10 +44,11 @@ def test_a_piece_goes_to_another_however_its_donor_fails(how):
     taker = Taker()
     taker.survey([A, B, C])
     joining = taker.joining
-    session = next(s for s, (donor, _) in taker.fetches.items() if donor == B)
+    session = taker.session_of(B)
     taker.receive(session)
     if how == "deadline":
-        taker.receive_all_but(session)
+        for other in [number for number in taker.fetches if number != session]:
+            taker.receive(other, 1_000)
         assert joining.tick(joining.next_deadline - 0.01) == []
         effects = joining.tick(joining.next_deadline)
     else:
@@ -62,7 +63,7 @@ def test_a_piece_goes_to_another_however_its_donor_fails(how):
 def test_late_messages_about_a_piece_that_moved_to_another_donor_change_nothing():
     taker = Taker()
     taker.survey([A, B])
-    session = next(s for s, (donor, _) in taker.fetches.items() if donor == A)
+    session = taker.session_of(A)
     stop = taker.fetches[session][1].stop
     taker.do(taker.joining.on_unlinked(A, 1.0))
     missing = list(taker.joining.missing)
@@ -88,32 +89,19 @@ def test_a_newcomer_that_all_donors_refuse_waits_for_others():
     assert {donor for *_, donor in taker.fetched} == {C}
 
 
-def test_a_run_without_donors_is_given_up():
-    taker = Taker()
-    taker.survey([A])
-    taker.do(taker.joining.on_unlinked(A, 1.0))
-    now = taker.joining.next_deadline
-    while now < 1.0 + CONFIG.join_timeout_s:
-        assert taker.joining.on_starved([], now) == []
-        assert taker.joining.phase is Phase.COLLECTING
-        now = taker.joining.next_deadline
-    taker.joining.on_starved([], now)
-    assert taker.joining.phase is Phase.IDLE
-
-
-def test_a_donor_that_always_refuses_does_not_extend_the_transfer():
+@pytest.mark.parametrize("found", [[], [A]], ids=["no donor is left", "one always refuses"])
+def test_a_run_whose_donors_give_nothing_is_given_up_in_time(found):
     """A regression test: each new piece once restarted the timeout, and the newcomer waited for ever."""
     taker = Taker()
     taker.survey([A])
-    began = taker.now
-    while taker.joining.phase is not Phase.IDLE and taker.now < began + 4 * CONFIG.join_timeout_s:
+    while taker.joining.phase is not Phase.IDLE and taker.now < 4 * CONFIG.join_timeout_s:
         taker.now += 0.5
         for session, (donor, _) in list(taker.fetches.items()):
             taker.do(taker.joining.on_refused(donor, session, taker.now))
         if taker.joining.is_starved:
-            taker.do(taker.joining.on_starved([A], taker.now))
+            taker.do(taker.joining.on_starved(found, taker.now))
     assert taker.joining.phase is Phase.IDLE
-    assert CONFIG.join_timeout_s <= taker.now - began <= CONFIG.join_timeout_s + 2 * RETRY_S
+    assert CONFIG.join_timeout_s <= taker.now <= CONFIG.join_timeout_s + 2 * RETRY_S
     assert not taker.joining.may_ask(RUN_ID, taker.now)
 
 
@@ -194,16 +182,3 @@ def test_a_newcomer_joins_although_its_donors_are_killed(seed):
     assert newcomer.kinds == ["joined"]
     assert newcomer.run_id == nodes[0].run_id
     assert newcomer.value == nodes[0].value  # All were equal.
-
-
-def test_a_newcomer_whose_only_donor_dies_begins_alone():
-    swarm = World(3, config=CONFIG)
-    swarm.network.chunk_s = 0.5
-    seed = swarm.start(elements=40_000)
-    newcomer = swarm.start(0, elements=40_000)
-    swarm.run(5.0)
-    assert newcomer.peer.joining.phase is Phase.COLLECTING
-    seed.crash()
-    swarm.until(lambda: newcomer.peer.view.ready, 2 * CONFIG.join_timeout_s)
-    assert newcomer.kinds[0] == "started"
-    assert newcomer.run_id != seed.run_id
