@@ -132,8 +132,11 @@ class MemberWorld(World):
         seeds = seed if isinstance(seed, list) else [] if seed is None else [seed]
         return self.enter(Member(self, number, membership, seeds))
 
-    def swarm(self, count: int, **changes: Any) -> list[Member]:
-        return [self.start(number, 0 if number else None, **changes) for number in range(count)]
+    def swarm(self, count: int, run_s: float = 0.0) -> list[Member]:
+        """Start members whose seed is the first of them, and let ``run_s`` pass."""
+        members = [self.start(number, 0 if number else None) for number in range(count)]
+        self.run(run_s)
+        return members
 
     def states_of(self, peer: PeerId) -> set[MemberState | None]:
         """Return the states in which other running members hold this peer."""

@@ -146,8 +146,7 @@ def lie(world: MemberWorld, liar, honest, rng: random.Random) -> None:
 @pytest.mark.parametrize("seed", range(3))
 def test_a_liar_who_says_that_all_others_are_dead_costs_honest_pairs_less_than_a_hundredth_of_their_time(seed):
     world = MemberWorld(seed)
-    nodes = world.swarm(5)
-    world.run(10)
+    nodes = world.swarm(5, run_s=10)
     *honest, liar = nodes
     for node in honest:
         liar.perform([Send(node.id, Ping(7, ()))])  # it holds a link to each

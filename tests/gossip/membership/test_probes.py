@@ -68,8 +68,7 @@ def test_a_finished_exchange_answers_a_probe():
 
 def test_who_cannot_be_dialled_is_probed_by_its_homes_alone():
     world = MemberWorld(2)
-    world.swarm(6)
-    world.run(1)
+    world.swarm(6, run_s=1)
     hidden = world.start(9, seed=0, address=None, homes=(peer_id(0),))
     world.run(120)
     assert world.agreed()

@@ -8,7 +8,6 @@ import random
 import pytest
 
 from gossip.effects import Snapshot
-from gossip.errors import ConfigError
 from gossip.exchange import reservation
 from gossip.exchange.exchanges import Exchanges
 from gossip.exchange.session import MAX_NEIGHBOURS, Event, Local
@@ -168,10 +167,11 @@ def test_the_memory_of_who_mixed_with_us_is_bounded():
 
 
 # -- one partner, or several -------------------------------------------------------------------------------------------
-def test_a_mix_has_the_partners_that_are_configured():
+def test_a_mix_has_the_partners_and_a_node_the_incoming_exchanges_that_are_configured():
     peers = ids(10)
     assert partners(peers[0], peers).count_own_mix() == 1
     assert partners(peers[0], peers, mixing="row-stochastic", partners=7).count_own_mix() == 7
+    assert partners(peers[0], peers, incoming_exchanges=3).max_incoming() == 3
 
 
 @pytest.mark.parametrize("by_steps", [True, False])
@@ -192,13 +192,6 @@ def test_each_round_leads_the_exponential_graph_one_place_on(by_steps):
         else:
             made.count_own_mix()
     assert chosen == [3, 4, 6, 3, 4, 6]  # 2 + 1, 2 + 2, 2 + 4
-
-
-def test_exchanges_of_others_beside_our_own_are_as_many_as_configured():
-    peers = ids(5)
-    assert partners(peers[0], peers, incoming_exchanges=3).max_incoming() == 3
-    assert partners(peers[0], peers, outer_momentum=0.5, outer_rate=0.7).max_incoming() == 2
-    assert partners(peers[0], peers, outer_momentum=0.5, outer_rate=0.7, part="fragments 2").max_incoming() == 1
 
 
 # -- all neighbours at once --------------------------------------------------------------------------------------------
@@ -304,20 +297,6 @@ def test_where_all_sit_out_a_group_is_with_the_one_that_failed_longest_ago(selec
     assert set(made.group(0.9)) <= {a}
     assert set(made.group(2.0)) - {a} == {b}
     assert made.last_resort is None
-
-
-# -- a graph -----------------------------------------------------------------------------------------------------------
-def test_a_graph_is_read_when_the_node_is_made_and_followed(tmp_path):
-    path = tmp_path / "edges.txt"
-    path.write_text("0 1\n1 2\n", encoding="utf-8")
-    peers = ids(3)
-    config = {"selection": "graph", "graph": str(path)}
-    assert partners(peers[0], peers, **config).choose(set(), 0.0) == peers[1]
-    assert {partners(peers[1], peers, seed=seed, **config).choose(set(), 0.0) for seed in range(20)} == {
-        peers[0], peers[2],
-    }  # fmt: skip
-    with pytest.raises(ConfigError, match=r"absent\.txt"):
-        partners(peers[0], peers, selection="graph", graph=str(tmp_path / "absent.txt"))
 
 
 def test_an_address_is_that_of_the_record_and_our_own_is_known():

@@ -46,11 +46,15 @@ class Taker:
                     self.adopt = effect
         return effects
 
-    def survey(self, donors=(A, B, C, D), version=1.0, keys=(), run_id=RUN_ID, scalars=()):
-        """Begin, and let every asked donor answer."""
+    def ask(self, *donors):
+        """Begin, and return the sessions in which the donors are asked what they have."""
         self.do(self.joining.begin(RUN_ID, list(donors), self.now))
-        self.serving = (version, run_id, keys, scalars)
-        for session in list(self.fetches):
+        return list(self.fetches)
+
+    def survey(self, donors=(A, B, C, D), keys=(), run_id=RUN_ID, scalars=()):
+        """Begin, and let every asked donor answer."""
+        self.serving = (1.0, run_id, keys, scalars)
+        for session in self.ask(*donors):
             self.answer(session)
 
     def answer(self, session):
@@ -107,6 +111,14 @@ class Taker:
     def covered_again(self):
         """Return True if every element came from a donor that is still trusted."""
         return is_covered(self.joining.received, self.joining.size)
+
+
+def surveyed(donors=(A, B, C, D), *, apart_sq=lambda owner, other: 0.0, keys=(), scalars=(), **how):
+    """Return a Taker whose donors have answered its survey; ``apart_sq`` is how far they are from each other."""
+    taker = Taker(**how)
+    taker.apart_sq = apart_sq
+    taker.survey(donors, keys=keys, scalars=scalars)
+    return taker
 
 
 def is_covered(pieces, size):

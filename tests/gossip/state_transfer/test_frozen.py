@@ -59,8 +59,7 @@ def test_one_donor_that_states_another_hash_or_none_makes_it_fetch_everything_at
 def test_of_four_donors_three_must_have_answered(silent):
     """If two answers sufficed, two liars could have a newcomer keep another base than the run's."""
     taker = newcomer(OURS)
-    taker.do(taker.joining.begin(RUN_ID, [A, B, C, D], taker.now))
-    for session in list(taker.fetches)[silent:]:
+    for session in taker.ask(A, B, C, D)[silent:]:
         taker.answer(session)
     taker.fetches.clear()
     taker.wait()

@@ -9,7 +9,7 @@ from fractions import Fraction
 import pytest
 
 from gossip.config import Config
-from gossip.effects import Adopt, Confirm, Dial, Restore
+from gossip.effects import Dial
 from gossip.exchange.session import State
 from gossip.state_transfer.joining import Phase
 from gossip.state_transfer.runs import STALEMATE_S
@@ -271,14 +271,6 @@ def test_a_trial_in_which_nothing_is_heard_ends_and_proves_nothing():
     assert judge.on_loss(10, 0.5) is None  # the same report again
     assert judge.deadline == 5.0 + TRIAL_S
     assert judge.verdict() is False
-
-
-def test_what_is_on_trial_is_announced_to_the_driver_and_a_newcomer_has_no_trial():
-    swarm, nodes, _ = beside_a_liar(value=3_000)
-    swarm.until(lambda: any("put back" in node.kinds for node in nodes), 120.0)
-    trials = [[effect for _, effect in node.said(Adopt | Confirm | Restore)] for node in swarm.hosts]
-    assert not any(effects[0].trial for effects in trials[1:] if effects)  # they joined
-    assert any(isinstance(effect, Restore) for effects in trials for effect in effects)
 
 
 @pytest.mark.parametrize("odd", range(4))

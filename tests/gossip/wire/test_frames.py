@@ -142,13 +142,6 @@ def test_the_prefix_says_how_long_header_and_body_are():
     assert decode(frame[PREFIX_BYTES:], 1000) == Chunk(1, 2, 250, 2**64 - 1)
 
 
-def test_whole_numbers_where_floats_belong_are_sent_as_floats():
-    message = Serving(1, 3, b"", (), (("lr", 1),))
-    assert decode(split(encode(message))[0]) == message
-    gossip = Gossip((dataclasses.replace(LARGEST, loss=0, version=2),))
-    assert decode(split(encode(gossip))[0]) == gossip
-
-
 @pytest.mark.parametrize(
     "message",
     [Records((LARGEST,) * MAX_RECORDS, bytes(range(256))), Ping(1, (NEWER,) * MAX_UPDATES)],
