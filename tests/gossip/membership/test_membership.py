@@ -50,14 +50,6 @@ def test_nobody_is_accused_for_ten_minutes_without_loss():
     assert {node.membership.me.incarnation for node in nodes} == {1}
 
 
-@pytest.mark.parametrize("seed", range(3))
-def test_loss_of_a_tenth_kills_nobody_for_good(seed):
-    world = MemberWorld(seed, loss=0.1)
-    world.swarm(8, run_s=300)
-    world.network.loss = 0.0
-    world.until(world.agreed, 60)
-
-
 @pytest.mark.parametrize("waited", [0, 50], ids=["no message waited", "fifty messages waited"])
 def test_a_process_that_was_stopped_accuses_nobody_by_the_time_it_slept(waited):
     me = acquainted(8)

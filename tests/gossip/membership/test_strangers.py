@@ -365,14 +365,6 @@ def test_a_swarm_of_a_hundred_knows_itself_in_a_minute_and_nobody_is_dialled_by_
         assert sum(1 for at in arrivals if second <= at - begun < second + 1) <= 60
 
 
-def test_who_cannot_be_dialled_meets_the_others_by_dialling_them():
-    world = MemberWorld(1)
-    nodes = world.swarm(5, run_s=5)
-    hidden = world.start(9, seed=0, address=None, homes=(peer_id(0),))
-    world.until(lambda: all(node.membership.was_contacted(hidden.id) for node in nodes), 20.0)
-    assert len(hidden.membership.contacted()) == 5
-
-
 # -- a thousand names --------------------------------------------------------------------------------------------------
 def test_three_hundred_records_of_nobody_leave_mixing_and_the_division_of_data_as_they_are():
     def mixes(attacked: bool) -> tuple[int, list]:

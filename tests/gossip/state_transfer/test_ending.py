@@ -23,11 +23,11 @@ def finish(swarm, *nodes):
         node.perform(node.peer.finish(swarm.now))
 
 
-def trained(count=4, seconds=20.0):
+def trained(count):
     swarm = World(1)
     nodes = [swarm.start(*([0] if number else []), value=1000) for number in range(count)]
     swarm.until(swarm.agreed, 30.0)
-    swarm.run(seconds)
+    swarm.run(20.0)
     return swarm, nodes
 
 

