@@ -154,7 +154,6 @@ def test_a_member_that_asks_gets_a_copy():
 )
 def test_other_moments_are_refused(fetch):
     assert member().on_fetch(A, fetch, 0.0)[0] == Send(A, Refuse(9, MOMENTS))
-    assert member(None, mixed_steps=8).on_fetch(A, fetch, 0.0)[0] == Send(A, Refuse(9, MOMENTS))
 
 
 @pytest.mark.parametrize(("start", "stop"), [(5, 5), (6, 5), (9_900, 10_001), (0, 6_000), (0, 2**48)])
@@ -190,6 +189,8 @@ def test_new_weights_end_all_parts():
 def test_another_optimizer_ends_all_parts_and_asks_everyone_again():
     mixing = fetching()
     mixing.on_refused(A, 1, MOMENTS)
+    mixing.on_mixed(B, 0.0)
     assert mixing.set_form(FORM) == []
-    mixing.set_form(MomentForm(("momentum_buffer",), ("plain",), 10_000))
+    other = MomentForm(("momentum_buffer",), ("plain",), 10_000)
+    assert mixing.set_form(other) == [Send(B, Abort(2, "ended")), Release(2)]
     assert mixing.on_mixed(A, 0.0) != []
