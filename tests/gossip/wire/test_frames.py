@@ -326,17 +326,8 @@ def test_a_record_with_a_wrong_field_is_refused(name):
     refused({"t": "gossip", "updates": [RECORD[:-1]]})
 
 
-# -- headers cut short -----------------------------------------------------------------------------------------------
-SAMPLES = [
-    OFFER,
-    Gossip((LARGEST, Hint(PeerId(b"p" * 16), 3, True, PeerId(b"q" * 16)))),
-    StatusReply((1, "x", None, (1.5, ())), ((1,),), True),
-    *(example(cls) for cls in MESSAGES.values()),
-]
-
-
-@pytest.mark.parametrize("message", SAMPLES, ids=lambda message: TAGS[type(message)])
-def test_a_header_cut_short_anywhere_is_refused(message):
-    header, _ = split(encode(message))
+@pytest.mark.parametrize("tag", MESSAGES)
+def test_a_header_cut_short_anywhere_is_refused(tag):
+    header, _ = split(encode(make_message(random.Random(1), World(), tag)))
     for length in range(len(header)):
         refused(header[:length])
