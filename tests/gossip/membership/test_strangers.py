@@ -147,18 +147,6 @@ def test_nothing_is_said_of_strangers_until_they_are_met():
     ]
 
 
-def test_who_was_dialled_in_vain_while_it_was_dead_waits_no_longer_for_its_turn_when_it_is_back():
-    me = hearing(1)
-    me.receive(peer_id(1), Gossip((record_of(2), Hint(peer_id(2), 1, True, peer_id(1)))), 1.0)
-    assert me.state(peer_id(2)) is DEAD
-    for second in range(2, 10):  # a member that has no other one tries as often
-        me.on_dial_failed(peer_id(2), float(second))
-    me.receive(peer_id(1), Gossip((record_of(2, incarnation=2),)), 10.0)
-    assert [dial.expect for _, dial in dials_of(me, 12.0)] == [peer_id(2)]
-    assert me.state(peer_id(2)) is ALIVE, "one failure says nothing"
-    assert [dial.expect for _, dial in dials_of(me, 90.0)][:1] == [peer_id(2)]
-
-
 # -- those that nobody can dial ----------------------------------------------------------------------------------------
 def hidden(number, home=2, **changes):
     return record_of(number, address=None, homes=(peer_id(home),), **changes)
