@@ -47,12 +47,12 @@ def test_a_config_is_frozen():
         Config().swarm = "other"
 
 
-NUMBERS = {name: said for name, said in SETTINGS.items() if said[0].type.removesuffix(" | None") in ("int", "float")}
+NUMBERS = [name for name, (field, _) in SETTINGS.items() if field.type.split(" | ")[0] in ("int", "float")]
 
 
-@pytest.mark.parametrize(("name", "said"), NUMBERS.items(), ids=list(NUMBERS))
-def test_every_number_is_held_to_the_range_that_is_written(name, said):
-    field, setting = said
+@pytest.mark.parametrize("name", NUMBERS)
+def test_every_number_is_held_to_the_range_that_is_written(name):
+    field, setting = SETTINGS[name]
     whole, nudge = "int" in field.type, 1 if "int" in field.type else 1e-9
     assert setting.positive or setting.least > -math.inf
     below = [0, -1] if setting.positive else [setting.least - nudge]
@@ -70,9 +70,8 @@ def test_every_number_is_held_to_the_range_that_is_written(name, said):
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"mix_every_steps": "8"}, ["mix_every_steps", "'8'", "whole number"]),
         ({"mix_every_steps": 8.0}, ["mix_every_steps", "whole number"]),
-        ({"mix_every_steps": "Auto"}, ["mix_every_steps", "'Auto'", '"auto"']),
+        ({"mix_every_steps": "Auto"}, ["mix_every_steps", "'Auto'", "whole number", '"auto"']),
         ({"mix_every_steps": True}, ["mix_every_steps", "whole number"]),
         ({"stall_s": "30"}, ["stall_s", "a number"]),
         ({"stall_s": None}, ["stall_s", "a number"]),
@@ -80,13 +79,7 @@ def test_every_number_is_held_to_the_range_that_is_written(name, said):
         ({"swarm": ""}, ["swarm", "64"]),
         ({"swarm": "x" * 65}, ["swarm", "64"]),
         ({"swarm": "two\nlines"}, ["swarm", "64"]),
-        ({"incoming_exchanges": 0}, ["incoming_exchanges", "1 and 8"]),
-        ({"incoming_exchanges": 9}, ["incoming_exchanges", "1 and 8"]),
-        ({"staleness_exponent": -0.1}, ["staleness_exponent", "0", "4"]),
-        ({"staleness_exponent": math.nan}, ["staleness_exponent"]),
-        ({"codec": "fp64"}, ["fp64", "bf16"]),
-        ({"codec": "moniqua8"}, ["'moniqua8'", "moniqua4"]),
-        ({"part": "top 0.01"}, ["part", "'top 0.01'", "fragments"]),
+        ({"part": "top 0.01"}, ["part", "'top 0.01'", "mask 0.005", "fragments"]),
         ({"codec": "int9"}, ["There is no codec 'int9' (did you mean 'int8'?): use fp32, ", "moniqua4 or auto."]),
         (
             {"filter_limit": -1},
@@ -98,17 +91,6 @@ def test_every_number_is_held_to_the_range_that_is_written(name, said):
         ({"preset": "wan"}, ["preset is a key of files: in Python call Config.lan, Config.wan or Config.datacentre."]),
         ({"method": "noloco"}, ["method is a key of files: in Python call Config.published."]),
         ({"selection": "rings"}, ["selection", "'rings'", "did you mean 'ring'?", "torus"]),
-        ({"mixing": "pairs"}, ["mixing", "did you mean 'pair'?", "push-sum"]),
-        ({"filter": "median"}, ["filter", "'median'", "clip", "balance"]),
-        ({"filter": ""}, ["filter", "none"]),
-        ({"partners": -1}, ["partners", "0", "16"]),
-        ({"partners": 17, "mixing": "row-stochastic"}, ["partners", "16"]),
-        ({"group_size": 1, "mixing": "group"}, ["group_size", "2", "16"]),
-        ({"group_size": 17, "mixing": "group"}, ["group_size", "16"]),
-        ({"max_version_gap": -0.5}, ["max_version_gap", "lockstep"]),
-        ({"max_version_gap": math.inf}, ["max_version_gap", "leave it out"]),
-        ({"max_version_gap": math.nan}, ["max_version_gap"]),
-        ({"part": "half"}, ["part", "'half'", "mask 0.005"]),
     ],
     ids=str,
 )
@@ -131,10 +113,6 @@ def test_no_sentence_about_a_setting_says_a_word_twice(name):
     assert [text for text in texts if re.search(r"\b([a-z]+) \1\b", text)] == []
 
 
-def test_whole_numbers_may_stand_for_seconds():
-    assert Config(stall_s=30).stall_s == 30
-
-
 def test_an_interval_that_is_left_out_is_eight_steps_or_the_clock_alone():
     assert Config().interval_steps == 8
     assert Config(mix_every_s=30).interval_steps is None
@@ -142,19 +120,9 @@ def test_an_interval_that_is_left_out_is_eight_steps_or_the_clock_alone():
     assert not Config().auto_interval
 
 
-def test_the_defaults_are_random_pairs_that_take_the_mean_of_what_is_not_too_far():
-    config = Config()
-    assert (config.selection, config.mixing, config.partners, config.codec, config.part, config.filter) == (
-        "uniform", "pair", 1, None, "all", "auto",
-    )  # fmt: skip
-    assert config.codec_name == "fp32"
-    assert config.filter_name == "clip"
-    assert config.staleness_exponent == 0
-    assert [Config(mixing=mixing).filter_name for mixing in ("row-stochastic", "push-sum", "group")] == [
-        "clip", "none", "none",
-    ]  # fmt: skip
-    assert config.plain
-    assert config.max_version_gap is config.filter_limit is None
+def test_a_filter_that_is_left_open_follows_from_the_mixing():
+    names = {mixing: Config(mixing=mixing).filter_name for mixing in CHOICES["mixing"]}
+    assert names == {"pair": "clip", "row-stochastic": "clip", "push-sum": "none", "group": "none"}
 
 
 @pytest.mark.parametrize(("name", "known"), CHOICES.items())
@@ -166,41 +134,23 @@ def test_every_choice_that_is_named_in_an_error_is_one(name, known):
 @pytest.mark.parametrize(
     ("changes", "averaged"),
     [({}, 2), ({"group_size": 7}, 2), ({"mixing": "group", "group_size": 7}, 7),
-     ({"mixing": "group", "group_size": 0}, 16)],
+     ({"mixing": "group", "group_size": 0, "outer_momentum": 0.9, "outer_rate": 0.7}, 16)],
 )  # fmt: skip
 def test_the_outer_step_counts_with_as_many_as_a_mix_averages(changes, averaged):
     assert Config(**changes).averaged == averaged
 
 
-def test_the_outer_momentum_of_a_group_is_refused_by_the_limit_of_its_size():
-    assert Config(mixing="group", group_size=0, outer_momentum=0.9, outer_rate=0.7).averaged == 16
-    text = sentence(mixing="group", group_size=2, outer_momentum=0.9, outer_rate=0.7)
-    assert "outer_rate 0.7" in text
-    rate = float(text.split("outer_rate below ")[1].split()[0].rstrip(","))
-    assert Config(mixing="group", group_size=2, outer_momentum=0.9, outer_rate=rate).outer_rate == rate
-    text = sentence(mixing="group", group_size=3, outer_momentum=0.9, outer_rate=0.7)
-    rate = float(text.split("outer_rate below ")[1].split()[0].rstrip(","))
-    assert "larger groups" in text
-    assert Config(mixing="group", group_size=3, outer_momentum=0.9, outer_rate=rate).outer_rate == rate
-
-
-@pytest.mark.parametrize(("alpha", "beta"), [(0.5, 1.5), (0.9, 0.7), (0.0, 2.0)])
-def test_an_unstable_outer_momentum_is_refused_with_numbers_that_work(alpha, beta):
-    text = sentence(outer_momentum=alpha, outer_rate=beta)
-    rate = float(text.split("outer_rate below ")[1].split()[0])
-    assert Config(outer_momentum=alpha, outer_rate=rate).outer_rate == rate
-    if "outer_momentum of at most" in text:
-        momentum = float(text.split("outer_momentum of at most ")[1].rstrip("."))
-        assert Config(outer_momentum=momentum, outer_rate=beta).outer_momentum == momentum
-
-
-IMPOSSIBLE = [("outer_momentum", -0.1), ("outer_momentum", 1.0), ("outer_momentum", math.nan), ("outer_rate", 0.0),
-              ("outer_rate", math.nan), ("outer_rate", math.inf)]  # fmt: skip
-
-
-@pytest.mark.parametrize(("name", "value"), IMPOSSIBLE)
-def test_an_impossible_outer_step_is_refused(name, value):
-    assert name in sentence(**{name: value})
+@pytest.mark.parametrize(
+    ("alpha", "beta", "group_size"), [(0.5, 1.5, 0), (0.9, 0.7, 0), (0.0, 2.0, 0), (0.9, 0.7, 2), (0.9, 0.7, 3)]
+)
+def test_an_unstable_outer_step_is_refused_with_numbers_that_work(alpha, beta, group_size):
+    group = {"mixing": "group", "group_size": group_size} if group_size else {}
+    text = sentence(outer_momentum=alpha, outer_rate=beta, **group)
+    rate = float(re.search(r"outer_rate below ([\d.]*\d)", text)[1])
+    assert Config(outer_momentum=alpha, outer_rate=rate, **group).outer_rate == rate
+    if momentum := re.search(r"outer_momentum of at most ([\d.]*\d)", text):
+        assert Config(outer_momentum=float(momentum[1]), outer_rate=beta, **group).outer_rate == beta
+    assert ("larger groups" in text) == (group_size > 2)
 
 
 @pytest.mark.parametrize(
@@ -215,8 +165,7 @@ def test_an_outer_step_of_parts_or_groups_leaves_room_for_one_exchange(changes, 
     assert not Config(outer_rate=0.5).plain
 
 
-def test_an_unknown_key_is_refused_in_python_as_in_a_file():
-    assert sentence(mix_every_step=4) == "'mix_every_step' is not a setting (did you mean 'mix_every_steps'?)."
+def test_a_replacement_by_an_unknown_key_is_refused():
     with pytest.raises(ConfigError, match="'never_was' is not a setting"):
         dataclasses.replace(Config(), never_was=1)
 
@@ -262,18 +211,13 @@ def test_a_file_may_hold_its_keys_at_the_top_or_under_gossip(tmp_path):
     ("text", "words"),
     [
         ("mix_evry_steps = 8", ["mix_evry_steps", "did you mean 'mix_every_steps'?"]),
-        ("zzz = 8", ["'zzz' is not a setting."]),
         ("presett = 'wan'", ["'presett' is not a setting (did you mean 'preset'?)."]),
         ("internal = { bench_s = 1 }", ["'internal' is not a setting."]),
         ('preset = "moon"', ["moon", "lan, wan, datacentre"]),
-        ("preset = 5", ["preset", "lan, wan, datacentre"]),
         ("preset = [1]", ["preset", "lan, wan, datacentre"]),
-        ('method = "nolocco"', ["nolocco", "did you mean 'noloco'?", "sparta"]),
-        ("method = 5", ["No method is called 5", "noloco"]),
         ('method = "noloco"\nmixing = "push-sum"', ["push-sum", "momentum"]),
         ("gossip = 5", ["[gossip]"]),
         ("mix_every_steps = 'often'", ["mix_every_steps", "whole number"]),
-        ("stall_s = nan", ["stall_s", "positive"]),
         ("mix_every_steps = = 8", ["not TOML"]),
     ],
 )
@@ -293,8 +237,7 @@ def test_a_file_that_is_not_there_or_not_text_is_refused_by_its_name(tmp_path):
 
 # -- what is left open -------------------------------------------------------------------------------------------------
 def test_a_training_loop_takes_an_outer_step_and_a_correction_where_nothing_else_is_said():
-    assert Config().plain
-    assert Config().kappa == 0.0
+    assert (Config().plain, Config().kappa, Config().codec_name) == (True, 0.0, "fp32")
     assert Config().for_training(False).measures_momentum
     assert not Config().for_training(False).plain
     decided = Config(outer_momentum="auto", correction=0.2, mix_every_steps="auto")

@@ -34,20 +34,17 @@ PUBLISHED = {
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_every_method_is_a_configuration_with_its_paper(name):
+def test_every_method_is_what_its_paper_requires_and_a_file_may_name_it(tmp_path, name):
     found = METHODS[name]
     config = Config.published(name)
     assert {key: getattr(config, key) for key in found.changes} == found.changes
+    assert {key: getattr(config, key) for key in PUBLISHED[name]} == PUBLISHED[name]
     assert found.name == name == name.lower()
     assert re.search(r"\b(19|20)\d\d\b", found.paper), "author and year"
     assert found.title
-    assert found.changes
-
-
-@pytest.mark.parametrize("name", PUBLISHED)
-def test_the_settings_that_make_a_method_what_it_is(name):
-    config = Config.published(name)
-    assert {key: getattr(config, key) for key in PUBLISHED[name]} == PUBLISHED[name]
+    path = tmp_path / "config.toml"
+    path.write_text(f'[gossip]\nmethod = "{name}"\nstall_s = 7', encoding="utf-8")
+    assert Config.from_toml(path) == Config.published(name, stall_s=7)
 
 
 def test_two_methods_with_one_configuration_need_something_different_beside_it():
@@ -61,19 +58,6 @@ def test_two_methods_with_one_configuration_need_something_different_beside_it()
 def test_further_changes_go_before_the_papers():
     config = Config.published("noloco", mix_every_steps=8, codec="bf16")
     assert (config.mix_every_steps, config.codec, config.outer_momentum) == (8, "bf16", 0.5)
-    assert Config.published("noloco").mix_every_steps == 50
-
-
-def test_a_change_that_a_method_excludes_is_refused_as_anywhere():
-    with pytest.raises(ConfigError, match="momentum needs the mean of a pair"):
-        Config.published("sgp", outer_momentum=0.5, outer_rate=0.7)
-
-
-@pytest.mark.parametrize("name", METHODS)
-def test_a_file_may_name_a_method(tmp_path, name):
-    path = tmp_path / "config.toml"
-    path.write_text(f'[gossip]\nmethod = "{name}"\nstall_s = 7', encoding="utf-8")
-    assert Config.from_toml(path) == Config.published(name, stall_s=7)
 
 
 def test_a_method_may_begin_from_a_preset_and_a_file_overrides_both():
@@ -86,13 +70,12 @@ def test_a_method_may_begin_from_a_preset_and_a_file_overrides_both():
     assert table == {"preset": "wan", "method": "noloco", "codec": "int8"}, "the caller's table is as it was"
 
 
-@pytest.mark.parametrize("name", ["nolocco", "NoLoCo"])
-def test_a_name_that_is_nearly_one_is_refused_with_the_one_meant(name):
-    with pytest.raises(ConfigError, match="noloco"):
-        method(name)
+def test_a_name_that_is_nearly_one_is_refused_with_the_one_meant():
+    with pytest.raises(ConfigError, match=r"did you mean 'noloco'\?"):
+        method("nolocco")
 
 
-@pytest.mark.parametrize("name", ["", "zzz", 5, ["sgp"], True])
+@pytest.mark.parametrize("name", ["", "zzz", "NoLoCo", 5, ["sgp"], True])
 def test_a_name_that_is_none_is_refused_with_all_there_are(name):
     with pytest.raises(ConfigError) as caught:
         Config.from_mapping({"method": name})

@@ -31,12 +31,10 @@ def test_every_key_says_what_a_person_asks(name):
     said = json.loads(as_json(name))
     assert said["range"]
     assert said["default"]
-    number = field.type.removesuffix(" | None").removesuffix(" | str") in ("int", "float")
+    number = field.type.split(" | ")[0] in ("int", "float")
     assert number == bool(setting.unit), "numbers have a unit, texts have none"
     assert name.endswith(("_s", "_mb_s")) == (setting.unit in ("s", "MB/s"))
     assert ("None" in field.type) == bool(setting.left_out), "what leaving it out means"
-    assert f"| `{name}`" in page()
-    assert f"  {name} " in all_keys()
 
 
 def test_one_key_is_explained_with_what_the_presets_make_of_it():

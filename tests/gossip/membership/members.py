@@ -15,7 +15,7 @@ from gossip.config import Config
 from gossip.effects import Effect, MemberState, Send
 from gossip.ids import MemberRecord, PeerId
 from gossip.membership.protocol import Membership
-from gossip.wire.messages import Records
+from gossip.wire.messages import Ack, Ping, Records
 from gossip.wire.records import Verify, trusting, unsigned
 from tests.harness.host import Host
 from tests.harness.world import World, address_of
@@ -62,9 +62,28 @@ def meet(me: Membership, number: int, now: float) -> None:
     me._update_deadline()
 
 
+def link(me: Membership, *numbers: int, now: float = 0.0) -> list[Effect]:
+    """Give ``me`` a link with each of these members as it starts; return the effects."""
+    return [effect for n in numbers for effect in me.on_linked(peer_id(n), record_of(n), now)]
+
+
 def sent(effects: list[Effect], kind: type) -> list[Send]:
     """Return the messages of this kind among the effects."""
     return [effect for effect in effects if isinstance(effect, Send) and isinstance(effect.message, kind)]
+
+
+def tick_until(me: Membership, until: float) -> list[Effect]:
+    """Run the timers that are due before this time; return the effects."""
+    effects: list[Effect] = []
+    while me.deadline < until:
+        effects += me.tick(me.deadline)
+    return effects
+
+
+def answer_pings(me: Membership, effects: list[Effect], now: float) -> None:
+    """Let all members that ``me`` has pinged answer at once."""
+    for ping in sent(effects, Ping):
+        me.receive(ping.to, Ack(ping.message.seq, ()), now)
 
 
 class Bare:
@@ -98,10 +117,8 @@ class Member(Host):
 
 
 class MemberWorld(World):
-    def __init__(
-        self, seed: int = 0, *, config: Config | None = None, latency_s: float = 0.02, loss: float = 0.0
-    ) -> None:  # fmt: skip
-        super().__init__(seed, config=config, latency_s=latency_s, loss=loss)
+    def __init__(self, seed: int = 0, *, loss: float = 0.0) -> None:
+        super().__init__(seed, latency_s=0.02, loss=loss)
 
     def start(
         self, number: int, seed: int | list[int] | None = None, book: Iterable[MemberRecord] = (), **changes: Any
@@ -115,8 +132,11 @@ class MemberWorld(World):
         seeds = seed if isinstance(seed, list) else [] if seed is None else [seed]
         return self.enter(Member(self, number, membership, seeds))
 
-    def swarm(self, count: int, **changes: Any) -> list[Member]:
-        return [self.start(number, 0 if number else None, **changes) for number in range(count)]
+    def swarm(self, count: int, run_s: float = 0.0) -> list[Member]:
+        """Start members whose seed is the first of them, and let ``run_s`` pass."""
+        members = [self.start(number, 0 if number else None) for number in range(count)]
+        self.run(run_s)
+        return members
 
     def states_of(self, peer: PeerId) -> set[MemberState | None]:
         """Return the states in which other running members hold this peer."""

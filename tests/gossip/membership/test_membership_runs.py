@@ -1,5 +1,6 @@
 """Which runs living members hold, counted as they change; and members that know each other from the start."""
 
+import hashlib
 import random
 
 import pytest
@@ -12,7 +13,8 @@ from gossip.ids import Address, MemberRecord
 from gossip.membership.protocol import Membership
 from gossip.membership.table import Table
 from gossip.wire.messages import Gossip, Hint, Records
-from tests.gossip.membership.members import MemberWorld, acquainted, member, peer_id, record_of, sent
+from gossip.wire.records import is_progress_only
+from tests.gossip.membership.members import MemberWorld, acquainted, link, member, peer_id, record_of, sent, tick_until
 from tests.harness.configs import tuned
 
 ALIVE, SUSPECT, DEAD, LEFT = MemberState.ALIVE, MemberState.SUSPECT, MemberState.DEAD, MemberState.LEFT
@@ -30,6 +32,16 @@ def recount(table: Table) -> set[bytes]:
     return {record.run_id for record in sharing(table)}
 
 
+def digest_of(table: Table) -> bytes:
+    """Return the digest as other versions compute it too: for each first byte of an id, the XOR of all hashes."""
+    hashes = [0] * 256
+    for peer, entry in table.entries.items():
+        if not entry.is_restored:
+            text = peer + entry.record.incarnation.to_bytes(8, "little") + entry.state.value.encode()
+            hashes[peer[0]] ^= int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little")
+    return b"".join(value.to_bytes(8, "little") for value in hashes)
+
+
 claims = st.builds(
     record_of,
     st.integers(0, 6),
@@ -44,7 +56,7 @@ forgotten = st.integers(0, 10)  # seconds ago
 
 @given(st.sampled_from([4, 100]), st.lists(held | held | forgotten, max_size=40))
 @settings(max_examples=2 * settings.default.max_examples)
-def test_whatever_is_added_placed_and_forgotten_the_runs_are_those_of_a_recount(limit, operations):
+def test_whatever_is_added_placed_and_forgotten_runs_states_and_digest_are_those_of_a_recount(limit, operations):
     table = Table(record_of(0, run_id=RUNS[0]), limit, 0.0)  # a full one forgets the longest gone to make room
     for now, operation in enumerate(operations, 1):
         owners, changes = list(table.owners()), table.changes
@@ -55,6 +67,8 @@ def test_whatever_is_added_placed_and_forgotten_the_runs_are_those_of_a_recount(
             entry = table.entries.get(record.id)
             if entry is None:
                 table.add(record, state, now, is_restored=restored and state is DEAD)
+            elif is_progress_only(record, entry.record):
+                table.update_progress(entry, record, now)
             else:  # our own entry is always ALIVE
                 table.update(entry, record, ALIVE if entry is table.mine else state, now)
         assert len(table.entries) <= limit
@@ -62,6 +76,10 @@ def test_whatever_is_added_placed_and_forgotten_the_runs_are_those_of_a_recount(
         assert table.owners() == sorted(record.id for record in sharing(table))
         if table.owners() != owners:
             assert table.changes > changes, "who shares the data would not look again"
+        others = [one for one in table.entries.values() if one is not table.mine]
+        for state, peers in ((ALIVE, table.alive), (SUSPECT, table.suspects), (DEAD, table.dead)):
+            assert sorted(peers) == sorted(one.record.id for one in others if one.state is state)
+        assert table.digest() == digest_of(table)
     # Each run goes with the last of its members: a wrong count would leave it there, or end it early.
     for entry in [one for one in table.entries.values() if one is not table.mine]:
         table.update(entry, entry.record, DEAD, 100.0)
@@ -114,30 +132,12 @@ def test_whatever_is_heard_the_runs_are_those_of_the_living_and_ready(seed):
         assert me.owners() == sorted(record.id for record in living)
 
 
-def test_a_run_ends_with_its_last_living_member_and_comes_again_with_one():
-    me = acquainted(3, run_id=RUNS[0])
-    me.receive(peer_id(1), Gossip((record_of(2, incarnation=2, run_id=RUNS[1]),)), 1.0)
-    assert set(me.runs()) == {me.me.run_id, RUNS[0], RUNS[1]}
-    me.receive(peer_id(1), Gossip((record_of(2, incarnation=2, sequence=1, run_id=RUNS[1], left=True),)), 2.0)
-    assert set(me.runs()) == {me.me.run_id, RUNS[0]}
-    me.receive(peer_id(1), Gossip((record_of(2, incarnation=3, run_id=RUNS[1]),)), 3.0)
-    assert set(me.runs()) == {me.me.run_id, RUNS[0], RUNS[1]}
-
-
 @pytest.mark.parametrize("left", [False, True])
 def test_of_two_records_of_one_member_in_one_message_the_newer_counts(left):
     me = member(0)
     me.receive(peer_id(3), Gossip((record_of(1, incarnation=4), record_of(1, incarnation=2, left=left))), 1.0)
     assert me.record(peer_id(1)).incarnation == 4
     assert me.state(peer_id(1)) is ALIVE
-
-
-def test_who_is_not_ready_is_of_no_run():
-    me = member(0, ready=False)
-    me.on_linked(peer_id(1), record_of(1, ready=False, run_id=RUNS[1]), 0.0)
-    assert set(me.runs()) == set()
-    me.receive(peer_id(1), Gossip((record_of(1, sequence=1, run_id=RUNS[1]),)), 1.0)
-    assert set(me.runs()) == {RUNS[1]}
 
 
 # -- meeting ---------------------------------------------------------------------------------------------------------
@@ -148,33 +148,10 @@ def met(number: int, count: int, now: float = 0.0) -> Membership:
     return me
 
 
-def test_all_who_meet_are_alive_to_each_other_and_of_one_run():
-    for number in range(5):
-        me = met(number, 5)
-        assert sorted(me.alive()) == sorted(peer_id(other) for other in range(5) if other != number)
-        assert me.owners() == sorted(peer_id(other) for other in range(5))
-        assert len(me.members()) == 4
-        assert set(me.runs()) == {RUNS[0]}
-        assert me.me.incarnation == 1
-
-
-def test_nobody_need_be_told_of_a_meeting():
-    me = met(0, 5)
-    effects = []
-    while me.deadline < 1.9:  # nearly one probe period; probes carry updates too
-        effects += me.tick(me.deadline)
-    assert not [effect for effect in effects if isinstance(effect, MemberChanged)]
-    assert not sent(effects, Gossip)
-    assert not [one for one in effects if isinstance(one, Send) and getattr(one.message, "updates", ())]
-
-
 def test_what_happens_after_a_meeting_is_told():
     me = met(0, 5)
     me.update_me(0.1, ready=False)
-    effects = []
-    while me.deadline < 1.0:
-        effects += me.tick(me.deadline)
-    assert any(me.me in one.message.updates for one in sent(effects, Gossip))
+    assert any(me.me in one.message.updates for one in sent(tick_until(me, 1.0), Gossip))
 
 
 def test_meeting_again_and_hearing_of_the_met_changes_nothing():
@@ -200,18 +177,21 @@ def test_a_meeting_refuses_a_record_that_its_owner_did_not_sign():
         me.add_founders([record_of(1)], 0.0)
 
 
-def test_a_swarm_that_met_agrees_at_once_and_has_nothing_to_pull():
+def test_a_swarm_that_met_agrees_at_once_and_has_nothing_to_tell_or_pull():
     world = MemberWorld(4)
-    nodes = [world.start(number) for number in range(8)]
+    nodes = [world.start(number, run_id=RUNS[0]) for number in range(8)]
     for node in nodes:
         node.membership.add_founders([other.membership.me for other in nodes], 0.0)
         node.arm()
     assert world.agreed()
+    for node in nodes:
+        assert node.membership.owners() == sorted(world.by_id)
+        assert node.membership.runs() == [RUNS[0]]
     world.run(100)  # three push-pull periods: equal digests are answered with nothing
     assert world.agreed()
     assert not [node for node in nodes if node.said(MemberChanged)]
     messages = [send.message for node in nodes for _, send in node.said(Send)]
-    assert not [message for message in messages if isinstance(message, Records)]
+    assert not [message for message in messages if isinstance(message, Records) or getattr(message, "updates", ())]
     assert len(messages) > 100
     nodes[3].power_off()
     world.until(lambda: world.states_of(nodes[3].id) == {DEAD}, 20)
@@ -227,8 +207,7 @@ def test_of_too_many_who_meet_the_table_takes_what_it_has_room_for():
 
 def test_linked_members_hear_at_once_that_this_one_holds_a_run():
     me = acquainted(6, ready=False)
-    for n in (2, 3):
-        me.on_linked(peer_id(n), record_of(n), 0.0)
+    link(me, 2, 3)
     me.update_me(1.0, ready=True, run_id=RUNS[1])
     assert me.deadline <= 1.0
     told = [one for one in sent(me.tick(1.0), Gossip) if me.me in one.message.updates]

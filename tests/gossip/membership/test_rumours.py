@@ -4,36 +4,32 @@ import dataclasses
 import math
 import random
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from gossip.effects import Effect, Send
-from gossip.ids import Address, MemberRecord, PeerId
-from gossip.membership.dissemination import PASSIVE_SENDS, Rumours, first_passive_sends, retransmits
+from gossip.ids import Address, PeerId
+from gossip.membership.dissemination import MAX_RUMOURS, Rumours, first_passive_sends, retransmits
 from gossip.wire.messages import Gossip, Hint
 from gossip.wire.records import is_progress_only
-
-
-def peer_id(number):
-    return PeerId(bytes([number]) * 16)
-
-
-def record_of(number, **fields):
-    return MemberRecord(peer_id(number), b"", 1, **fields)
+from tests.gossip.membership.members import peer_id, record_of
 
 
 class Plain:
-    """Rumours as one list of [times told, when it came there, key, update]."""
+    """Rumours as one list of [times told, when it came there, key, update, whether it asks for frames]."""
 
     def __init__(self):
         self.rows, self.count = [], 0
 
-    def put(self, update, told):
+    def put(self, update, passive_sends):
         key = ("hint", update.peer) if isinstance(update, Hint) else ("record", update.id)
-        told = min([told] + [row[0] for row in self.rows if row[2] == key])
-        self.rows = [row for row in self.rows if row[2] != key]
+        told, asks = passive_sends or 0, passive_sends is None
+        for row in [row for row in self.rows if row[2] == key]:
+            told, asks = min(told, row[0]), asks or row[4]
+            self.rows.remove(row)
         self.count += 1
-        self.rows.append([told, self.count, key, update])
+        self.rows.append([told, self.count, key, update, asks])
 
     def take(self, count, copies, members):
         self.rows.sort(key=lambda row: (row[0], -row[1]))
@@ -41,12 +37,15 @@ class Plain:
         for row in reversed(taken):
             self.count += 1
             row[0], row[1] = row[0] + copies, self.count
+            row[4] = row[4] and row[0] < retransmits(members) // 2  # Pings tell the other half.
         self.rows = [row for row in self.rows if row not in taken or row[0] < retransmits(members)]
         return tuple([row[3] for row in taken])
 
 
 @given(st.integers(0, 2**32), st.integers(2, 1_000))
-def test_the_least_told_goes_out_first_and_of_those_the_newest(seed, members):
+def test_the_least_told_goes_out_first_of_those_the_newest_and_news_asks_for_frames_until_told_half_as_often(
+    seed, members
+):
     dice = random.Random(seed)
     rumours, plain = Rumours(0.5, 0.0), Plain()
     for sequence in range(60):
@@ -56,25 +55,22 @@ def test_the_least_told_goes_out_first_and_of_those_the_newest(seed, members):
             update = Hint(record_of(who).id, sequence, False, record_of(99).id) if hint else record_of(who)
             told = first_passive_sends(members) if dice.random() < 0.5 else None
             rumours.put(update, 0.0, told)
-            plain.put(update, told or 0)
+            plain.put(update, told)
         else:
             count, copies = dice.choice([(8, 1), (32, 3), (3, 2)])
             assert rumours.take(count, copies, members) == plain.take(count, copies, members)
         assert len(rumours) == len(plain.rows)
+        assert rumours.needs_frame == any(row[4] for row in plain.rows)
 
 
-def tellings_of(rumours, members):
-    tellings = 0
-    while rumours.take(32, 1, members):
-        tellings += 1
-    return tellings
-
-
-def test_progress_is_told_four_times_however_large_the_swarm():
-    for members in (2, 100, 9_000):
+@pytest.mark.parametrize(("members", "sends"), [(2, 4), (100, 12), (9_000, 16)])
+def test_news_is_told_4_ceil_log10_times_and_progress_four_times_however_large_the_swarm(members, sends):
+    for passive_sends, times in ((None, sends), (first_passive_sends(members), 4)):
         rumours = Rumours(0.5, 0.0)
-        rumours.put(record_of(1), 0.0, first_passive_sends(members))
-        assert tellings_of(rumours, members) == PASSIVE_SENDS == 4
+        rumours.put(record_of(1), 0.0, passive_sends)
+        for _ in range(times):
+            assert rumours.take(32, 1, members) == (record_of(1),)
+        assert not rumours.take(32, 1, members)
 
 
 def test_for_progress_alone_no_frame_goes_out():
@@ -99,72 +95,24 @@ def test_for_progress_alone_no_frame_goes_out():
     assert rumours.due_at == math.inf
 
 
-def test_news_asks_for_frames_until_it_was_told_half_as_often_and_pings_tell_the_rest():
-    for members in (2, 100, 9_000):
-        rumours = Rumours(0.5, 0.0)
-        rumours.put(record_of(1), 0.0)
-        half = retransmits(members) // 2
-        for _ in range(half):
-            assert rumours.needs_frame
-            rumours.take(32, 1, members)
-        assert not rumours.needs_frame
-        rumours.send_frame([peer_id(2)], members, 9.0, [])
-        assert rumours.due_at == math.inf
-        assert tellings_of(rumours, members) == half
-
-
-def test_what_takes_the_place_of_news_that_was_told_half_asks_for_frames_if_it_is_news():
-    for mere in (False, True):
-        rumours = Rumours(0.5, 0.0)
-        rumours.put(record_of(1), 0.0)
-        while rumours.needs_frame:
-            rumours.take(32, 3, 100)
-        rumours.put(record_of(1, sequence=1), 1.0, first_passive_sends(100) if mere else None)
-        assert rumours.needs_frame is not mere
-        assert tellings_of(rumours, 100) == retransmits(100) - (6 if mere else 0), "12, of which 6 were told"
-
-
-def test_progress_in_the_place_of_news_still_asks_for_a_frame_and_the_other_way_round():
+def test_rumours_are_bounded_and_those_sent_most_make_way():
     rumours = Rumours(0.5, 0.0)
-    rumours.put(record_of(1), 0.0)
-    rumours.put(record_of(1, sequence=1), 1.0, first_passive_sends(100))
-    assert rumours.needs_frame
-    rumours.clear()
-    rumours.put(record_of(1, sequence=2), 2.0, first_passive_sends(100))
-    assert (rumours.needs_frame, rumours.due_at) == (False, math.inf)
-    rumours.put(record_of(1, sequence=3, ready=True), 3.0)
-    assert (rumours.needs_frame, rumours.due_at) == (True, 3.0)
+    for n in range(3 * MAX_RUMOURS):
+        rumours.put(record_of(n), 0.0)
+    assert len(rumours) == MAX_RUMOURS == 1024
+    assert rumours.take(1, 1, 3000)[0].id == peer_id(3 * MAX_RUMOURS - 1)
 
 
-def test_progress_goes_out_behind_all_news():
-    rumours = Rumours(0.5, 0.0)
-    rumours.put(record_of(1), 0.0)
-    rumours.put(record_of(2), 0.0, first_passive_sends(1_000))
-    for _ in range(retransmits(1_000) - PASSIVE_SENDS):
-        assert rumours.take(1, 1, 1_000) == (record_of(1),)
-
-
-def test_progress_in_the_place_of_news_is_told_as_often_as_the_news():
-    rumours = Rumours(0.5, 0.0)
-    rumours.put(record_of(1, ready=True), 0.0)
-    rumours.put(record_of(1, ready=True, sequence=1, steps=9), 0.0, first_passive_sends(1_000))
-    tellings = 0
-    while taken := rumours.take(32, 1, 1_000):
-        assert taken[0].steps == 9
-        tellings += 1
-    assert tellings == retransmits(1_000)
-
-
-def test_counts_alone_are_mere_progress():
-    before = record_of(1, run_id=b"g" * 16)
-    counts = {"sequence": 1, "steps": 2, "samples": 3, "loss": 0.5, "version": 1.0, "signature": b"s"}
-    counts["progress"] = 4
-    assert is_progress_only(dataclasses.replace(before, **counts), before)
+def test_counts_and_figures_alone_are_mere_progress():
+    before = record_of(1, ready=False, run_id=b"g" * 16, extra=(b"figures", 1))
+    counts = {"sequence": 1, "steps": 2, "samples": 3, "progress": 4, "loss": 0.5, "version": 1.0, "signature": b"s"}
+    for figures in ((b"other", 1), (1,)):
+        assert is_progress_only(dataclasses.replace(before, **counts, extra=figures), before)
     others = {
-        "incarnation": 2, "left": True, "ready": True, "run_id": b"h" * 16,
-        "address": Address("host", 1), "homes": (PeerId(b"i" * 16),), "finished": True,
-            "extra": (1,),
+        "incarnation": 2, "left": True, "ready": True, "run_id": b"h" * 16, "address": Address("host", 1),
+        "homes": (PeerId(b"i" * 16),), "finished": True, "extra": (b"figures", 2),
     }  # fmt: skip
     assert set(counts) | set(others) | {"id", "public_key"} == {field.name for field in dataclasses.fields(before)}
     for name, value in others.items():
         assert not is_progress_only(dataclasses.replace(before, **{name: value}), before)
+    assert not is_progress_only(dataclasses.replace(before, extra=(b"figures",)), before)

@@ -46,21 +46,22 @@ class Taker:
                     self.adopt = effect
         return effects
 
-    def survey(self, donors=(A, B, C, D), version=1.0, keys=(), run_id=RUN_ID, scalars=()):
-        """Begin, and let every asked donor answer."""
+    def ask(self, *donors):
+        """Begin, and return the sessions in which the donors are asked what they have."""
         self.do(self.joining.begin(RUN_ID, list(donors), self.now))
-        self.serving = (version, run_id, keys, scalars)
-        for session in list(self.fetches):
+        return list(self.fetches)
+
+    def survey(self, donors=(A, B, C, D), keys=(), run_id=RUN_ID, scalars=()):
+        """Begin, and let every asked donor answer."""
+        self.serving = (1.0, run_id, keys, scalars)
+        for session in self.ask(*donors):
             self.answer(session)
 
     def answer(self, session):
         """Let a donor state what it has."""
         donor, _ = self.fetches.pop(session)
-        self.do(
-            self.joining.on_serving(
-                donor, Serving(session, *self.serving, frozen_hash=self.hashes.get(donor, b"")), self.now
-            )
-        )
+        serving = Serving(session, *self.serving, frozen_hash=self.hashes.get(donor, b""))
+        self.do(self.joining.on_serving(donor, serving, self.now))
 
     def receive(self, session, chunks=1):
         """Let some whole chunks of a piece arrive."""
@@ -99,25 +100,36 @@ class Taker:
         self.now = self.joining.next_deadline
         self.do(self.joining.tick(self.now))
 
-    def receive_all_but(self, kept):
-        for session in [session for session in self.fetches if session != kept]:
-            self.receive(session, 1_000)
+    def session_of(self, donor):
+        """Return the session in which this donor is asked for a piece."""
+        return next(session for session, (asked, _) in self.fetches.items() if asked == donor)
 
     def covered_once(self):
-        ranges = sorted((start, stop) for start, stop, _ in self.fetched)
-        ends = [0, *(stop for _, stop in ranges)]
-        return [start for start, _ in ranges] == ends[:-1] and ends[-1] == self.joining.size
+        """Return True if every element was fetched, and none twice."""
+        return is_covered(self.fetched, self.joining.size)
 
     def covered_again(self):
         """Return True if every element came from a donor that is still trusted."""
-        ranges = sorted((start, stop) for start, stop, _ in self.joining.received if start < stop)
-        ends = [0, *(stop for _, stop in ranges)]
-        return [start for start, _ in ranges] == ends[:-1] and ends[-1] == self.joining.size
+        return is_covered(self.joining.received, self.joining.size)
 
 
-def far(odd):
-    """Return distances by which two donors are far apart if one of them is ``odd``."""
-    return lambda owner, other: 1e4 if odd in (owner, other) else 1.0
+def surveyed(donors=(A, B, C, D), *, apart_sq=lambda owner, other: 0.0, keys=(), scalars=(), **how):
+    """Return a Taker whose donors have answered its survey; ``apart_sq`` is how far they are from each other."""
+    taker = Taker(**how)
+    taker.apart_sq = apart_sq
+    taker.survey(donors, keys=keys, scalars=scalars)
+    return taker
+
+
+def is_covered(pieces, size):
+    ranges = sorted((start, stop) for start, stop, _ in pieces if start < stop)
+    ends = [0, *(stop for _, stop in ranges)]
+    return [start for start, _ in ranges] == ends[:-1] and ends[-1] == size
+
+
+def far(*liars):
+    """Return distances by which each of these donors is far from all others."""
+    return lambda owner, other: 1e4 if {owner, other} & set(liars) else 1.0
 
 
 def pieces(effects):

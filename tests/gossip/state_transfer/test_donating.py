@@ -47,10 +47,8 @@ def test_a_range_that_is_not_there_is_refused(fetch):
 @pytest.mark.parametrize("weights", [PIECE_ELEMENTS + 1, MIN_PIECES * (PIECE_ELEMENTS + 1)], ids=["some", "many"])
 def test_of_a_large_model_a_newcomer_gets_a_piece_and_no_more_at_once(weights):
     """A larger piece would let a newcomer decide how much memory a donor holds for it."""
-    local, most = (
-        Local("f", weights, weights, run_id=RUN_ID, ready=True, optimizer_keys=("m",)),
-        max_piece_elements(weights),
-    )
+    local = Local("f", weights, weights, run_id=RUN_ID, ready=True, optimizer_keys=("m",))
+    most = max_piece_elements(weights)
     assert most == max(PIECE_ELEMENTS, weights // MIN_PIECES)
     for start in (0, weights):
         donating = Donor(local, CONFIG)
@@ -89,9 +87,8 @@ def test_who_stands_gives_an_earlier_snapshot_of_the_weights_and_one_only(stood_
 
 def test_a_donor_gives_what_is_frozen_whether_it_stands_or_not_and_the_optimizers_state_behind_it_as_ever():
     donating = Donor(Local("f", SIZE, 500, 300, run_id=RUN_ID, ready=True, optimizer_keys=("m",)), CONFIG)
-    assert donating.on_fetch(A, Fetch(3, ("m",), SIZE + 300, SIZE + 800), 60.0) == [
-        CopyPiece(3, SIZE + 300, SIZE + 800)
-    ]
+    state = SIZE + 300, SIZE + 800
+    assert donating.on_fetch(A, Fetch(3, ("m",), *state), 60.0) == [CopyPiece(3, *state)]
     assert donating.tick(donating.deadline) == [Send(A, Refuse(3, ASLEEP)), Release(3)]
     assert donating.on_fetch(A, Fetch(1, ("m",), SIZE, SIZE + 300), 60.0) == [CopyFrozen(1, SIZE, SIZE + 300)]
     assert donating.tick(60.0 + CONFIG.reply_timeout_s / 2) == []

@@ -23,11 +23,11 @@ def finish(swarm, *nodes):
         node.perform(node.peer.finish(swarm.now))
 
 
-def trained(count=4, seconds=20.0):
+def trained(count):
     swarm = World(1)
     nodes = [swarm.start(*([0] if number else []), value=1000) for number in range(count)]
     swarm.until(swarm.agreed, 30.0)
-    swarm.run(seconds)
+    swarm.run(20.0)
     return swarm, nodes
 
 
@@ -134,15 +134,22 @@ def test_one_donor_of_three_cannot_tell_a_newcomer_that_all_is_over():
     assert not late.peer.local.finished
 
 
-def test_a_newcomer_whose_donors_leave_begins_a_run_of_its_own_and_says_what_its_weights_are():
+def donor_that_leaves(must_join):
+    """Let the only donor crash during a transfer; return the world, the donor and its newcomer."""
     swarm = World(3)
     swarm.network.chunk_s = 2.0
     first = swarm.start(elements=400_000)
     swarm.run(30.0)
     newcomer = swarm.start(0, elements=400_000)
+    newcomer.peer.run_choice.must_join = must_join
     swarm.run(3.0)
     assert newcomer.peer.joining.run_id == first.run_id
     first.crash()
+    return swarm, first, newcomer
+
+
+def test_a_newcomer_whose_donors_leave_begins_a_run_of_its_own_and_says_what_its_weights_are():
+    swarm, first, newcomer = donor_that_leaves(must_join=False)
     swarm.until(lambda: newcomer.peer.view.ready, 60.0)
     assert newcomer.run_id != first.run_id
     assert newcomer.peer.local.progress.samples <= 1
@@ -152,14 +159,7 @@ def test_a_newcomer_whose_donors_leave_begins_a_run_of_its_own_and_says_what_its
 
 
 def test_a_newcomer_that_must_join_begins_nothing_when_its_donors_leave():
-    swarm = World(3)
-    swarm.network.chunk_s = 2.0
-    first = swarm.start(elements=400_000)
-    swarm.run(30.0)
-    newcomer = swarm.start(0, elements=400_000)
-    newcomer.peer.run_choice.must_join = True
-    swarm.run(3.0)
-    first.crash()
+    swarm, _, newcomer = donor_that_leaves(must_join=True)
     swarm.run(200.0)
     assert not newcomer.peer.view.ready
     assert newcomer.kinds == []

@@ -46,12 +46,13 @@ def test_a_newcomer_with_the_same_base_fetches_no_frozen_element(donors):
 @pytest.mark.parametrize("ours", [OTHER, b"", None], ids=["another base", "none", "not known"])
 @pytest.mark.parametrize("stated", [OTHER, b"", OURS[:8]], ids=["another", "none, as an older node", "a short one"])
 @pytest.mark.parametrize("odd", ["A", "B", "C", "D"])
-def test_one_donor_that_states_another_hash_or_none_makes_it_fetch_everything_at_once(odd, stated, ours):
+def test_one_donor_that_states_another_hash_or_none_makes_it_fetch_and_compare_everything_at_once(odd, stated, ours):
     for mine in {ours, OURS}:
         taker = newcomer(mine, **{odd: stated})
         taker.survey()
         taker.receive_all()
         assert taker.covered_once()
+        assert [one for one in taker.joining.check.results if one.start in taker.joining.check.frozen_range]
         assert taker.adopt == Adopt((), (), trial=False, frozen=True)
 
 
@@ -59,23 +60,13 @@ def test_one_donor_that_states_another_hash_or_none_makes_it_fetch_everything_at
 def test_of_four_donors_three_must_have_answered(silent):
     """If two answers sufficed, two liars could have a newcomer keep another base than the run's."""
     taker = newcomer(OURS)
-    taker.do(taker.joining.begin(RUN_ID, [A, B, C, D], taker.now))
-    for session in list(taker.fetches)[silent:]:
+    for session in taker.ask(A, B, C, D)[silent:]:
         taker.answer(session)
     taker.fetches.clear()
     taker.wait()
     taker.receive_all()
     assert frozen_of(taker) == (0 if silent == 1 else FROZEN)
     assert taker.adopt.frozen is (silent > 1)
-
-
-def test_a_newcomer_with_another_base_fetches_it_whole_and_compares_it():
-    taker = newcomer(OTHER)
-    taker.survey(keys=("m",))
-    taker.receive_all()
-    assert taker.covered_once()
-    assert [one for one in taker.joining.check.results if one.start in taker.joining.check.frozen_range]
-    assert taker.adopt.frozen
 
 
 def test_donors_without_a_hash_are_no_agreement_with_a_newcomer_without_one():

@@ -13,7 +13,7 @@ from gossip.state_transfer.donating import ASLEEP, max_piece_elements
 from gossip.state_transfer.joining import RETRY_S, SURVEY_S, Phase
 from gossip.state_transfer.survey import agree
 from gossip.wire.messages import Abort, Fetch, Serving
-from tests.gossip.state_transfer.taker import CHUNK, CONFIG, DONORS, RUN_ID, SIZE, A, B, C, D, Taker, pieces
+from tests.gossip.state_transfer.taker import CHUNK, CONFIG, DONORS, RUN_ID, SIZE, A, B, C, D, Taker, pieces, surveyed
 from tests.harness.configs import tuned
 
 
@@ -37,16 +37,14 @@ def test_four_donors_are_asked_and_each_sends_a_quarter():
 
 
 def test_a_model_smaller_than_a_chunk_is_taken_of_several_donors_and_compared_too():
-    taker = Taker(elements=1000)
-    taker.survey()
+    taker = surveyed(elements=1000)
     assert sorted((p.start, p.stop) for p in taker.joining.pieces.values()) == [
         (0, 256), (256, 512), (512, 768), (768, 1000)
     ]  # fmt: skip
     taker.receive_all()
     assert taker.covered_once()
     assert len(taker.comparing) == 8
-    tiny = Taker(elements=100)
-    tiny.survey()
+    tiny = surveyed(elements=100)
     assert [(p.start, p.stop) for p in tiny.joining.pieces.values()] == [(0, 100)]
 
 
@@ -68,8 +66,7 @@ def test_of_a_large_model_everything_is_asked_for_in_pieces_that_a_donor_gives(c
 
 def test_each_piece_is_announced_to_the_driver_before_it_is_asked_for():
     taker = Taker()
-    taker.do(taker.joining.begin(RUN_ID, [A], 0.0))
-    [session] = taker.fetches
+    [session] = taker.ask(A)
     collect, send = taker.joining.on_serving(A, Serving(session, 1.0, RUN_ID, (), ()), 0.0)
     assert isinstance(collect, ReceivePiece)
     assert (collect.start, collect.stop, collect.size) == (0, SIZE, SIZE)
@@ -94,8 +91,7 @@ def test_a_survey_without_answers_ends_and_may_begin_again():
 
 def test_a_second_after_the_first_answer_the_others_are_not_waited_for():
     taker = Taker()
-    taker.do(taker.joining.begin(RUN_ID, [A, B, C], 0.0))
-    first = next(iter(taker.fetches))
+    first, *_ = taker.ask(A, B, C)
     assert taker.joining.on_serving(A, Serving(first, 1.0, RUN_ID, (), ()), 0.3) == []
     assert taker.joining.next_deadline == 0.3 + SURVEY_S
     assert {donor for donor, *_ in pieces(taker.joining.tick(0.3 + SURVEY_S))} <= {A, B, C}
@@ -104,8 +100,7 @@ def test_a_second_after_the_first_answer_the_others_are_not_waited_for():
 
 def test_refusals_and_broken_links_end_the_waiting_early():
     taker = Taker()
-    taker.do(taker.joining.begin(RUN_ID, [A, B, C], 0.0))
-    a, b, c = taker.fetches
+    a, b, c = taker.ask(A, B, C)
     assert taker.joining.on_serving(A, Serving(a, 1.0, RUN_ID, (), ()), 0.1) == []
     assert taker.joining.on_refused(B, b, 0.1) == []
     assert taker.joining.on_refused(B, c, 0.1) == []  # not B's to refuse
@@ -122,8 +117,7 @@ def test_a_donor_of_another_run_is_not_taken_from():
 
 def test_an_answer_by_another_than_was_asked_changes_nothing():
     taker = Taker()
-    taker.do(taker.joining.begin(RUN_ID, [A, B], 0.0))
-    a, _ = taker.fetches
+    a, _ = taker.ask(A, B)
     assert taker.joining.on_serving(C, Serving(a, 1.0, RUN_ID, (), ()), 0.1) == []
     assert taker.joining.answers == {}
     taker.joining.on_serving(A, Serving(a, 1.0, RUN_ID, (), ()), 0.1)
@@ -133,8 +127,7 @@ def test_an_answer_by_another_than_was_asked_changes_nothing():
 # -- optimizer state -------------------------------------------------------------------------------------------------
 def test_the_freshest_donor_decides_which_optimizer_state_is_taken():
     taker = Taker(trained=500)
-    taker.do(taker.joining.begin(RUN_ID, [A, B, C], 0.0))
-    a, b, c = taker.fetches
+    a, b, c = taker.ask(A, B, C)
     taker.joining.on_serving(A, Serving(a, 1.0, RUN_ID, ("m",), (("lr", 0.1),)), 0.0)
     taker.joining.on_serving(B, Serving(b, 5.0, RUN_ID, ("m", "v"), (("lr", 0.2),)), 0.0)
     effects = taker.joining.on_serving(C, Serving(c, 3.0, RUN_ID, ("m", "v"), (("lr", 0.3),)), 0.0)
@@ -168,8 +161,7 @@ def test_no_count_of_an_optimizers_steps_is_more_than_the_samples_behind_the_run
 
 def test_without_an_optimizer_the_weights_of_all_donors_will_do():
     taker = Taker(trained=0)
-    taker.do(taker.joining.begin(RUN_ID, [A, B], 0.0))
-    a, b = taker.fetches
+    a, b = taker.ask(A, B)
     taker.joining.on_serving(A, Serving(a, 1.0, RUN_ID, ("m",), (("lr", 0.1),)), 0.0)
     effects = taker.joining.on_serving(B, Serving(b, 5.0, RUN_ID, ("m", "v"), ()), 0.0)
     assert {donor for donor, *_ in pieces(effects)} == {A, B}
@@ -180,33 +172,15 @@ def test_without_an_optimizer_the_weights_of_all_donors_will_do():
 
 
 def test_a_donor_that_serves_something_else_than_it_said_loses_its_piece():
-    taker = Taker(trained=500)
-    taker.survey([A, B], keys=("m",))
-    session = next(s for s, (donor, _) in taker.fetches.items() if donor == A)
+    taker = surveyed([A, B], keys=("m",), trained=500)
+    session = taker.session_of(A)
     assert taker.joining.on_serving(A, Serving(session, 1.0, RUN_ID, ("m",), ()), 0.1) == []
     effects = taker.joining.on_serving(A, Serving(session, 1.0, b"x" * 16, ("m",), ()), 0.1)
     assert effects[:2] == [Release(session), Send(A, Abort(session, "moved"))]
 
 
-def test_a_newcomer_takes_the_weights_alone_where_whoever_has_the_optimizers_state_stands():
-    taker = Taker(trained=500)
-    taker.survey([A], keys=("m",), scalars=(("step", 1.0),))
-    joining = taker.joining
-    assert pieces_of(joining) == [(0, SIZE, A)], "the weights first"
-    [session] = receive_weights(taker)
-    _, fetch = taker.fetches[session]
-    assert (fetch.start, fetch.stop) == (SIZE, SIZE + 500)
-    taker.do(joining.on_refused(A, session, 6.0, ASLEEP))
-    assert joining.is_starved
-    taker.do(joining.on_starved([A], 7.0))
-    taker.fetches.pop(session, None)
-    taker.receive_all()
-    assert taker.adopt == Adopt((), ())
-
-
 def test_a_newcomer_waits_for_state_that_one_who_is_merely_busy_can_give():
-    taker = Taker(trained=500)
-    taker.survey([A, B], keys=("m",))
+    taker = surveyed([A, B], keys=("m",), trained=500)
     for code in (ASLEEP, ""):
         [session] = receive_weights(taker)
         taker.do(taker.joining.on_refused(taker.fetches.pop(session)[0], session, 6.0, code))
@@ -225,14 +199,9 @@ def receive_weights(taker):
     return list(taker.fetches)
 
 
-def pieces_of(joining):
-    return [(piece.start, piece.stop, piece.donor) for piece in joining.pieces.values()]
-
-
 # -- what is frozen ----------------------------------------------------------------------------------------------------
 def test_a_newcomer_takes_what_is_frozen_once_between_the_weights_and_the_optimizers_state():
-    taker = Taker(elements=4 * CHUNK, trained=500, frozen=90 * CHUNK)
-    taker.survey(keys=("m",), scalars=(("step", 1.0),))
+    taker = surveyed(keys=("m",), scalars=(("step", 1.0),), elements=4 * CHUNK, trained=500, frozen=90 * CHUNK)
     assert taker.joining.size == 94 * CHUNK + 500
     taker.receive_all()
     assert taker.covered_once()
@@ -242,8 +211,7 @@ def test_a_newcomer_takes_what_is_frozen_once_between_the_weights_and_the_optimi
 
 
 def test_a_newcomer_does_without_the_optimizers_state_and_never_without_what_is_frozen():
-    taker = Taker(elements=CHUNK, trained=500, frozen=CHUNK)
-    taker.survey([A], keys=("m",))
+    taker = surveyed([A], keys=("m",), elements=CHUNK, trained=500, frozen=CHUNK)
     taker.receive(next(iter(taker.fetches)))
     for _ in range(3):  # it has no boundary at which to copy the rest
         ((session, (donor, fetch)),) = taker.fetches.items()

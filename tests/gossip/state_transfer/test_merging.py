@@ -9,12 +9,11 @@ from fractions import Fraction
 import pytest
 
 from gossip.config import Config
-from gossip.effects import Adopt, Confirm, Dial, Restore
+from gossip.effects import Dial
 from gossip.exchange.session import State
 from gossip.state_transfer.joining import Phase
 from gossip.state_transfer.runs import STALEMATE_S
 from gossip.state_transfer.trial import MIN_LOSSES, TRIAL_S, TrialEvaluator
-from tests.harness.configs import tuned
 from tests.harness.marks import slow
 from tests.harness.world import World, address_of
 
@@ -72,7 +71,8 @@ def test_weights_that_are_too_far_off_are_put_back_without_a_loss():
     [node] = nodes
     swarm.until(lambda: "put back" in node.kinds, 700.0)
     swarm.run(1.0)
-    assert (node.run_id, node.value) == (nodes[0].run_id, Fraction(1000))
+    assert node.run_id != LIAR
+    assert node.value == Fraction(1000)
 
 
 def test_nobody_mixes_with_a_node_that_has_weights_on_trial():
@@ -160,7 +160,6 @@ def meet(swarm, limit_s):
         (3, 3, {"right_later_s": 60.0}),
         (3, 3, {}),
         slow(1, 5, {}),
-        slow(1, 5, {"right_later_s": 600.0}),  # one alone has more samples behind it than five have
         slow(1, 3, {"left_step_s": 0.008}),  # a GPU alone, 25 times as fast, and three without
         (1, 1, {"right_later_s": 100.0}),
     ],
@@ -173,7 +172,7 @@ def test_two_honest_runs_become_one_in_bounded_time(left, right, more, loss):
     assert {node.run_id for node in swarm.hosts} == {run_id}
 
 
-def test_one_alone_with_more_behind_it_is_taken_over_when_its_weights_prove_themselves():
+def test_one_alone_with_more_behind_it_than_five_is_taken_over_when_its_weights_prove_themselves():
     swarm, lefts, _ = apart(1, 5, right_later_s=600.0, loss=off_by)
     run_id = lefts[0].run_id
     assert meet(swarm, STALEMATE_S) < STALEMATE_S
@@ -271,26 +270,6 @@ def test_a_trial_in_which_nothing_is_heard_ends_and_proves_nothing():
     assert judge.on_loss(10, 0.5) is None  # the same report again
     assert judge.deadline == 5.0 + TRIAL_S
     assert judge.verdict() is False
-
-
-def test_what_is_on_trial_is_announced_to_the_driver_and_a_newcomer_has_no_trial():
-    swarm, nodes, _ = beside_a_liar(value=3_000)
-    swarm.until(lambda: any("put back" in node.kinds for node in nodes), 120.0)
-    trials = [[effect for _, effect in node.said(Adopt | Confirm | Restore)] for node in swarm.hosts]
-    assert not any(effects[0].trial for effects in trials[1:] if effects)  # they joined
-    assert any(isinstance(effect, Restore) for effects in trials for effect in effects)
-
-
-@pytest.mark.parametrize("odd", range(4))
-def test_of_four_donors_one_that_gives_another_model_leaves_no_trace(odd):
-    swarm = World(4, config=tuned(mix_every_steps=10**6, chunk_elements=1024))
-    nodes = [swarm.start(*([0] if number else []), value=1000) for number in range(4)]
-    swarm.until(swarm.agreed, 30.0)
-    nodes[odd].value = Fraction(5_000)
-    newcomer = swarm.start(0, 1, 2, 3, value=5)
-    swarm.until(lambda: newcomer.peer.view.ready, 30.0)
-    assert newcomer.value == 1000
-    assert newcomer.run_id == nodes[0].run_id
 
 
 @pytest.mark.parametrize("seed", range(3))

@@ -19,13 +19,13 @@ from tests.harness.world import World, address_of, peer_id
 G1, G2, G3 = b"1" * 16, b"2" * 16, b"3" * 16
 
 
-def two_runs(seed, left, right, apart_s=40.0, config=None, **how):
+def two_runs(seed, left, right):
     """Return two swarms of these sizes that could not see each other for a while: their world and both sides."""
-    swarm = World(seed, config=config)
+    swarm = World(seed)
     swarm.network.sides = lambda number: number < left
-    nodes = [swarm.start(*([0] if number else []), **how) for number in range(left)]
-    nodes += [swarm.start(*([left] if number > left else [0]), **how) for number in range(left, left + right)]
-    swarm.run(apart_s)
+    nodes = [swarm.start(*([0] if number else [])) for number in range(left)]
+    nodes += [swarm.start(left if number > left else 0) for number in range(left, left + right)]
+    swarm.run(40.0)
     return swarm, nodes[:left], nodes[left:]
 
 
@@ -54,21 +54,6 @@ def test_when_two_runs_meet_the_one_with_fewer_samples_takes_the_others_weights(
     before = [len(node.mixes) for node in swarm.hosts]
     swarm.run(20.0)
     assert all(len(node.mixes) > count for node, count in zip(swarm.hosts, before, strict=True))
-
-
-@pytest.mark.parametrize("samples", [0, 1000])
-def test_of_two_runs_with_equal_samples_the_larger_genesis_stays(samples):
-    swarm = World(1)
-    one, two = swarm.start(run_id=G1), swarm.start(run_id=G2)
-    for node in (one, two):
-        node.stepping = False
-        node.perform(node.peer.resume(node.run_id, samples, 1.0, swarm.now))
-    one.perform([Dial(address_of(1))])
-    swarm.run(1.0)
-    one.stepping = two.stepping = True
-    swarm.until(swarm.agreed, 10.0)
-    assert one.run_id == G2
-    assert "merging" not in two.kinds
 
 
 def wanting():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import math
 import random
@@ -10,11 +9,9 @@ import struct
 
 import msgpack
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from gossip.errors import ProtocolError
-from gossip.ids import MOST_SAMPLES, Address, Claim, MemberRecord, PeerId
+from gossip.ids import Address, Claim, MemberRecord, PeerId
 from gossip.wire.frames import (
     FIELDS,
     MAGIC,
@@ -44,61 +41,7 @@ from gossip.wire.messages import (
     StatusReply,
     Unknown,
 )  # fmt: skip
-
-INTS = st.integers(0, 2**63 - 1)
-FLOATS = st.floats(allow_nan=False, allow_infinity=False)
-IDS = st.binary(min_size=16, max_size=16).map(PeerId)
-HOSTS = st.from_regex(r"[a-z0-9][a-z0-9-]{0,60}(\.[a-z]{1,60}){0,2}|::1|10\.0\.0\.5", fullmatch=True)
-LETTERS = st.characters(codec="utf-8", categories=["L", "N", "P", "S"])
-
-
-def texts(bound):
-    return st.text(LETTERS, max_size=min(bound, 12))
-
-
-def several(items, bound):
-    return st.lists(items, max_size=min(bound, 3)).map(tuple)
-
-
-RECORDS = st.builds(
-    MemberRecord,
-    id=IDS, public_key=st.binary(max_size=32), incarnation=INTS, sequence=INTS, left=st.booleans(),
-    address=st.none() | st.builds(Address, HOSTS, st.integers(0, 65_535)), homes=several(IDS, 3),
-    ready=st.booleans(), run_id=st.binary(max_size=16), progress=INTS, steps=INTS, samples=INTS,
-    loss=st.none() | FLOATS, version=FLOATS, finished=st.booleans(), signature=st.binary(max_size=64),
-    extra=several(st.none() | st.booleans() | INTS | FLOATS | texts(8) | st.binary(max_size=8), 3),
-)  # fmt: skip
-UPDATES = RECORDS | st.builds(Hint, IDS, INTS, st.booleans(), IDS)
-PLAIN = st.recursive(
-    st.none() | st.booleans() | INTS | FLOATS | texts(40) | st.binary(max_size=8),
-    lambda inner: several(inner, 3), max_leaves=6,
-).filter(lambda value: depth(value) <= 3)  # fmt: skip
-FORMS = {
-    "int": lambda bound: st.integers(0, bound),
-    "float": lambda bound: FLOATS,
-    "bool": lambda bound: st.booleans(),
-    "text": texts,
-    "bytes": lambda bound: st.binary(max_size=bound),
-    "id": lambda bound: IDS,
-    "ids": lambda bound: several(IDS, bound),
-    "record?": lambda bound: st.none() | RECORDS,
-    "updates": lambda bound: several(UPDATES, bound),
-    "names": lambda bound: several(texts(64), bound),
-    "scalars": lambda bound: several(st.tuples(texts(64), FLOATS), bound),
-    "claim": lambda _: st.builds(Claim, *[st.integers(0, MOST_SAMPLES)] * 4),
-    "any": lambda bound: several(PLAIN, bound),
-}
-
-
-def depth(value):
-    return 1 + max(map(depth, value), default=0) if isinstance(value, tuple) else 0
-
-
-def messages_of(cls):
-    fields = {name: FORMS[kind.form](kind.bound) for name, kind in FIELDS[cls]}
-    if cls is Hello:  # only these two fields of other versions are read
-        fields |= {"version_min": st.integers(0, VERSION_MAX), "version_max": st.integers(VERSION_MIN, 255)}
-    return st.builds(cls, **fields)
+from tests.fuzz.grammar import World, make_message
 
 
 def split(frame):
@@ -125,23 +68,18 @@ LARGEST = MemberRecord(
 )  # fmt: skip
 NEWER = dataclasses.replace(LARGEST, extra=(b"n" * 378, None, True))  # 384 bytes of a newer version's
 OFFER = Offer(7, "f" * 32, b"g" * 16, 1.5, 0.5, "fp32")
-DEEP = b"\x91" * 900 + b"\x90"
 
 
 # -- round trips -----------------------------------------------------------------------------------------------------
-@settings(max_examples=6 * settings.default.max_examples)
-@given(st.sampled_from(list(MESSAGES.values())).flatmap(messages_of))
-def test_every_message_comes_back_as_it_was(message):
-    header, _ = split(encode(message))
-    back = decode(header)
-    assert back == message
-    assert type(back) is type(message)
-
-
-@pytest.mark.parametrize("cls", MESSAGES.values(), ids=list(MESSAGES))
-def test_every_kind_of_field_has_a_reader_and_a_strategy(cls):
-    assert all(kind.form in FORMS for _, kind in FIELDS[cls])
-    assert MESSAGES[TAGS[cls]] is cls
+@pytest.mark.parametrize("tag", MESSAGES)
+def test_every_message_comes_back_as_it_was(tag):
+    rng, world = random.Random(tag), World()
+    for _ in range(100):
+        message = make_message(rng, world, tag)
+        if tag == "hello":  # of a Hello without a common version, nothing but its versions is read
+            versions = {"version_min": rng.randint(0, VERSION_MAX), "version_max": rng.randint(VERSION_MIN, 255)}
+            message = dataclasses.replace(message, **versions)
+        assert decode(split(encode(message))[0]) == message
 
 
 def test_the_prefix_says_how_long_header_and_body_are():
@@ -151,21 +89,16 @@ def test_the_prefix_says_how_long_header_and_body_are():
     assert decode(frame[PREFIX_BYTES:], 1000) == Chunk(1, 2, 250, 2**64 - 1)
 
 
-def test_whole_numbers_where_floats_belong_are_sent_as_floats():
-    message = Serving(1, 3, b"", (), (("lr", 1),))
-    assert decode(split(encode(message))[0]) == message
-    gossip = Gossip((dataclasses.replace(LARGEST, loss=0, version=2),))
-    assert decode(split(encode(gossip))[0]) == gossip
-
-
 @pytest.mark.parametrize(
     "message",
     [
-        Records((LARGEST,) * MAX_RECORDS, bytes(range(256))), Ping(1, (LARGEST,) * MAX_UPDATES),
+        Records((LARGEST,) * MAX_RECORDS, bytes(range(256))),
         Ping(1, (NEWER,) * MAX_UPDATES),
+        StatusReply((1, "x", None, True, b"", (1.5, ())), ((1,),), True),
     ],
-)  # fmt: skip
-def test_a_full_message_of_the_largest_records_fits_a_header(message):
+    ids=["largest records", "largest records of a newer version", "nested values"],
+)
+def test_the_largest_records_and_nested_values_come_back_and_fit_a_header(message):
     assert decode(split(encode(message))[0]) == message
 
 
@@ -179,26 +112,18 @@ def test_a_header_over_the_limit_is_not_sent():
     "prefix",
     [
         struct.pack(">4sII", b"HTTP", 10, 0),
-        struct.pack(">4sII", MAGIC, 2**32 - 1, 0),
         struct.pack(">4sII", MAGIC, MAX_HEADER_BYTES + 1, 0),
         struct.pack(">4sII", MAGIC, 0, 0),
-        struct.pack(">4sII", MAGIC, 10, 2**32 - 1),
         struct.pack(">4sII", MAGIC, 10, MAX_BODY_BYTES + 1),
         b"GSP1\0\0\0",
-        b"",
     ],
-    ids=["wrong magic", "4 GiB header", "header one over", "no header", "4 GiB body", "body one over", "cut", "empty"],
+    ids=["wrong magic", "header one over", "no header", "body one over", "cut"],
 )
-def test_a_prefix_beyond_the_limits_is_refused(prefix):
+def test_a_prefix_beyond_the_limits_is_refused_and_one_at_the_limits_read(prefix):
     with pytest.raises(ProtocolError):
         read_prefix(prefix)
-
-
-def test_a_prefix_at_the_limits_is_read():
-    assert read_prefix(struct.pack(">4sII", MAGIC, MAX_HEADER_BYTES, MAX_BODY_BYTES)) == (
-        MAX_HEADER_BYTES,
-        MAX_BODY_BYTES,
-    )
+    most = MAX_HEADER_BYTES, MAX_BODY_BYTES
+    assert read_prefix(struct.pack(">4sII", MAGIC, *most)) == most
 
 
 @pytest.mark.parametrize(
@@ -221,45 +146,34 @@ def test_no_field_of_a_header_is_longer_than_its_kind_allows(at_limit, beyond):
 
 
 # -- hostile headers -------------------------------------------------------------------------------------------------
-@pytest.mark.parametrize(
-    "data",
-    [
-        b"",
-        b"\xc1",
-        b"\x91" * 60_000 + b"\x90",
-        b"\xdd\xff\xff\xff\xff",
-        b"\xdc\x10\x01" + b"\xc0" * 4097,
-        b"\xdf\xff\xff\xff\xff",
-        b"\xde\x01\x01" + b"".join(b"\xa2%c%c\xc0" % (97 + i // 26, 97 + i % 26) for i in range(257)),
-        b"\xdb\xff\xff\xff\xff",
-        b"\xc6\xff\xff\xff\xff",
-        b"\x82\xa1t\xa7reached\xa2ok\xd4\x05\x00",
-        b"\x82\xa1t\xa7reached\xa2ok\xc7\x00\x05",
-        b"\x82\xa1t\xa7reached\xa2ok\xd6\xff\x00\x00\x00\x01",
-        b"\x83\xa1t\xa7reached\xa2ok\xc3\xa2ok\xc3",
-        b"\x82\xa1t\xa7reached\x01\xc3",
-        b"\x82\xa1t\xa7reached\xa2\xff\xfe\xc3",
-        b"\x82\xa1t\xa7reached\xa2ok\xc3\x00",
-        b"\x81\x90\xc0",
-        b"\x90",
-        b"\xc0",
-        b"\x80",
-    ],
-    ids=[
-        "empty", "no msgpack", "nesting bomb", "4 Gi items", "array over", "4 Gi pairs", "map over", "4 GiB text",
-        "4 GiB bytes", "ext", "empty ext", "timestamp", "same key twice", "int key", "bad UTF-8", "trailing byte",
-        "list as key", "a list", "nil", "no tag",
-    ],
-)  # fmt: skip
-def test_what_no_correct_peer_sends_is_refused(data):
+HOSTILE = {
+    "empty": b"",
+    "no msgpack": b"\xc1",
+    "nesting bomb": b"\x91" * 60_000 + b"\x90",
+    "4 Gi items": b"\xdd\xff\xff\xff\xff",
+    "4 Gi pairs": b"\xdf\xff\xff\xff\xff",
+    "4 GiB text": b"\xdb\xff\xff\xff\xff",
+    "4 GiB bytes": b"\xc6\xff\xff\xff\xff",
+    "empty ext": b"\x82\xa1t\xa7reached\xa2ok\xc7\x00\x05",
+    "timestamp": b"\x82\xa1t\xa7reached\xa2ok\xd6\xff\x00\x00\x00\x01",
+    "same key twice": b"\x83\xa1t\xa7reached\xa2ok\xc3\xa2ok\xc3",
+    "int key": b"\x82\xa1t\xa7reached\x01\xc3",
+    "bad UTF-8": b"\x82\xa1t\xa7reached\xa2\xff\xfe\xc3",
+    "trailing byte": b"\x82\xa1t\xa7reached\xa2ok\xc3\x00",
+    "list as key": b"\x81\x90\xc0",
+    "a list": b"\x90",
+    "nil": b"\xc0",
+    "no tag": b"\x80",
+}
+
+
+@pytest.mark.parametrize("data", HOSTILE.values(), ids=HOSTILE)
+def test_what_no_correct_peer_sends_is_refused_and_its_correct_twin_accepted(data):
     refused(data)
-
-
-def test_a_correct_header_is_accepted_where_its_twins_are_refused():
     assert decode(b"\x82\xa1t\xa7reached\xa2ok\xc3") == Reached(True)
 
 
-@pytest.mark.parametrize("levels", [3, 200, 400, 900])
+@pytest.mark.parametrize("levels", [3, 4, 400, 900])
 def test_nested_values_end_the_link_and_not_the_process(levels):
     """msgpack unpacks a thousand levels; walking them once exhausted Python's stack."""
     nested = b"\x91" * levels + b"\x90"
@@ -270,8 +184,8 @@ def test_nested_values_end_the_link_and_not_the_process(levels):
         refused(header)
 
 
-@pytest.mark.parametrize("value", [{"a": 1}, [{"a": {}}], [[[[[1]]]]]], ids=["map", "maps", "deep"])
-def test_nested_values_hold_lists_and_plain_values_alone(value):
+@pytest.mark.parametrize("value", [{"a": 1}, [{"a": {}}]], ids=["map", "map in a list"])
+def test_nested_values_hold_no_map(value):
     refused({"t": "status", "metrics": [value], "members": [], "more": False})
 
 
@@ -339,15 +253,9 @@ def test_only_a_chunk_has_a_body(cls):
 def example(cls):
     """Return the smallest message of a class."""
     empty = {
-        "int": 0,
-        "float": 0.0,
-        "bool": False,
-        "text": "",
-        "bytes": b"",
-        "id": b"i" * 16,
-        "record?": None,
+        "int": 0, "float": 0.0, "bool": False, "text": "", "bytes": b"", "id": b"i" * 16, "record?": None,
         "claim": Claim(),
-    }
+    }  # fmt: skip
     versions = {"version_min": VERSION_MIN, "version_max": VERSION_MAX} if cls is Hello else {}
     return cls(**{name: empty.get(kind.form, ()) for name, kind in FIELDS[cls]} | versions)
 
@@ -418,46 +326,8 @@ def test_a_record_with_a_wrong_field_is_refused(name):
     refused({"t": "gossip", "updates": [RECORD[:-1]]})
 
 
-# -- fuzz ------------------------------------------------------------------------------------------------------------
-SAMPLES = [
-    OFFER,
-    Gossip((LARGEST, Hint(PeerId(b"p" * 16), 3, True, PeerId(b"q" * 16)))),
-    Records((LARGEST,) * 3, b"\1"),
-    Serving(1, 2.0, b"g" * 16, ("a", "b"), (("lr", 0.1),)),
-    StatusReply((1, "x", None, (1.5, ())), ((1,),), True),
-    *(example(cls) for cls in MESSAGES.values()),
-]
-
-
-@pytest.mark.parametrize("message", SAMPLES, ids=lambda message: TAGS[type(message)])
-def test_a_header_cut_short_anywhere_is_refused(message):
-    header, _ = split(encode(message))
+@pytest.mark.parametrize("tag", MESSAGES)
+def test_a_header_cut_short_anywhere_is_refused(tag):
+    header, _ = split(encode(make_message(random.Random(1), World(), tag)))
     for length in range(len(header)):
         refused(header[:length])
-
-
-def test_nothing_but_a_protocol_error_comes_of_random_and_mutated_headers():
-    rng = random.Random(5)
-    read = 0
-    for _ in range(4_000):
-        header = bytearray(split(encode(rng.choice(SAMPLES)))[0])
-        if rng.random() < 0.25:
-            header = bytearray(rng.randbytes(rng.randrange(1, 200)))
-        for _ in range(rng.randrange(1, 6)):
-            at = rng.randrange(len(header))
-            match rng.randrange(4):
-                case 0:
-                    header[at] = rng.randrange(256)
-                case 1:
-                    header[at:at] = rng.randbytes(rng.randrange(1, 4))
-                case 2 if len(header) > 1:
-                    del header[at]
-                case _:
-                    header[at:at] = rng.choice(
-                        [DEEP, b"\xdc\x0f\xff", b"\xde\x00\xff", b"\xc7\xff\x01", b"\xcb\x7f\xf8"]
-                    )
-        with contextlib.suppress(ProtocolError):
-            read += type(decode(bytes(header), rng.choice([0, 0, 1]))) in TAGS
-        with contextlib.suppress(ProtocolError):
-            read_prefix(rng.choice([rng.randbytes(PREFIX_BYTES), MAGIC + rng.randbytes(8), rng.randbytes(7)]))
-    assert 0 < read < 1_000  # some mutations only change a value
