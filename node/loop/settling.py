@@ -241,13 +241,10 @@ class Settling:
         """Round weights of float64 to the float32 values on which the nodes have agreed."""
         layout = self.live.state.layout
         if any(segment.dtype == "float64" and segment.kind in ("parameter", "buffer") for segment in layout.segments):
-            vector = np.zeros(layout.size, np.float32)
-            self.live.state.read(vector[: layout.exchanged])
+            vector = np.empty(layout.size, np.float32)
+            self.live.state.read(vector)
             vector[: layout.exchanged] += POSITIVE_ZERO
-            if layout.exchanged < layout.size:
-                self.live.state.adopt_exchanged(vector, (), {})
-            else:
-                self.live.state.write(vector)
+            self.live.state.adopt_exchanged(vector, (), {})
             self.on_replaced(vector)
 
     def report_end(self, standing: Standing, took_s: float, remedy: str) -> float | None:

@@ -366,7 +366,6 @@ def test_a_model_of_every_kind_of_tensor_mixes(train, until):
     assert b.at_entry["norm.num_batches_tracked"] >= 70_000
     types = {name: value.dtype for name, value in a.model.state_dict().items()}
     until(lambda: all(one.node.metrics().exchanges_done >= 5 for one in (a, b)))
-    assert torch.equal(b.model.mask, torch.full((3, 3), -math.inf).triu(1))
     assert any("Of the model 14 tensors averaged, 5 tensors copied" in str(event) for event in a.node.history())
     for one in (a, b):
         one.work = None  # Settle on what both hold, without training.
@@ -374,3 +373,8 @@ def test_a_model_of_every_kind_of_tensor_mixes(train, until):
     assert b.do(lambda node: node.settle(10.0, wait_s=20.0)) == 0.0
     assert {name: value.dtype for name, value in b.model.state_dict().items()} == types
     assert b.model.again.weight is b.model.tied.weight
+    for one in (a, b):  # What is only copied stays as it is.
+        assert torch.equal(one.model.mask, torch.full((3, 3), -math.inf).triu(1))
+        assert torch.equal(one.model.order, a.at_entry["order"])
+        assert torch.equal(one.model.frozen.weight, a.at_entry["frozen.weight"])
+        assert one.model.norm.num_batches_tracked >= 70_000
