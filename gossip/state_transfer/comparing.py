@@ -7,7 +7,9 @@ counts as far for a donor that is far in another one, so that silence hides no l
 
 If donors differ, witnesses (members that were no donors) are asked for the same chunks. Each member has one vote on
 each donor, its largest distance from it, and the median decides. This finds all lying donors if most of donors and
-witnesses together are honest.
+witnesses together are honest, and either a donor is honest or the donors lie alike. Donors that each lie in a way of
+its own, without an honest one among them, differ from each other as much as from witnesses, so nothing tells them from
+honest ones.
 """
 
 from __future__ import annotations
@@ -98,6 +100,11 @@ def outvoted(results: list[Comparison], donors: set[PeerId]) -> set[PeerId]:
     if not medians:
         return set()
     limit_sq = max(FAR_RATIO * FAR_RATIO * min(medians.values()), near_sq(results))
+    # If all donors lie alike, most members are far from each of them, while they are near to each other.
+    between_donors = [comparison.mean_sq for comparison in answered if comparison.other in donors]
+    alike_sq = max(FAR_RATIO * FAR_RATIO * max(between_donors, default=math.inf), near_sq(results))
+    if min(medians.values()) > alike_sq:
+        limit_sq = alike_sq
     odd = {peer for peer, median in medians.items() if median > limit_sq}
     with_witness = [comparison for comparison in answered if comparison.other not in donors]
     # A witness takes the side of an odd donor if it is near to it, or if it is far from another donor.

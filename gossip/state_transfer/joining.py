@@ -350,6 +350,9 @@ class Newcomer:
         self.missing = [(start, stop) for start, stop, donor in self.received if donor in odd and start < stop]
         self.received = [piece for piece in self.received if piece.donor not in odd]
         self.donors -= odd
+        if odd and not self.donors:  # Compare those that give the pieces instead, too.
+            self.check.reset()
+            self.witnesses.reset()
         # Fetch these pieces from donors that were compared, if any are left: an attacker may be among the others.
         rest = [peer for peer in self.candidates if peer not in odd]
         self.candidates = [peer for peer in rest if peer in self.donors] if self.missing and self.donors else rest

@@ -9,7 +9,7 @@ from gossip.state_transfer.joining import Newcomer
 from gossip.wire.messages import Fetch, Serving
 from tests.harness.configs import tuned
 
-DONORS = [PeerId(bytes([65 + i]) * 16) for i in range(8)]
+DONORS = [PeerId(bytes([65 + i]) * 16) for i in range(10)]
 A, B, C, D, E, *_ = DONORS
 RUN_ID, CHUNK, SIZE = b"g" * 16, 1024, 10_000
 CONFIG = tuned(chunk_elements=CHUNK)
