@@ -30,6 +30,12 @@ def production() -> list[Path]:
     return [path for package in PACKAGES for path in sources(ROOT / package)]
 
 
+def documents() -> list[Path]:
+    """Return the Markdown files of the project, without those of environments and builds."""
+    folders = [ROOT / name for name in ("docs", "deploy", "examples", *PACKAGES, "tests", "benchmarks")]
+    return [*ROOT.glob("*.md"), *(path for folder in folders for path in sorted(folder.rglob("*.md")))]
+
+
 def lines(paths: list[Path]) -> int:
     return sum(len(path.read_text(encoding="utf-8").splitlines()) for path in paths)
 
@@ -40,6 +46,7 @@ class Facts(NamedTuple):
     imported: frozenset[str]  # Names imported at the module's own level.
     classes: tuple[str, ...]
     arguments: dict[str, int]  # The number of arguments of each class's constructor, without ``self``.
+    longest: int  # Lines of the longest function.
 
 
 @functools.cache
@@ -52,7 +59,9 @@ def facts(path: Path) -> Facts:
             if isinstance(made, ast.FunctionDef) and made.name == "__init__":
                 given = made.args
                 arguments[node.name] = len([*given.posonlyargs, *given.args, *given.kwonlyargs]) - 1
-    return Facts(frozenset(names_in(tree.body)), tuple(node.name for node in classes), arguments)
+    functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
+    longest = max((node.end_lineno - node.lineno + 1 for node in functions), default=0)
+    return Facts(frozenset(names_in(tree.body)), tuple(node.name for node in classes), arguments, longest)
 
 
 def imports() -> dict[str, set[str]]:
