@@ -9,7 +9,6 @@ import hashlib
 import heapq
 import random
 from collections.abc import Callable
-from fractions import Fraction
 from typing import Any, NoReturn
 
 from gossip.config import Config
@@ -119,23 +118,6 @@ class World:
     def fail(self, claim: str, detail: str) -> NoReturn:
         raise AssertionError(f"{claim}: {detail} (seed {self.seed}, at {self.now:.4f} s)")
 
-    def storm(self, rng: random.Random, look: Callable[[], None] = lambda: None) -> None:
-        """Lose messages, break links, and pause and resume loops at 30 moments, up to 0.3 s apart; no host dies.
-
-        Call ``look`` at each moment. At the end, stop all faults; exchanges may still be in progress.
-        """
-        self.network.loss = rng.choice([0.0, 0.02])
-        for _ in range(30):
-            self.run(rng.random() * 0.3)
-            look()
-            a, b = rng.sample(self.hosts, 2)
-            if rng.random() < 0.8:
-                self.unlink(a, b)
-            a.stepping = rng.random() < 0.8
-        self.network.loss = 0.0
-        for host in self.hosts:
-            host.stepping = True
-
     # -- questions ---------------------------------------------------------------------------------------------------
     @property
     def running(self) -> list[Host]:
@@ -155,7 +137,3 @@ class World:
         """Mix again after :meth:`quiet`."""
         for host in self.running:
             host.peer.schedule.retry_at = self.now
-
-    def total(self) -> Fraction:
-        """Return the sum of all hosts' weights (mass * value), dead hosts and waiting mixes included."""
-        return sum((host.model.sums()[1] for host in self.hosts), Fraction())
