@@ -70,7 +70,7 @@ class Pair:
         finally:
             del self.service.make_peer
 
-    def begins_anew(self, fault):
+    def begins_anew(self, fault, soon=True):
         """Cause a fault of the network side. Assert that another one soon takes over, while the loop trains on."""
         self.forgive()
         old, restarts = self.side.network.runtime, self.service.faults.restarts
@@ -79,7 +79,7 @@ class Pair:
         began = time.monotonic()
         with self.books_of_next_peers() as books:
             fault()
-            until(lambda: self.side.network.runtime is not old, AGAIN_S)
+            until(lambda: self.side.network.runtime is not old, AGAIN_S if soon else 20.0)
         assert books == [book] != [set()]
         assert self.side.live.outer is outer
         until(lambda: self.mixes() and len(self.side.network.runtime.links))
