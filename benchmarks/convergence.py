@@ -1,6 +1,6 @@
 """The accuracy of four nodes compared with one process, with the same optimizer and the same total of samples.
 
-    python benchmarks/convergence.py [--seeds 5] [--only digits] [--case 'one process']... [--json]
+    python benchmarks/convergence.py [--seeds 5] [--only digits] [--case 'SGD, one process']... [--json]
 
 The jobs are digits and Fashion-MNIST, IID and with private Dirichlet(0.1) data, with several seeds. The single process
 is one node, so both run the same loop. Accuracy is each node's own on the whole test set after ``settle``; a row gives
