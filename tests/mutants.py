@@ -27,8 +27,8 @@ from cosmic_ray.ast import ast_nodes, get_ast
 from cosmic_ray.mutating import mutate_code
 from cosmic_ray.plugins import get_operator, operator_names
 
-ROOT = Path(__file__).resolve().parents[1]
-PACKAGES = "gossip", "node", "sim"
+from tests.structure.figures import PACKAGES, ROOT
+
 FAST = "not slow and not netns and not frameworks and not engines and not built"
 LEFT_OUT = "node/adapters/"  # The tests of frameworks need an environment of their own.
 ARITHMETIC = {"Add", "Sub", "Mul", "Div", "FloorDiv"}
