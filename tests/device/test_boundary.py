@@ -291,14 +291,19 @@ def test_a_snapshot_that_finds_no_memory_costs_a_mix_and_not_the_loop(simulated_
     assert set(vector.array.tolist()) == {1.0}
 
 
-@pytest.mark.parametrize(("mass", "is_part"), [(None, False), (3.0, False), (None, True)])
+@pytest.mark.parametrize(
+    ("mass", "is_part", "is_ahead"), [(None, False, True), (3.0, False, True), (3.0, False, False), (None, True, True)]
+)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_whatever_memory_is_left_an_update_is_applied_whole_or_lost_and_counted(simulated_device, mass, dtype, is_part):
+def test_whatever_memory_is_left_an_update_is_applied_whole_or_lost_and_counted(
+    simulated_device, mass, dtype, is_part, is_ahead
+):  # fmt: skip
     """Blocks take multiples of the bytes of a half: each sum of them is tried, and a byte more and less."""
     whole, memory = 2.5 if mass is not None else 3.0, simulated_device.memory
     seen = set()
     for extra in sorted({max(blocks * SIZE + one, 0) for blocks in range(18) for one in (-1, 0, 1)}):
         loop = Loop(dtype)
+        loop.boundary.uploads_updates = is_ahead
         torch.cuda.synchronize()
         positions = np.arange(0, SIZE, 2) if is_part else None
         vector = loop.pool.take(SIZE // 2 if is_part else None)

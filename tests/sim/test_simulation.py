@@ -105,6 +105,12 @@ def test_rounds_end_when_the_peers_have_mixed_that_often(rounds):
     assert result.history[-2]["mixes"] <= rounds
 
 
+def test_a_run_that_goes_on_mixing_may_take_longer_than_one_may_stand_still(monkeypatch):
+    scenario = small(duration_s=None, rounds=20, task=AVERAGING, membership={"mode": "ideal"})
+    monkeypatch.setattr(simulation, "MAX_IDLE_S", 6 * Simulation(scenario).interval_s())
+    assert simulate(scenario, progress=False).summary["node_updates"] >= 20 * scenario.peers
+
+
 @pytest.mark.parametrize("mode", ["protocol", "ideal"])
 def test_where_nobody_is_left_rounds_end_with_one_sentence(mode):
     churn = {"up": 5.0}

@@ -67,6 +67,21 @@ def test_a_callback_is_taken_back_alone_and_more_than_once_does_no_harm(listener
     assert len(heard) == 1
 
 
+@pytest.mark.parametrize("is_taken_back", [False, True])
+def test_a_callback_is_added_and_taken_back_under_the_lock(listeners, is_taken_back):
+    """Two threads that replace the tuple at once would otherwise lose one of their callbacks."""
+    take_back = listeners.on("*", print)
+    change = take_back if is_taken_back else lambda: listeners.on("alone", print)
+    thread = threading.Thread(target=change)
+    with listeners.lock:
+        thread.start()
+        thread.join(0.1)
+        assert thread.is_alive()
+        assert len(listeners.listeners) == 1
+    thread.join(10.0)
+    assert len(listeners.listeners) == (0 if is_taken_back else 2)
+
+
 def test_one_that_was_taken_back_hears_nothing_of_what_was_waiting(listeners, until):
     heard, hold, standing = [], threading.Event(), threading.Event()
     listeners.on("alone", lambda event: (standing.set(), hold.wait(10)))

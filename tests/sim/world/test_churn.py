@@ -94,6 +94,7 @@ def test_a_trace_is_followed(tmp_path):
         ("peer,from_s,until_s\n0,2,1\n", "line 2: until_s must be above from_s"),
         ("peer,from_s,until_s\n0,nan,1\n", "line 2: until_s must be above from_s"),
         ("peer,from_s,until_s\n0,0,5\n1,0,9\n0,4,6\n", "line 4: peer 0 comes at 4 s and is still up from line 2"),
+        ("peer,from_s,until_s\n0,0,5\n0,5,9\n", "line 3: peer 0 comes at 5 s and is still up from line 2"),
     ],
 )
 def test_a_trace_that_cannot_be_is_refused_by_its_line(tmp_path, rows, words):
