@@ -44,7 +44,19 @@ from attack import ATTACKS, Attack
 from foe import Foe, Target
 from fortress import Fortress
 from swarm_lab import Patient, taken
-from verdict import BUDGET_MB, JOINS_S, WELL_S, Verdict, accuracy, contacts, mixing, names, progressed, resident
+from verdict import (
+    BUDGET_MB,
+    JOINS_S,
+    WELL_S,
+    Verdict,
+    accuracy,
+    contacts,
+    mixing,
+    mixing_share,
+    names,
+    progressed,
+    resident,
+)
 
 __all__ = ["claims", "floods", "groups", "mixings", "pieces", "samples", "stalls", "strangers"]
 
@@ -67,11 +79,11 @@ def besiege(attack: Attack, target: Target) -> None:
 
 def play(attack: Attack, siege_s: float) -> Verdict:
     """Play one attack against a fresh swarm. Times are readings of the monotonic clock, like those in the diaries."""
-    verdict = Verdict(attack)
+    verdict, calm_s, siege_s = Verdict(attack), max(CALM_S, attack.least_s), max(siege_s, attack.least_s)
     with Fortress(dict(attack.config)) as fortress:
         nodes = fortress.raise_nodes(NODES)
-        time.sleep(1.0 + CALM_S)
-        calm_began, calm_ended = time.monotonic() - CALM_S, time.monotonic()
+        time.sleep(1.0 + calm_s)
+        calm_began, calm_ended = time.monotonic() - calm_s, time.monotonic()
         calm_mixing = mixing(nodes, calm_began, calm_ended)
         calm_accuracy = accuracy(nodes, calm_began, calm_ended)
         calm_memory_mb = resident(nodes, calm_began, calm_ended)
@@ -94,14 +106,15 @@ def play(attack: Attack, siege_s: float) -> Verdict:
         besieger.kill()
         began, ended = calm_ended, time.monotonic()  # The beginning and the end of the attack.
         share = (NODES - 1) / (NODES - 1 + attack.partners)  # What a fair attacker leaves of the honest mixes.
-        verdict.mixing = mixing(nodes, began + GRACE_S, ended, newcomer) / max(calm_mixing, 1e-9) / share
+        figures = mixing_share(nodes, (calm_began, calm_ended), (began + GRACE_S, ended), newcomer)
+        verdict.mixing, verdict.mixing_error = (figure / share for figure in figures)
         memory_mb = resident(nodes, began, ended)
         verdict.memory_mb = max(now - then for now, then in zip(memory_mb, calm_memory_mb, strict=True))
         verdict.pause_s = max((row["inside"] for node in nodes for row in node.looks if row["t"] > began), default=0)
         verdict.moved = max(
             abs(node.now["along"] - then) / node.now["norm"] for node, then in zip(nodes, calm_along, strict=True)
         )
-        expected = taken(nodes, calm_began, began) / CALM_S * (ended - began)
+        expected = taken(nodes, calm_began, began) / calm_s * (ended - began)
         verdict.steps = taken(nodes, began, ended) / expected
         if verdict.steps < 0.5:
             verdict.faults.append(f"steps at {100 * verdict.steps:.0f} %")
@@ -171,7 +184,9 @@ def judge_newcomer(verdict: Verdict, newcomer: Patient, member: Patient, began: 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(ATTACKS)}; all without any")
-    parser.add_argument("--siege-s", type=float, default=SIEGE_S, help="how long each attack lasts")
+    parser.add_argument(
+        "--siege-s", type=float, default=SIEGE_S, help="how long each attack lasts; on groups 20 s at least"
+    )
     parser.add_argument("--json", action="store_true", help="one object instead of a table")
     parser.add_argument("--eclipse", type=float, metavar="SECONDS", help="count the partners that lie, for so long")
     parser.add_argument("--joins", type=int, metavar="COUNT", help="let so many newcomers join among liars")
@@ -196,7 +211,8 @@ def main() -> None:
     if arguments.json:
         figures = {
             v.attack.name: {
-                "mixing": v.mixing, "steps": v.steps, "accuracy": v.accuracy, "memory_mb": v.memory_mb,
+                "mixing": v.mixing, "mixing_error": v.mixing_error, "steps": v.steps, "accuracy": v.accuracy,
+                "memory_mb": v.memory_mb,
                 "pause_s": v.pause_s, "moved": v.moved, "progress": v.progress, "usual": v.usual, "well_s": v.well_s,
                 "named": v.named, "faults": v.faults,
             }

@@ -25,6 +25,7 @@ class Attack:
         newcomer: Whether an honest node joins during the attack.
         seeds: Number of the newcomer's seeds that belong to the attacker, next to one honest seed.
         config: Settings of the honest nodes.
+        least_s: The least seconds of calm and of siege. Four nodes in groups make few mixes, all at the same times.
     """
 
     name: str
@@ -35,19 +36,27 @@ class Attack:
     newcomer: bool = False
     seeds: int = 0
     config: tuple[tuple[str, Any], ...] = ()
+    least_s: float = 0.0
 
 
 ATTACKS: dict[str, Attack] = {}
 
 
 def attack(
-    what: str, *, partners: int = 0, named: str = "member", newcomer: bool = False, seeds: int = 0, **config: Any
+    what: str,
+    *,
+    partners: int = 0,
+    named: str = "member",
+    newcomer: bool = False,
+    seeds: int = 0,
+    least_s: float = 0.0,
+    **config: Any,
 ) -> Callable[[Callable[[Foe], Awaitable[None]]], Callable[[Foe], Awaitable[None]]]:
     """Register a coroutine function that attacks; its nursery goes on until it is cancelled. See :class:`Attack`."""
 
     def register(run: Callable[[Foe], Awaitable[None]]) -> Callable[[Foe], Awaitable[None]]:
         name = run.__name__.replace("_", "-")
-        ATTACKS[name] = Attack(name, what, run, partners, named, newcomer, seeds, tuple(config.items()))
+        ATTACKS[name] = Attack(name, what, run, partners, named, newcomer, seeds, tuple(config.items()), least_s)
         return run
 
     return register

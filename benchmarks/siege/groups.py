@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import random
 from collections.abc import Awaitable, Callable
+from typing import Any
 
 import trio
 from attack import attack
@@ -16,6 +17,7 @@ from gossip.codecs import get_codec
 from gossip.wire.messages import Abort, Begin, Commit, Invite, Joined
 
 IDENTITY_S = 4.0
+GROUPS: dict[str, Any] = {"mixing": "group", "least_s": 20.0}
 OnJoined = Callable[[Member, int, dict[bytes, Line]], Awaitable[None]]
 
 
@@ -74,18 +76,18 @@ async def invite_all_the_time(foe: Foe, pause_s: float, on_joined: OnJoined | No
         await trio.sleep(pause_s)
 
 
-@attack("group: answers no invitation", mixing="group")
+@attack("group: answers no invitation", **GROUPS)
 async def group_silent(foe: Foe) -> None:
     member = await foe.member()
     member.handlers[Invite] = nothing
 
 
-@attack("group: joins, and sends no slice", mixing="group")
+@attack("group: joins, and sends no slice", **GROUPS)
 async def group_stall(foe: Foe) -> None:
     await joining_member(foe)
 
 
-@attack("group: joins, and says Commit without a slice", mixing="group")
+@attack("group: joins, and says Commit without a slice", **GROUPS)
 async def group_commit(foe: Foe) -> None:
     member = await joining_member(foe)
 
@@ -95,7 +97,7 @@ async def group_commit(foe: Foe) -> None:
     member.handlers[Begin] = begun
 
 
-@attack("group: sends half of each slice, as a new member every 4 s", mixing="group", named="")
+@attack("group: sends half of each slice, as a new member every 4 s", **GROUPS, named="")
 async def group_half(foe: Foe) -> None:
     while True:
         async with trio.open_nursery() as nursery:
@@ -109,7 +111,7 @@ async def group_half(foe: Foe) -> None:
             nursery.cancel_scope.cancel()
 
 
-@attack("group: joins, and aborts once it has begun, giving an innocent reason", mixing="group")
+@attack("group: joins, and aborts once it has begun, giving an innocent reason", **GROUPS)
 async def group_abort(foe: Foe) -> None:
     member = await joining_member(foe)
     codes = itertools.cycle(["late", "replaced"])
@@ -120,16 +122,16 @@ async def group_abort(foe: Foe) -> None:
     member.handlers[Begin] = begun
 
 
-@attack("group: invites all members all the time, and begins no group", mixing="group")
+@attack("group: invites all members all the time, and begins no group", **GROUPS)
 async def group_invite(foe: Foe) -> None:
     await invite_all_the_time(foe, 0.05)
 
 
-@attack("group: invites all members all the time, begins, and sends no slice", mixing="group")
+@attack("group: invites all members all the time, begins, and sends no slice", **GROUPS)
 async def group_begin(foe: Foe) -> None:
     await invite_all_the_time(foe, 0.05, begin_group)
 
 
-@attack("group: invites all members all the time, and takes each invitation back once they have joined", mixing="group")
+@attack("group: invites all members all the time, and takes each invitation back once they have joined", **GROUPS)
 async def group_withdraw(foe: Foe) -> None:
     await invite_all_the_time(foe, 0.02, take_back)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import statistics
 from collections.abc import Iterable, Sequence
@@ -11,7 +12,7 @@ from pathlib import Path
 from attack import Attack
 from swarm_lab import Patient, between, taken
 
-__all__ = ["BUDGET_MB", "Verdict", "accuracy", "contacts", "mixing", "names", "progressed", "resident"]
+__all__ = ["BUDGET_MB", "Verdict", "accuracy", "contacts", "mixing", "mixing_share", "names", "progressed", "resident"]
 
 MIXING = 0.90  # required mixes with honest partners per step, as a share of those in the calm
 ACCURACY = 0.01
@@ -32,6 +33,7 @@ class Verdict:
 
     attack: Attack
     mixing: float = float("nan")  # rate of mixes as a share of that in the calm
+    mixing_error: float = float("nan")  # its standard error, by the differences between seconds
     steps: float = float("nan")  # steps of all nodes as a share of those in the calm
     accuracy: float = float("nan")  # change against the calm
     memory_mb: float = float("nan")  # largest growth of a node against the calm
@@ -64,7 +66,8 @@ class Verdict:
         well = "-" if self.well_s is None else f"{self.well_s:.1f} s"
         named = self.named or ("-" if not self.attack.named else "no")
         return (
-            f"| `{self.attack.name}` | {self.attack.what} | {100 * self.mixing:.0f} % | {100 * self.steps:.0f} % | "
+            f"| `{self.attack.name}` | {self.attack.what} | "
+            f"{100 * self.mixing:.0f} ± {100 * self.mixing_error:.0f} % | {100 * self.steps:.0f} % | "
             f"{100 * self.accuracy:+.1f} | "
             f"{self.memory_mb:+.0f} MB | {1000 * self.pause_s:.0f} ms | {self.progress:.2f} | {well} | {named} | "
             f"{'kept' if not self.faults else '; '.join(self.faults)} |"
@@ -95,6 +98,23 @@ def mixing(nodes: Iterable[Patient], since: float, until: float, newcomer: Patie
                 partner in honest and first < when <= last for row in node.looks for when, partner in row["mixes"]
             )
     return mixes / steps if steps else 0.0
+
+
+def mixing_share(
+    nodes: list[Patient], calm: tuple[float, float], siege: tuple[float, float], newcomer: Patient | None = None
+) -> tuple[float, float]:
+    """Return the mixing of one time as a share of that of another, and the share's standard error."""
+    began, ended = siege
+    share = mixing(nodes, began, ended, newcomer) / max(mixing(nodes, *calm), 1e-9)
+    parts = relative_error(nodes, *calm), relative_error(nodes, began, ended, newcomer)
+    return share, share * math.hypot(*parts)
+
+
+def relative_error(nodes: list[Patient], since: float, until: float, newcomer: Patient | None = None) -> float:
+    """Return the standard error of :func:`mixing` as a share of it, by its seconds; NaN if these are fewer than two."""
+    rates = [mixing(nodes, since + second, since + second + 1.0, newcomer) for second in range(int(until - since))]
+    mean = statistics.fmean(rates) if len(rates) > 1 else 0.0
+    return statistics.stdev(rates) / math.sqrt(len(rates)) / mean if mean else float("nan")
 
 
 def progressed(nodes: list[Patient], since: float, until: float, batch: int) -> float:

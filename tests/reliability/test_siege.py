@@ -62,6 +62,26 @@ def test_members_in_contact_are_those_of_the_node_that_had_most_while_the_siege_
     assert siege("verdict").contacts(nodes, 2.0, 3.0) == 5.5
 
 
+def test_attacks_on_groups_last_long_enough_to_be_measured(siege):
+    siege("groups")
+    attacks = [one for one in siege("attack").ATTACKS.values() if ("mixing", "group") in one.config]
+    assert {one.least_s for one in attacks} == {20.0}
+    assert len(attacks) >= 8
+
+
+def test_the_mixing_under_siege_has_a_standard_error_by_its_seconds(siege):
+    """The node takes ten steps a second, and mixes 2 and 4 times in them by turns, under siege always 2 times."""
+    looks = [
+        {"t": second + tenth / 10, "steps": 10 * second + tenth,
+         "mixes": [(second + tenth / 10, "b")] * (tenth in ((1, 2, 3, 4) if second < 20 and second % 2 else (1, 2)))}
+        for second in range(40) for tenth in range(10)
+    ]  # fmt: skip
+    nodes = [SimpleNamespace(id="a", looks=looks), SimpleNamespace(id="b", looks=[])]
+    share, error = siege("verdict").mixing_share(nodes, (0.0, 19.95), (20.0, 39.95))
+    assert share == pytest.approx(2 / 3, abs=0.01)
+    assert error == pytest.approx(2 / 3 * (1.0 / 3) / 19**0.5, rel=0.1)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", QUICK)
 def test_honest_nodes_stand_a_siege(name):
