@@ -111,6 +111,7 @@ def test_it_is_watched_until_all_have_ended(tmp_path):
 def test_a_wait_says_whether_its_condition_was_met(script, tmp_path):
     with LocalSwarm(script, nodes=1) as swarm:
         assert swarm.wait(lambda: False, timeout_s=0.2) is False
+        assert swarm.running, "it has not waited for the end"
     short = pretended(tmp_path, "progress.close(1.0, figures(7, 7))")
     with LocalSwarm(short, nodes=1) as swarm:
         assert swarm.wait(lambda: not swarm.running) is True, "the end meets it"
