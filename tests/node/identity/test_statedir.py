@@ -128,7 +128,7 @@ def test_an_address_that_changed_is_the_one_that_others_learn_whatever_the_direc
 
     Once, they tried the address of its earlier life and did not reach it, and the node withdrew its new address.
     """
-    for name in ("gossip.discovery.PATIENCE_S", "gossip.discovery.TRY_EVERY_S"):
+    for name in ("gossip.discovery.reachability.PATIENCE_S", "gossip.discovery.reachability.TRY_EVERY_S"):
         monkeypatch.setattr(name, 1.0)
     first = train(nn.Linear(4, 2))
     second = train(nn.Linear(4, 2), seeds=[first.node.address], state_dir=tmp_path)
