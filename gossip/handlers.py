@@ -52,7 +52,7 @@ class PeerParts(Protocol):
     donating: Donor
     moments: MomentMixing
     reach: Reachability
-    meetings: Meetings | None
+    meetings: Meetings
     run_choice: RunChoice
 
 
@@ -124,7 +124,7 @@ def on_reached(peer: PeerParts, sender: PeerId, reached: Reached, now: float) ->
 
 
 def on_meet(peer: PeerParts, sender: PeerId, meet: Meet, now: float) -> list[Effect]:
-    return [] if peer.meetings is None or peer.local.left else peer.meetings.on_meet(sender, meet, now)
+    return [] if peer.local.left else peer.meetings.on_meet(sender, meet, now)
 
 
 def is_session_taken(peer: PeerParts, session: int) -> bool:

@@ -82,7 +82,7 @@ class Peer:
     ending: Ending  # The votes on the end of the run.
     seeds: Seeds  # The addresses through which we find the swarm.
     reach: Reachability  # The test of whether others can dial us.
-    meetings: Meetings | None  # Links between members that nobody can dial; None without the membership protocol.
+    meetings: Meetings  # Links between members that nobody can dial.
     misbehaviour: MisbehaviourLog  # The faults of others that no honest peer commits so often.
 
     def __init__(
@@ -127,11 +127,8 @@ class Peer:
         self.run_choice.is_seed_busy = lambda: self.seeds.busy
         self.sightings: dict[PeerId, Sighting] = {}  # Of linked members.
         self.reach = Reachability(members, self.linked_peers, self.sightings)
-        # A simulator's perfect sampler signs nothing, and all of its members can be dialled.
-        self.meetings = (
-            Meetings(members, self.linked_peers, self.sightings, config.internal.max_tunnels, rng)
-            if isinstance(members, Membership) else None
-        )  # fmt: skip
+        signer = members if isinstance(members, Membership) else None  # A simulator's perfect sampler signs nothing.
+        self.meetings = Meetings(signer, self.linked_peers, self.sightings, config.internal.max_tunnels, rng)
         members.restore(bootstrap.book, now)
         self.may_join = bool(bootstrap.seeds or bootstrap.book or bootstrap.looks_up)  # There may be a run to join.
         self.view = PeerView(self.local, members, self.exchanges, self.joining, self.donating, self.moments)
@@ -168,7 +165,7 @@ class Peer:
         reach = self.reach
         if reach.next_ping_at < soonest or reach.decide_at < soonest or reach.next_round_at < soonest:
             soonest = reach.deadline
-        if self.meetings is not None and self.sightings:
+        if self.sightings:
             soonest = min(soonest, self.meetings.deadline)
         if self.donating.table:
             soonest = min(soonest, self.donating.deadline)
@@ -195,7 +192,7 @@ class Peer:
             effects += self.seeds.tick(now, bool(self.linked_peers), listening, self.rng)
         if now >= self.reach.deadline:
             effects += self.reach.tick(now)
-        if self.meetings is not None and self.sightings:
+        if self.sightings:
             effects += self.meetings.tick(now)
         if now >= self.run_choice.deadline:
             effects += self.run_choice.tick(now)
@@ -330,8 +327,7 @@ class Peer:
         self.linked_peers.setdefault(peer, -math.inf)
         if sighting is not None:
             self.sightings[peer] = sighting
-            if self.meetings is not None:
-                self.meetings.on_linked(peer, now)
+            self.meetings.on_linked(peer, now)
         self.partners.back_off.note_sign_of_life(peer)
         effects += self.exchanges.on_linked(peer, now)
         effects += self.reach.ask(peer, now)
@@ -349,8 +345,7 @@ class Peer:
         effects += self.donating.on_unlinked(peer)
         effects += self.moments.on_unlinked(peer)
         self.reach.refresh_homes(now)
-        if self.meetings is not None:
-            self.meetings.on_unlinked(peer)
+        self.meetings.on_unlinked(peer)
         if not self.linked_peers:
             self.seeds.on_last_link_lost(now)
         return effects + self.follow_up(now)
@@ -370,7 +365,12 @@ class Peer:
 
     def on_not_met(self, peer: PeerId, now: float) -> list[Effect]:
         """Handle a connection to a member that nobody can dial, and that did not come about."""
-        return [] if self.meetings is None else self.meetings.on_not_met(peer, now)
+        return self.meetings.on_not_met(peer, now)
+
+    def on_tunnel(self, name: bytes, is_open: bool) -> list[Effect]:
+        """Handle a tunnel through this node that both sides have joined, or that has ended."""
+        self.meetings.on_tunnel(name, is_open)
+        return []
 
     def on_seed_busy(self, seed: Address) -> None:
         """Note that this seed accepted a connection and closed it."""

@@ -81,7 +81,7 @@ class Meetings:
     """The meetings of one peer, and those of others that it passes on or relays.
 
     Args:
-        members: The membership, which signs and verifies.
+        members: The membership, which signs and verifies; None where members do neither, and all can be dialled.
         linked_peers: The linked members.
         sightings: The addresses of both ends of links, as far as they are known.
         max_tunnels: The most tunnels to relay at the same time.
@@ -89,18 +89,27 @@ class Meetings:
     """
 
     def __init__(
-        self, members: Membership, linked_peers: Container[PeerId], sightings: Mapping[PeerId, Sighting],
+        self, members: Membership | None, linked_peers: Container[PeerId], sightings: Mapping[PeerId, Sighting],
         max_tunnels: int, rng: random.Random,
     ) -> None:  # fmt: skip
-        self.members, self.linked_peers, self.sightings = members, linked_peers, sightings
+        self._members, self.linked_peers, self.sightings = members, linked_peers, sightings
         self.max_tunnels, self.rng = max_tunnels, rng
-        self.my_id = members.me.id
         self.listens_at: Address | None = None  # Our address in our own network.
         self.meetings: dict[PeerId, Meeting] = {}  # By the member to meet.
         self.failures = Recent[PeerId, Failures](MAX_FAILED)
         self.allowances: dict[PeerId, TokenBucket] = {}  # Of messages, by linked member.
         self.tunnels: dict[bytes, Relayed] = {}  # The tunnels that we relay, by name.
         self.next_at = math.inf  # The time to begin another meeting; infinite before the first sighting.
+
+    @property
+    def members(self) -> Membership:
+        """Return the membership. Without one there are no sightings, and nothing here is called."""
+        assert self._members is not None
+        return self._members
+
+    @property
+    def my_id(self) -> PeerId:
+        return self.members.me.id
 
     @property
     def deadline(self) -> float:
@@ -215,14 +224,12 @@ class Meetings:
         return Meet(self.my_id, target, stage, stated, inside, signature)
 
     # -- tunnels that we relay -----------------------------------------------------------------------------------
-    def on_tunnel_joined(self, name: bytes) -> None:
-        """Note that both sides of a tunnel have dialled us."""
-        if name in self.tunnels:
+    def on_tunnel(self, name: bytes, is_open: bool) -> None:
+        """Note that both sides of a tunnel have dialled us, or that it has ended and another may take its place."""
+        if not is_open:
+            self.tunnels.pop(name, None)
+        elif name in self.tunnels:
             self.tunnels[name].is_joined = True
-
-    def on_tunnel_ended(self, name: bytes) -> None:
-        """Forget a tunnel, so that another may take its place."""
-        self.tunnels.pop(name, None)
 
     # -- messages ------------------------------------------------------------------------------------------------
     def on_meet(self, sender: PeerId, meet: Meet, now: float) -> list[Effect]:
@@ -233,7 +240,7 @@ class Meetings:
         """
         if meet.stage not in STAGES or meet.origin == meet.target:
             raise ProtocolError("A member asked for a meeting that cannot be.")
-        if sender not in self.linked_peers:
+        if self._members is None or sender not in self.linked_peers:
             return []
         bucket = self.allowances.get(sender)
         if bucket is None:

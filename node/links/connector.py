@@ -19,7 +19,7 @@ import trio
 from gossip.config import Config
 from gossip.discovery.sightings import Sighting
 from gossip.errors import ConfigError, RefusedError, RemoteError
-from gossip.ids import Address, PeerId, parse_address
+from gossip.ids import Address, PeerId, parse_address, short
 from gossip.peer import Peer
 from gossip.recent import Recent
 from gossip.wire.messages import Hello
@@ -257,7 +257,8 @@ class Connector:
                 with trio.move_on_after(self.config.hello_timeout_s):
                     stream = await self.connect(address, outcome)
                     outcome.failure = NO_GREETING
-                    outcome.greeted = await self.handshake(stream, False, expect)
+                    outcome.greeted = await self.handshake(stream, False, None)
+                    self.check_expected(address, expect, outcome.greeted[0].peer)
         except RefusedError as error:
             self.on_refusal(error, address, expect)
             outcome.refusal, outcome.is_busy = error, error.code == "closed"
@@ -267,6 +268,17 @@ class Connector:
             outcome.failure = NO_GREETING if is_closed else describe_failure(error)
         outcome.seconds = trio.current_time() - began
         return outcome
+
+    def check_expected(self, address: Address, expect: PeerId | None, found: PeerId) -> None:
+        """Tell the user if another member answers at a seed than its invite names. It is a member all the same.
+
+        A machine that was set up anew has a new key. That it holds the secret is what makes it a member.
+        """
+        if address in self.seeds.addresses and expect not in (None, found) and found != OBSERVER:
+            self.notify_once(
+                f"Seed {address} is member {short(found)} now, and not {short(expect)} as its invite says: it was set "
+                "up anew, or another member has its address. This node takes it for a seed all the same.", "seed"
+            )  # fmt: skip
 
     def note_dialled(self, address: Address, outcome: DialOutcome) -> None:
         """Note the outcome of a dial for later dials and for the user."""

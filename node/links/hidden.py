@@ -11,10 +11,11 @@ from typing import Protocol
 
 import trio
 
-from gossip.discovery.meetings import JOIN_S, Meetings
+from gossip.discovery.meetings import JOIN_S
 from gossip.effects import Punch, Tunnel
 from gossip.errors import ProtocolError, RemoteError
 from gossip.ids import PeerId
+from gossip.peer import Peer
 from gossip.wire.frames import encode
 from gossip.wire.messages import Widen
 from node.links.connector import Connector
@@ -141,12 +142,12 @@ class Relay:
     """The tunnels through one node.
 
     Args:
-        meetings: The peer's part, which has agreed to each tunnel.
+        peer: The peer, which has agreed to each tunnel.
         traffic: The counts of this node's own links.
     """
 
-    def __init__(self, meetings: Meetings, traffic: Traffic) -> None:
-        self.meetings, self.traffic = meetings, traffic
+    def __init__(self, peer: Peer, traffic: Traffic) -> None:
+        self.peer, self.traffic = peer, traffic
         self.waiting: dict[bytes, tuple[Link, trio.Event]] = {}  # Sides of tunnels whose other side has not come.
         self.relayed_bytes = 0
         self.free_at = 0.0  # The time from which on the next bytes may be passed on.
@@ -154,11 +155,11 @@ class Relay:
 
     def expects(self, name: bytes) -> bool:
         """Return True if a tunnel of this name was agreed."""
-        return name in self.meetings.tunnels
+        return name in self.peer.meetings.tunnels
 
     async def on_joined(self, link: Link, name: bytes) -> None:
         """Handle a side of a tunnel that has dialled us; return when the tunnel has ended."""
-        tunnel, other = self.meetings.tunnels.get(name), self.waiting.pop(name, None)
+        tunnel, other = self.peer.meetings.tunnels.get(name), self.waiting.pop(name, None)
         if tunnel is None or link.peer not in tunnel.ends or (other is not None and other[0].peer == link.peer):
             link.stream.close_now()
             return
@@ -173,7 +174,7 @@ class Relay:
             return
         other[1].set()
         asker, target = (link, other[0]) if link.peer == tunnel.ends[0] else (other[0], link)
-        self.meetings.on_tunnel_joined(name)
+        self.peer.on_tunnel(name, True)
         try:
             with trio.fail_after(JOIN_S):
                 await confirmation(asker)
@@ -187,7 +188,7 @@ class Relay:
         finally:
             asker.stream.close_now()
             target.stream.close_now()
-            self.meetings.on_tunnel_ended(name)
+            self.peer.on_tunnel(name, False)
 
     async def join(self, asker: Link, target: Link) -> None:
         """Pass bytes on in both directions until either side ends."""

@@ -74,7 +74,7 @@ REPORTS = (
     "on_compared", "on_dial_failed", "on_dial_tried", "on_failed", "on_frozen_changed", "on_frozen_hashed",
     "on_gathered", "on_linked", "on_mended", "on_moments", "on_not_kept", "on_not_met", "on_not_taken", "on_own_seed",
     "on_recalled", "on_restored", "on_seed_busy", "on_seeds_found", "on_served", "on_snapshotted", "on_spoiled",
-    "on_stepped", "on_streamed", "on_unlinked", "pause", "publish_figures", "resume", "set_moments",
+    "on_stepped", "on_streamed", "on_tunnel", "on_unlinked", "pause", "publish_figures", "resume", "set_moments",
     "set_optimizer", "settle", "start", "tick", "update_counts",
 )  # fmt: skip
 """The methods of a Peer that take reports. A fault in one leaves the peer inconsistent, which ends the network side."""
@@ -120,7 +120,7 @@ class Runtime:
         self.striping = Striping(self.links, self.connector, config)
         self.connector.on_joining = self.on_joining
         self.hidden = HiddenLinks(self.connector, self.on_not_met)
-        self.relay = None if peer.meetings is None else Relay(peer.meetings, self.links)
+        self.relay = Relay(peer, self.links)
         self.losses = Losses(self.links, self.notify, self.striping.widen)
         self.undelivered: dict[PeerId, deque[Message]] = {}  # Messages to peers that are being dialled.
         self.clock = trio.lowlevel.current_clock()
@@ -326,7 +326,7 @@ class Runtime:
 
     async def on_joining(self, link: Link, theirs: Hello) -> None:
         """Handle a connection of a member that joins a link of ours as a lane, or a tunnel that we relay."""
-        if self.relay is not None and self.relay.expects(theirs.joins):
+        if self.relay.expects(theirs.joins):
             await self.relay.on_joined(link, theirs.joins)
         else:
             await self.striping.on_lane(link, theirs)

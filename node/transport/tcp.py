@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import enum
 import ipaddress
+import random
 import socket
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Any
@@ -22,7 +23,9 @@ BACKLOG = 128  # Connections that the kernel accepts ahead of this program.
 NOT_SENT_BYTES = 131_072  # Unsent bytes that the kernel may queue: a probe waits behind them.
 KEEPALIVE_S = 20  # Seconds without data before the kernel asks whether the other side is still there.
 NEXT_ATTEMPT_S = 0.25  # The Connection Attempt Delay that RFC 8305 recommends.
-AGAIN_S = 0.1  # The pause between two attempts to meet a member at its router.
+# The pause between two attempts to meet a member at its router. Where that refuses connections, both must be on their
+# way at the same time, and equal pauses would let them miss each other for ever.
+LEAST_AGAIN_S, MOST_AGAIN_S = 0.01, 0.05
 MAX_TARGETS = 8  # Addresses of one name that are tried, since each takes a descriptor.
 
 
@@ -253,7 +256,7 @@ async def punched(address: Address, local: Address, timeout_s: float) -> ByteStr
             except BaseException:
                 sock.close()
                 raise
-            await trio.sleep(AGAIN_S)
+            await trio.sleep(random.uniform(LEAST_AGAIN_S, MOST_AGAIN_S))
     raise failure
 
 

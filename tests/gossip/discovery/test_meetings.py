@@ -173,10 +173,10 @@ def test_a_relay_takes_as_many_tunnels_as_it_may_and_forgets_those_that_nobody_j
     public.meetings.tick(30.0)
     assert not public.meetings.tunnels
     public.meetings.on_meet(one.id, Meet(one.id, other.id, "relay", name=b"c" * 16), 31.0)
-    public.meetings.on_tunnel_joined(b"c" * 16)
+    public.meetings.on_tunnel(b"c" * 16, True)
     public.meetings.tick(300.0)
     assert list(public.meetings.tunnels) == [b"c" * 16], "it is in use"
-    public.meetings.on_tunnel_ended(b"c" * 16)
+    public.meetings.on_tunnel(b"c" * 16, False)
     assert not public.meetings.tunnels
 
 
