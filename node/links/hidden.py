@@ -91,13 +91,14 @@ class HiddenLinks:
         stream = await self.connector.connect(effect.address)
         try:
             link, _ = await self.connector.handshake(stream, False, effect.relay, effect.name)
-            await link.stream.send_all(READY)
-            await confirmation(link)
-            if not effect.dials:  # The other side sends nothing before we have read all that the relay has sent.
-                await link.stream.send_all(READY)
             plain = socket_of(link.stream)
             if plain is None:
                 raise BrokenLinkError("A tunnel needs a socket.")
+            await link.stream.send_all(READY)
+            await confirmation(link)
+            if not effect.dials:  # Each side speaks only once the other has read all that the relay has to say.
+                await link.stream.send_all(READY)
+                await plain.wait_for_bytes()
             return plain
         except BaseException:
             stream.close_now()

@@ -114,6 +114,11 @@ class PlainStream:
         """Wait until the kernel takes more, which is when less than the limit of :meth:`limit_unsent` is unsent."""
         await self._wait(trio.lowlevel.wait_writable)
 
+    async def wait_for_bytes(self) -> None:
+        """Wait until there is something to receive."""
+        await self._wait(trio.lowlevel.wait_readable)
+        self._is_drained = False
+
     def limit_unsent(self, count: int) -> None:
         """Limit the unsent bytes in the kernel to ``count``."""
         with contextlib.suppress(AttributeError, OSError):  # The system lacks the option, or the socket is closed.
