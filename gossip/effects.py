@@ -28,9 +28,9 @@ from gossip.wire.messages import Message
 
 __all__ = [
     "Adopt", "Confirm", "CopyFrozen", "CopyMoments", "CopyPiece", "Dial", "Effect", "Gather", "HashFrozen", "LeaveOut",
-    "LookUp", "MemberChanged", "MemberState", "Merge", "Mix", "MixMoments", "Notice", "ReceiveMoments", "ReceivePiece",
-    "Release", "Rename", "Restore", "Send", "SendMoments", "SendPiece", "Snapshot", "Transfer", "TryDial",
-    "UseLastSnapshot",
+    "LookUp", "MemberChanged", "MemberState", "Merge", "Mix", "MixMoments", "Notice", "Punch", "ReceiveMoments",
+    "ReceivePiece", "Release", "Rename", "Restore", "Send", "SendMoments", "SendPiece", "Snapshot", "Transfer",
+    "TryDial", "Tunnel", "UseLastSnapshot",
 ]  # fmt: skip
 
 
@@ -78,6 +78,34 @@ class TryDial:
 
     asker: PeerId
     address: Address
+
+
+@dataclass(frozen=True, slots=True)
+class Punch:
+    """Open a link to a member that nobody can dial, while it does the same; report ``on_linked`` or ``on_not_met``.
+
+    Connect from the local port of the link to ``via``, again and again for a few seconds. ``via`` None: from any port,
+    since the member is in the same network. The side that ``dials`` plays the dialler's part in the handshake.
+    """
+
+    peer: PeerId
+    address: Address
+    via: PeerId | None
+    dials: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Tunnel:
+    """Open a link to a member through a relay, while it does the same; report ``on_linked`` or ``on_not_met``.
+
+    Both open a connection to the relay's ``address`` that joins under ``name``. The relay passes their bytes on.
+    """
+
+    peer: PeerId
+    relay: PeerId
+    address: Address
+    name: bytes
+    dials: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -358,8 +386,7 @@ class Notice:
 
 
 Effect = (
-    Send | Dial | LookUp | TryDial | Snapshot | CopyPiece | UseLastSnapshot | CopyFrozen | HashFrozen | Transfer
-    | Gather | LeaveOut | Mix | Merge | Rename | Release | SendPiece | ReceivePiece | Adopt | Confirm | Restore
-    | MemberChanged
-    | Notice | CopyMoments | SendMoments | ReceiveMoments | MixMoments
+    Send | Dial | LookUp | TryDial | Punch | Tunnel | Snapshot | CopyPiece | UseLastSnapshot | CopyFrozen | HashFrozen
+    | Transfer | Gather | LeaveOut | Mix | Merge | Rename | Release | SendPiece | ReceivePiece | Adopt | Confirm
+    | Restore | MemberChanged | Notice | CopyMoments | SendMoments | ReceiveMoments | MixMoments
 )  # fmt: skip

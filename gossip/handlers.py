@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from gossip.discovery import Reachability
+from gossip.discovery.meetings import Meetings
+from gossip.discovery.reachability import Reachability
 from gossip.effects import Effect, Send
 from gossip.exchange.exchanges import Exchanges
 from gossip.exchange.session import Local
@@ -28,6 +29,7 @@ from gossip.wire.messages import (
     Fetch,
     Invite,
     Joined,
+    Meet,
     Offer,
     Outcome,
     Reach,
@@ -50,6 +52,7 @@ class PeerParts(Protocol):
     donating: Donor
     moments: MomentMixing
     reach: Reachability
+    meetings: Meetings
     run_choice: RunChoice
 
 
@@ -120,6 +123,10 @@ def on_reached(peer: PeerParts, sender: PeerId, reached: Reached, now: float) ->
     return []
 
 
+def on_meet(peer: PeerParts, sender: PeerId, meet: Meet, now: float) -> list[Effect]:
+    return [] if peer.local.left else peer.meetings.on_meet(sender, meet, now)
+
+
 def is_session_taken(peer: PeerParts, session: int) -> bool:
     """Return True if this session number is taken. The driver stores buffers by it, so no two sessions may share it."""
     joining = peer.joining
@@ -150,4 +157,5 @@ HANDLERS: dict[type, Callable[[PeerParts, PeerId, Any, float], list[Effect]]] = 
     Serving: on_serving,
     Reach: lambda peer, sender, _reach, now: peer.reach.answer(sender, now),
     Reached: on_reached,
+    Meet: on_meet,
 }

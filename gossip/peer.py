@@ -14,7 +14,10 @@ from typing import Any
 from gossip.arithmetic.moments import MomentForm
 from gossip.arithmetic.sketch import Floats
 from gossip.config import Config
-from gossip.discovery import Bootstrap, Listening, Reachability, Seeds
+from gossip.discovery.meetings import Meetings
+from gossip.discovery.reachability import Reachability
+from gossip.discovery.seeds import Bootstrap, Listening, Seeds
+from gossip.discovery.sightings import Sighting
 from gossip.effects import Dial, Effect, Send
 from gossip.exchange import reservation
 from gossip.exchange.exchanges import Exchanges
@@ -79,6 +82,7 @@ class Peer:
     ending: Ending  # The votes on the end of the run.
     seeds: Seeds  # The addresses through which we find the swarm.
     reach: Reachability  # The test of whether others can dial us.
+    meetings: Meetings  # Links between members that nobody can dial.
     misbehaviour: MisbehaviourLog  # The faults of others that no honest peer commits so often.
 
     def __init__(
@@ -121,7 +125,10 @@ class Peer:
         # The way into the swarm.
         self.seeds = Seeds(bootstrap.seeds, dict(bootstrap.expected), config, now, bootstrap.looks_up)
         self.run_choice.is_seed_busy = lambda: self.seeds.busy
-        self.reach = Reachability(members, self.linked_peers)
+        self.sightings: dict[PeerId, Sighting] = {}  # Of linked members.
+        self.reach = Reachability(members, self.linked_peers, self.sightings)
+        signer = members if isinstance(members, Membership) else None  # A simulator's perfect sampler signs nothing.
+        self.meetings = Meetings(signer, self.linked_peers, self.sightings, config.internal.max_tunnels, rng)
         members.restore(bootstrap.book, now)
         self.may_join = bool(bootstrap.seeds or bootstrap.book or bootstrap.looks_up)  # There may be a run to join.
         self.view = PeerView(self.local, members, self.exchanges, self.joining, self.donating, self.moments)
@@ -158,6 +165,8 @@ class Peer:
         reach = self.reach
         if reach.next_ping_at < soonest or reach.decide_at < soonest or reach.next_round_at < soonest:
             soonest = reach.deadline
+        if self.sightings:
+            soonest = min(soonest, self.meetings.deadline)
         if self.donating.table:
             soonest = min(soonest, self.donating.deadline)
         if self.moments.fetched or self.moments.served:
@@ -183,6 +192,8 @@ class Peer:
             effects += self.seeds.tick(now, bool(self.linked_peers), listening, self.rng)
         if now >= self.reach.deadline:
             effects += self.reach.tick(now)
+        if self.sightings:
+            effects += self.meetings.tick(now)
         if now >= self.run_choice.deadline:
             effects += self.run_choice.tick(now)
         if now >= self.own_run.trial.deadline:
@@ -305,10 +316,18 @@ class Peer:
         return []
 
     # -- links ---------------------------------------------------------------------------------------------------
-    def on_linked(self, peer: PeerId, record: MemberRecord, now: float) -> list[Effect]:
-        """Handle a link to ``peer`` after its Hello, which brought ``record``."""
+    def on_linked(
+        self, peer: PeerId, record: MemberRecord, now: float, sighting: Sighting | None = None
+    ) -> list[Effect]:
+        """Handle a link to ``peer`` after its Hello, which brought ``record``.
+
+        ``sighting``: the addresses at which the two sides see each other, if the driver knows them.
+        """
         effects = self.membership.on_linked(peer, record, now)
         self.linked_peers.setdefault(peer, -math.inf)
+        if sighting is not None:
+            self.sightings[peer] = sighting
+            self.meetings.on_linked(peer, now)
         self.partners.back_off.note_sign_of_life(peer)
         effects += self.exchanges.on_linked(peer, now)
         effects += self.reach.ask(peer, now)
@@ -319,12 +338,14 @@ class Peer:
     def on_unlinked(self, peer: PeerId, now: float, orderly: bool = False) -> list[Effect]:
         """Handle the end of the last link to ``peer``. ``orderly``: it was closed as idle, which is no fault."""
         self.linked_peers.pop(peer, None)
+        self.sightings.pop(peer, None)
         effects = self.membership.on_unlinked(peer, now, orderly)
         effects += self.exchanges.on_unlinked(peer, now, orderly)
         effects += self.joining.on_unlinked(peer, now)
         effects += self.donating.on_unlinked(peer)
         effects += self.moments.on_unlinked(peer)
         self.reach.refresh_homes(now)
+        self.meetings.on_unlinked(peer)
         if not self.linked_peers:
             self.seeds.on_last_link_lost(now)
         return effects + self.follow_up(now)
@@ -341,6 +362,15 @@ class Peer:
     def on_dial_tried(self, asker: PeerId, ok: bool, now: float) -> list[Effect]:
         """Tell ``asker`` whether its address accepted our connection."""
         return [Send(asker, Reached(ok))]
+
+    def on_not_met(self, peer: PeerId, now: float) -> list[Effect]:
+        """Handle a connection to a member that nobody can dial, and that did not come about."""
+        return self.meetings.on_not_met(peer, now)
+
+    def on_tunnel(self, name: bytes, is_open: bool) -> list[Effect]:
+        """Handle a tunnel through this node that both sides have joined, or that has ended."""
+        self.meetings.on_tunnel(name, is_open)
+        return []
 
     def on_seed_busy(self, seed: Address) -> None:
         """Note that this seed accepted a connection and closed it."""

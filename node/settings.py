@@ -107,7 +107,10 @@ class Settings:
             secret_file = kept_secret(Path(state_dir))  # That of an earlier start.
         secret = read_secret(Path(secret_file)) if secret_file else invited_secret  # A file wins over an invite.
         others = other_hosts(environment) if launched else None
-        listen = listen_address(options.listen or environment.get("GOSSIP_LISTEN"), others, secret, needs_secret)
+        # A node with seeds elsewhere and a secret is meant for other machines, and they should find it too.
+        remote = [seed for seed in addresses if secret is not None and not is_loopback(seed.host)]
+        text, outward = options.listen or environment.get("GOSSIP_LISTEN"), others or next(iter(remote), None)
+        listen = listen_address(text, outward, secret, needs_secret)
         advertise = options.advertise or environment.get("GOSSIP_ADVERTISE")
         is_seed = not (addresses or options.seeds)  # Others look for it next to this process's first Node.
         follows_first = place > 0 and is_seed and not options.listen and listen is not None and listen.port == 0

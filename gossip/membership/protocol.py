@@ -57,6 +57,7 @@ class Membership:
         self._config, self._rng = config, rng
         self._table = Table(me, 2 * config.internal.max_members, now)
         self._rumours = Rumours(config.internal.gossip_period_s, now)
+        self.sign, self.verify = sign, verify
         self._detector = Detector(self._table, self._rumours, config, rng, now)
         self._introductions = Introductions(self._table, rng, now)
         self.misbehaviour = misbehaviour if misbehaviour is not None else MisbehaviourLog()

@@ -14,8 +14,8 @@ from gossip.ids import UNSTATED, Claim, MemberRecord, PeerId
 
 __all__ = [
     "MAX_GROUP", "MESSAGES", "TAGS", "VERSION_MAX", "VERSION_MIN", "Abort", "Accept", "Ack", "Begin", "Busy", "Chunk",
-    "Close", "Commit", "Digest", "Fetch", "Gossip", "Hello", "Hint", "Invite", "Joined", "Message", "Nack", "Offer",
-    "Outcome", "Ping", "PingReq", "Reach", "Reached", "Records", "Refuse", "Serving", "Settled", "StatusQuery",
+    "Close", "Commit", "Digest", "Fetch", "Gossip", "Hello", "Hint", "Invite", "Joined", "Meet", "Message", "Nack",
+    "Offer", "Outcome", "Ping", "PingReq", "Reach", "Reached", "Records", "Refuse", "Serving", "Settled", "StatusQuery",
     "StatusReply", "Unknown", "Update", "Widen",
 ]  # fmt: skip
 
@@ -28,6 +28,7 @@ MIN_CHUNK_ELEMENTS = 1 << 10  # All chunks but the last: one costs its receiver 
 MAX_CHUNK_ELEMENTS = 1 << 20  # 4 MiB of float32, which a receiver may have to hold.
 MAX_GROUP = 16  # Members of a group average: each streams to each.
 MAX_CONNECTIONS = 64  # Connections that share a vector.
+MAX_ADDRESS = 64  # Characters of a numeric address with its port.
 MAX_BUCKETS = 256  # Parts of a member table, by the first byte of the members' ids.
 
 AnyMessage = TypeVar("AnyMessage")
@@ -112,7 +113,8 @@ class Hello:
     randomness. If both sides send one, keys derived from them replace those of TLS.
 
     A link may have several connections, its *lanes*. ``lanes`` is the sender's name for this link, by which more
-    connections can join it. ``joins``: this connection joins the link to which the other side gave this name.
+    connections can join it. ``joins``: this connection joins the link to which the other side gave this name, or the
+    tunnel of this name. ``seen`` is the address at which the sender sees the other side.
     """
 
     version_min: int = integer(255)
@@ -124,6 +126,7 @@ class Hello:
     share: bytes = added_field("bytes", 32, default=b"")
     lanes: bytes = added_field("bytes", 16, default=b"")
     joins: bytes = added_field("bytes", 16, default=b"")
+    seen: str = added_field("text", MAX_ADDRESS, default="")
 
 
 @message("close")
@@ -217,6 +220,25 @@ class Reached:
     """The answer to a Reach: whether the address accepted a connection."""
 
     ok: bool = wire_field("bool")
+
+
+@message("meet")
+class Meet:
+    """A word of ``origin`` to ``target``, neither of which can be dialled. A common contact passes it on.
+
+    ``stage`` is one of :data:`gossip.discovery.meetings.STAGES`. ``stated`` is the address at which others have told
+    the origin that they see it, and ``inside`` its address in its own network, both signed by it for this target.
+    ``seen`` is the address at which the contact sees the origin. ``name`` is that of a tunnel.
+    """
+
+    origin: PeerId = wire_field("id")
+    target: PeerId = wire_field("id")
+    stage: str = wire_field("text", 8)
+    stated: str = wire_field("text", MAX_ADDRESS, default="")
+    inside: str = wire_field("text", MAX_ADDRESS, default="")
+    signature: bytes = wire_field("bytes", 64, default=b"")
+    seen: str = wire_field("text", MAX_ADDRESS, default="")
+    name: bytes = wire_field("bytes", 16, default=b"")
 
 
 # -- exchange ---------------------------------------------------------------------------------
@@ -401,7 +423,7 @@ class StatusReply:
 
 
 Message = (
-    Hello | Close | Ping | Ack | PingReq | Nack | Gossip | Digest | Records | Reach | Reached | Offer | Accept | Busy
-    | Refuse | Commit | Abort | Outcome | Settled | Invite | Joined | Begin | Chunk | Fetch | Serving | StatusQuery
-    | StatusReply | Widen | Unknown
+    Hello | Close | Ping | Ack | PingReq | Nack | Gossip | Digest | Records | Reach | Reached | Meet | Offer | Accept
+    | Busy | Refuse | Commit | Abort | Outcome | Settled | Invite | Joined | Begin | Chunk | Fetch | Serving
+    | StatusQuery | StatusReply | Widen | Unknown
 )  # fmt: skip

@@ -17,8 +17,9 @@ from typing import Any, Protocol
 import trio
 
 from gossip.config import Config
-from gossip.errors import RefusedError, RemoteError
-from gossip.ids import Address, PeerId
+from gossip.discovery.sightings import Sighting
+from gossip.errors import ConfigError, RefusedError, RemoteError
+from gossip.ids import Address, PeerId, parse_address, short
 from gossip.peer import Peer
 from gossip.recent import Recent
 from gossip.wire.messages import Hello
@@ -29,7 +30,7 @@ from node.links.handshake import Greeter
 from node.links.handshake_pool import HandshakePool, neighbourhood
 from node.links.link import Link
 from node.links.seed_status import SeedStatus
-from node.transport.byte_stream import BrokenLinkError, ByteStream, Network
+from node.transport.byte_stream import BrokenLinkError, ByteStream, Network, socket_of
 from node.transport.sealed import fresh_share, leave_tls
 from node.transport.seeds import SeedLookup
 from node.transport.tcp import Scope, is_name, scope_of
@@ -116,8 +117,8 @@ class Connector:
         self.network, self.greeter = access.network, access.greeter
         self.contexts, self.lookup = access.contexts, access.lookup
         self.config, self.owner, self.peer, self.faults = config, owner, owner.peer, owner.faults
-        # Handles an accepted connection whose Hello says that it is a lane of a link. None: it is run as a link.
-        self.on_lane: Callable[[Link, Hello], Awaitable[None]] | None = None
+        # Handles an accepted connection whose Hello says that it joins a link or a tunnel. None: it is run as a link.
+        self.on_joining: Callable[[Link, Hello], Awaitable[None]] | None = None
         self.seeds = SeedStatus(seeds, config.join_timeout_s / 2, self.spawn, self.notify_once)
         # For each address that is being dialled: the peers that are expected there, None for a seed.
         self.dialling: dict[Address, set[PeerId | None]] = {}
@@ -256,7 +257,8 @@ class Connector:
                 with trio.move_on_after(self.config.hello_timeout_s):
                     stream = await self.connect(address, outcome)
                     outcome.failure = NO_GREETING
-                    outcome.greeted = await self.handshake(stream, False, expect)
+                    outcome.greeted = await self.handshake(stream, False, None)
+                    self.check_expected(address, expect, outcome.greeted[0].peer)
         except RefusedError as error:
             self.on_refusal(error, address, expect)
             outcome.refusal, outcome.is_busy = error, error.code == "closed"
@@ -266,6 +268,17 @@ class Connector:
             outcome.failure = NO_GREETING if is_closed else describe_failure(error)
         outcome.seconds = trio.current_time() - began
         return outcome
+
+    def check_expected(self, address: Address, expect: PeerId | None, found: PeerId) -> None:
+        """Tell the user if another member answers at a seed than its invite names. It is a member all the same.
+
+        A machine that was set up anew has a new key. That it holds the secret is what makes it a member.
+        """
+        if address in self.seeds.addresses and expect not in (None, found) and found != OBSERVER:
+            self.notify_once(
+                f"Seed {address} is member {short(found)} now, and not {short(expect)} as its invite says: it was set "
+                "up anew, or another member has its address. This node takes it for a seed all the same.", "seed"
+            )  # fmt: skip
 
     def note_dialled(self, address: Address, outcome: DialOutcome) -> None:
         """Note the outcome of a dial for later dials and for the user."""
@@ -314,8 +327,8 @@ class Connector:
                 return
         finally:
             self.handshake_pool.leave(visitor)
-        if theirs.joins and self.on_lane is not None:
-            await self.on_lane(link, theirs)
+        if theirs.joins and self.on_joining is not None:
+            await self.on_joining(link, theirs)
         else:
             await self.owner.run_link(link, theirs)
 
@@ -364,6 +377,8 @@ class Connector:
             OSError, RemoteError: The handshake failed.
         """
         try:
+            plain = socket_of(stream)
+            seen = "" if plain is None else str(plain.remote)
             proven, share = None, b""  # Without TLS no id is proved, and no record is sealed.
             name = b"" if joins else secrets.token_bytes(NAME_BYTES)  # A lane takes no lanes, and needs no name.
             if self.contexts is not None:
@@ -372,7 +387,7 @@ class Connector:
                 stream, proven, share = tls, tls.peer_id, fresh_share()
             reader = FrameReader(stream)
             theirs = await self.greeter.greet(
-                stream, reader, self.peer.membership.me, proven, expect, share, name, joins
+                stream, reader, self.peer.membership.me, proven, expect, share, name, joins, seen
             )
             if share and theirs.share:
                 stream = reader.stream = await leave_tls(tls, share, theirs.share)
@@ -389,6 +404,8 @@ class Connector:
         peer = theirs.record.id if theirs.record is not None else OBSERVER
         link = Link(stream, reader, peer)
         link.name_for_their_lanes, link.name_for_our_lanes = name, theirs.lanes
+        if plain is not None:
+            link.sighting = Sighting(plain.remote, numeric_address(theirs.seen))
         return link, theirs
 
     async def try_dial(self, address: Address) -> bool:
@@ -428,6 +445,15 @@ class Connector:
         if sentence not in self.notified and len(self.notified) < MAX_NOTICES:
             self.notified.add(sentence)
             self.owner.notify(kind, sentence)
+
+
+def numeric_address(text: str) -> Address | None:
+    """Return the address that another side has sent; None if it is none of numbers."""
+    try:
+        address = parse_address(text)
+    except ConfigError:
+        return None
+    return None if is_name(address.host) else address
 
 
 def describe_failure(error: OSError | RemoteError) -> str:

@@ -48,6 +48,7 @@ class Greeter:
         share: bytes = b"",
         lanes: bytes = b"",
         joins: bytes = b"",
+        seen: str = "",
     ) -> Hello:
         """Exchange Hellos and check the other side's. The caller bounds the time.
 
@@ -59,7 +60,8 @@ class Greeter:
             expected: The peer that was dialled, if any.
             share: Our key share for sealed records after TLS.
             lanes: Our name for this link, by which lanes join it.
-            joins: The other side's name for the link that this connection joins as a lane.
+            joins: The other side's name for the link that this connection joins as a lane, or the name of a tunnel.
+            seen: The address at which we see the other side.
 
         Returns:
             The other side's Hello.
@@ -69,7 +71,7 @@ class Greeter:
         """
         fingerprint = self.layout.fingerprint if self.layout is not None else ""
         await stream.send_all(
-            encode(Hello(VERSION_MIN, VERSION_MAX, self.swarm, fingerprint, (), record, share, lanes, joins))
+            encode(Hello(VERSION_MIN, VERSION_MAX, self.swarm, fingerprint, (), record, share, lanes, joins, seen))
         )
         try:
             reply = await reader.read_message()

@@ -17,7 +17,7 @@ class Links:
         self.by_peer: dict[PeerId, list[Link]] = {}
         # Totals of the links that have closed.
         self.closed_bytes_sent = self.closed_bytes_received = self.closed_ignored_messages = 0
-        self.lossy_links = 0  # The number of links on which packet loss limited the rate at the last check.
+        self.lossy_links: int = 0  # The number of links on which packet loss limited the rate at the last check.
         self.waiting_bytes = 0  # The sum over all outboxes.
         # The depth of nested batches of effects. Messages are sent together at the end of the outermost one.
         self.batch_depth = 0

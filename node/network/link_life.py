@@ -162,7 +162,7 @@ class LinkLife:
         """Tell the peer of the link, and send the messages that waited for it and still apply."""
         runtime, other = self.runtime, self.link.peer
         waiting = runtime.undelivered.pop(other, None)
-        runtime.perform(runtime.peer.on_linked(other, member, runtime.now))
+        runtime.perform(runtime.peer.on_linked(other, member, runtime.now, self.link.sighting))
         for message in waiting or ():
             if runtime.peer.view.should_send(other, message):
                 runtime.send(other, message)

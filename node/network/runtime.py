@@ -24,6 +24,7 @@ from gossip.effects import (
     Merge,
     Mix,
     Notice,
+    Punch,
     ReceiveMoments,
     ReceivePiece,
     Release,
@@ -34,6 +35,7 @@ from gossip.effects import (
     Snapshot,
     Transfer,
     TryDial,
+    Tunnel,
 )  # fmt: skip
 from gossip.errors import RemoteError
 from gossip.ids import Address, PeerId, short
@@ -49,6 +51,7 @@ from gossip.wire.messages import (
 )  # fmt: skip
 from node.faults import Faults
 from node.links.connector import Access, Connector
+from node.links.hidden import HiddenLinks, Relay
 from node.links.link import Link
 from node.links.pool import Links
 from node.network.link_life import LinkLife
@@ -69,9 +72,9 @@ FLOAT32_MB = 4e-6  # The size of one element in MB.
 REPORTS = (
     "count_votes", "finish", "hand_over", "leave", "merge", "note_misbehaviour", "on_adopted", "on_collected",
     "on_compared", "on_dial_failed", "on_dial_tried", "on_failed", "on_frozen_changed", "on_frozen_hashed",
-    "on_gathered", "on_linked", "on_mended", "on_moments", "on_not_kept", "on_not_taken", "on_own_seed",
+    "on_gathered", "on_linked", "on_mended", "on_moments", "on_not_kept", "on_not_met", "on_not_taken", "on_own_seed",
     "on_recalled", "on_restored", "on_seed_busy", "on_seeds_found", "on_served", "on_snapshotted", "on_spoiled",
-    "on_stepped", "on_streamed", "on_unlinked", "pause", "publish_figures", "resume", "set_moments",
+    "on_stepped", "on_streamed", "on_tunnel", "on_unlinked", "pause", "publish_figures", "resume", "set_moments",
     "set_optimizer", "settle", "start", "tick", "update_counts",
 )  # fmt: skip
 """The methods of a Peer that take reports. A fault in one leaves the peer inconsistent, which ends the network side."""
@@ -115,7 +118,9 @@ class Runtime:
         self.streams.on_begun, self.streams.on_ended = self.exchange_log.on_begun, self.exchange_log.on_ended
         self.stalls = Stalls(peer, lambda: self.read_progress is not None, reporter.announce, self.notify)
         self.striping = Striping(self.links, self.connector, config)
-        self.connector.on_lane = self.striping.on_lane
+        self.connector.on_joining = self.on_joining
+        self.hidden = HiddenLinks(self.connector, self.on_not_met)
+        self.relay = Relay(peer, self.links)
         self.losses = Losses(self.links, self.notify, self.striping.widen)
         self.undelivered: dict[PeerId, deque[Message]] = {}  # Messages to peers that are being dialled.
         self.clock = trio.lowlevel.current_clock()
@@ -242,6 +247,10 @@ class Runtime:
                     self.exchange_log.on_offer_ended(session, None if link is None else link.peer)
             case Dial(address, expect):
                 self.connector.dial(address, expect)
+            case Punch():
+                self.hidden.punch(effect, None if effect.via is None else self.links.newest(effect.via))
+            case Tunnel():
+                self.hidden.tunnel(effect)
             case ReceivePiece():
                 streams.receive_piece(effect)
             case SendPiece():
@@ -314,6 +323,16 @@ class Runtime:
         if peer is not None:
             self.undelivered.pop(peer, None)
         self.perform(self.peer.on_dial_failed(peer, self.now))
+
+    async def on_joining(self, link: Link, theirs: Hello) -> None:
+        """Handle a connection of a member that joins a link of ours as a lane, or a tunnel that we relay."""
+        if self.relay.expects(theirs.joins):
+            await self.relay.on_joined(link, theirs.joins)
+        else:
+            await self.striping.on_lane(link, theirs)
+
+    def on_not_met(self, peer: PeerId) -> None:
+        self.perform(self.peer.on_not_met(peer, self.now))
 
     async def run_link(self, link: Link, theirs: Hello) -> None:
         await LinkLife(self, link).run(theirs)

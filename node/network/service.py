@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, cast
 import trio
 
 from gossip import kernel
-from gossip.discovery import Bootstrap
+from gossip.discovery.seeds import Bootstrap
 from gossip.errors import IdentityError, LocalError
 from gossip.exchange.session import LocalModel
 from gossip.ids import Address, MemberRecord

@@ -7,7 +7,7 @@ import os
 import socket
 import struct
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 import trio
 
@@ -67,6 +67,11 @@ def socket_of(stream: ByteStream) -> PlainStream | None:
     return stream if isinstance(stream, PlainStream) else None
 
 
+def address_of(socket_address: tuple[Any, ...]) -> Address:
+    """Return the address of one end of a connection; an IPv4 one as such where the socket is one of IPv6."""
+    return Address(str(socket_address[0]).removeprefix("::ffff:"), int(socket_address[1]))
+
+
 class Network(Protocol):
     """The source of streams: TCP, or memory in tests."""
 
@@ -96,6 +101,7 @@ class PlainStream:
         self._is_drained = False  # The last read has taken all that the kernel had, so another would fail.
         self._reads_in_a_row = 0  # Reads since the last wait.
         try:
+            self.local, self.remote = address_of(sock.getsockname()), address_of(sock.getpeername())
             self.peer_host = str(sock.getpeername()[0])
         except OSError as error:  # The connection was accepted and then reset.
             sock.close()
@@ -107,6 +113,11 @@ class PlainStream:
     async def wait_for_room(self) -> None:
         """Wait until the kernel takes more, which is when less than the limit of :meth:`limit_unsent` is unsent."""
         await self._wait(trio.lowlevel.wait_writable)
+
+    async def wait_for_bytes(self) -> None:
+        """Wait until there is something to receive."""
+        await self._wait(trio.lowlevel.wait_readable)
+        self._is_drained = False
 
     def limit_unsent(self, count: int) -> None:
         """Limit the unsent bytes in the kernel to ``count``."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import enum
 import ipaddress
+import random
 import socket
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Any
@@ -16,12 +17,15 @@ from gossip.ids import Address
 from node.transport.byte_stream import BrokenLinkError, ByteStream, PlainStream
 from node.transport.forks import keep_from_children
 
-__all__ = ["Scope", "TcpNetwork", "is_loopback", "is_name", "routed", "scope_of"]
+__all__ = ["Scope", "TcpNetwork", "is_loopback", "is_name", "punched", "routed", "scope_of"]
 
 BACKLOG = 128  # Connections that the kernel accepts ahead of this program.
 NOT_SENT_BYTES = 131_072  # Unsent bytes that the kernel may queue: a probe waits behind them.
 KEEPALIVE_S = 20  # Seconds without data before the kernel asks whether the other side is still there.
 NEXT_ATTEMPT_S = 0.25  # The Connection Attempt Delay that RFC 8305 recommends.
+# The pause between two attempts to meet a member at its router. Where that refuses connections, both must be on their
+# way at the same time, and equal pauses would let them miss each other for ever.
+LEAST_AGAIN_S, MOST_AGAIN_S = 0.01, 0.05
 MAX_TARGETS = 8  # Addresses of one name that are tried, since each takes a descriptor.
 
 
@@ -196,6 +200,8 @@ async def first_to_answer(
         try:
             with trio.move_on_after(timeout_s):
                 tune(sock, str(socket_address[0]))
+                # Another connection may leave from the same port (:func:`punched`).
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
                 await sock.connect(socket_address)
                 connected.append(sock)
                 nursery.cancel_scope.cancel()
@@ -218,6 +224,40 @@ async def first_to_answer(
             sock.close()
         raise
     return connected[0] if connected else None
+
+
+async def punched(address: Address, local: Address, timeout_s: float) -> ByteStream:
+    """Connect to a numeric address from the port of another connection, while the other side does the same.
+
+    Until the other side's router knows its connection, it drops ours or refuses it, so that attempts are repeated.
+
+    Args:
+        address: Where the other side's connection comes from.
+        local: The local end of a connection of ours that was dialled, whose port the router maps.
+        timeout_s: The time for all attempts.
+
+    Raises:
+        OSError, BrokenLinkError: The two did not meet.
+    """
+    failure: OSError | BrokenLinkError = BrokenLinkError(f"{address} could not be met in {timeout_s:g} s.")
+    family, kind, proto, _, target = (await resolve(address, socket.AI_NUMERICHOST))[0]
+    with trio.move_on_after(timeout_s):
+        while True:
+            sock = trio.socket.socket(family, kind, proto)
+            try:
+                tune(sock, address.host)
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                await sock.bind((local.host, local.port))
+                await sock.connect(target)
+                return PlainStream(sock)
+            except OSError as error:
+                failure = error
+                sock.close()
+            except BaseException:
+                sock.close()
+                raise
+            await trio.sleep(random.uniform(LEAST_AGAIN_S, MOST_AGAIN_S))
+    raise failure
 
 
 async def listening(address: Address, backlog: int) -> trio.socket.SocketType:

@@ -16,7 +16,7 @@ import numpy as np
 from gossip.averaging.averager import PERFORM
 from gossip.codecs import COMPILED, Machine
 from gossip.config import Config
-from gossip.discovery import Bootstrap
+from gossip.discovery.seeds import Bootstrap
 from gossip.effects import (
     Dial,
     Effect,

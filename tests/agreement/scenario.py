@@ -15,7 +15,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from gossip.arithmetic.sketch import Sketcher
 from gossip.config import Config
-from gossip.discovery import Bootstrap
+from gossip.discovery.seeds import Bootstrap
 from gossip.exchange.session import LocalModel
 from gossip.ids import Address, MemberRecord, PeerId
 from gossip.membership.protocol import Membership

@@ -12,7 +12,7 @@ import msgpack
 from gossip import effects
 from gossip.arithmetic.layout import Layout, Segment
 from gossip.config import Config
-from gossip.discovery import Bootstrap
+from gossip.discovery.seeds import Bootstrap
 from gossip.errors import ProtocolError, RemoteError
 from gossip.exchange.session import LocalModel
 from gossip.ids import MemberRecord, peer_id_of

@@ -5,7 +5,7 @@ import random
 import pytest
 
 from gossip.config import Config
-from gossip.discovery import Bootstrap
+from gossip.discovery.seeds import Bootstrap
 from gossip.effects import Dial, MemberState, Send, TryDial
 from gossip.exchange.session import LocalModel
 from gossip.ids import MemberRecord

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Any, NoReturn
 
 from gossip.config import Config
-from gossip.discovery import Bootstrap
+from gossip.discovery.seeds import Bootstrap
 from gossip.exchange.session import LocalModel
 from gossip.ids import Address, MemberRecord, PeerId
 from gossip.membership.protocol import Membership

@@ -12,12 +12,13 @@ from torch import nn
 
 from gossip.config import Config
 from gossip.errors import IdentityError, LocalError
-from gossip.ids import Address, MemberRecord, PeerId
+from gossip.ids import Address, MemberRecord, PeerId, parse_address
 from gossip.wire.records import MAX_COUNT
 from node import Node
 from node.identity.keys import InviteToken, new_secret, parse_secret, read_secret
 from node.identity.statedir import VERSION, Memory, StateDir, checksum
 from node.settings import NodeOptions, Settings, advertised_address, own_addresses
+from node.transport.tcp import is_loopback
 from tests.harness import warm
 
 BOOK = [
@@ -128,7 +129,7 @@ def test_an_address_that_changed_is_the_one_that_others_learn_whatever_the_direc
 
     Once, they tried the address of its earlier life and did not reach it, and the node withdrew its new address.
     """
-    for name in ("gossip.discovery.PATIENCE_S", "gossip.discovery.TRY_EVERY_S"):
+    for name in ("gossip.discovery.reachability.PATIENCE_S", "gossip.discovery.reachability.TRY_EVERY_S"):
         monkeypatch.setattr(name, 1.0)
     first = train(nn.Linear(4, 2))
     second = train(nn.Linear(4, 2), seeds=[first.node.address], state_dir=tmp_path)
@@ -149,6 +150,29 @@ def test_a_copy_of_a_directory_is_noticed_at_the_seed(train, quick, tmp_path):
     shutil.copytree(tmp_path / "one", tmp_path / "two")
     with pytest.raises(LocalError, match="has this node's key"):
         Node(nn.Linear(4, 2), state_dir=tmp_path / "two", seeds=[first.node.address], config=quick).__enter__()
+
+
+def test_a_seed_that_was_set_up_anew_is_found_by_those_that_it_had_invited(train, until, tmp_path, secret):
+    """It has its old address and secret, and a new key. Once, its invites and all address books refused it for good."""
+    first = train(nn.Linear(4, 2), secret=secret)
+    address = parse_address(first.node.address)
+    invite = InviteToken(read_secret(secret), (address,), PeerId(bytes.fromhex(first.node.id))).text
+    second = train(nn.Linear(4, 2), seeds=[invite], state_dir=tmp_path / "second")
+    until(lambda: len(second.side.view.owners) == 2)
+    first.stop()
+    anew = train(nn.Linear(4, 2), secret=secret, listen=str(address))
+    assert anew.node.id != first.node.id
+    until(lambda: anew.node.id in {member.id for member in second.node.members if member.state == "alive"})
+    until(lambda: len(second.side.view.owners) == 2)
+
+
+def test_a_node_with_a_seed_elsewhere_and_a_secret_listens_where_others_can_reach_it(tmp_path, secret):
+    other, here = Address("192.0.2.7", 7700), "127.0.0.1:7700"
+    assert not is_loopback(gathered(tmp_path, InviteToken(b"s" * 32, (other,), PeerId(b"i" * 16)).text).listen.host)
+    with_secret = {"GOSSIP_SECRET_FILE": str(secret)}
+    assert is_loopback(gathered(tmp_path, here, environment=with_secret).listen.host)
+    assert is_loopback(gathered(tmp_path, str(other)).listen.host), "without a secret"
+    assert gathered(tmp_path, str(other), environment=with_secret | {"GOSSIP_LISTEN": "none"}).listen is None
 
 
 # -- what a start finds ------------------------------------------------------------------------------------------------

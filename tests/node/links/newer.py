@@ -51,8 +51,8 @@ def record_of_newer(*args: Any, **fields: Any) -> MemberRecord:
 
 
 class NewerPeer(Peer):
-    def on_linked(self, peer, record, now):
-        return [*super().on_linked(peer, record, now), Send(peer, Dance(3, ("waltz",)))]
+    def on_linked(self, peer, record, now, sighting=None):
+        return [*super().on_linked(peer, record, now, sighting), Send(peer, Dance(3, ("waltz",)))]
 
     def tick(self, now):
         if self.view.ready and self.membership.me.extra != EXTRA:

@@ -1,24 +1,24 @@
-"""Discovery: find the swarm through seeds, and find out whether other members can dial us.
+"""Reachability: whether other members can dial us.
 
 A peer that cannot be dialled, for example behind NAT, names *homes*: members to which it keeps links. They probe it on
-behalf of the others.
+behalf of the others, introduce it to others, and carry its links to members that it cannot reach otherwise
+(:mod:`gossip.discovery.meetings`).
 """
 
 from __future__ import annotations
 
+import ipaddress
 import math
-import random
 from collections import Counter
-from collections.abc import Container, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping
 
-from gossip.config import Config
-from gossip.effects import Dial, Effect, LookUp, MemberState, Notice, Send, TryDial
-from gossip.ids import Address, MemberRecord, PeerId
+from gossip.discovery.sightings import Sighting
+from gossip.effects import Effect, Notice, Send, TryDial
+from gossip.ids import Address, PeerId
 from gossip.membership.members import Members
 from gossip.wire.messages import Gossip, Ping, Reach, Reached
 
-__all__ = ["Bootstrap", "Listening", "Reachability", "Seeds"]
+__all__ = ["Reachability"]
 
 ASKED_MEMBERS = 3  # Members asked in a round whether they can dial us. One may be unable to dial out, three rarely are.
 PATIENCE_S = 10.0  # Wait after the first answer, since a swarm of two has no three members to ask.
@@ -27,115 +27,7 @@ TRY_EVERY_S = 10.0  # A member may ask us this often to dial its address.
 ROUND_S, MAX_ROUND_S = 240.0, 3_600.0
 UNANSWERED_S = 30.0  # Time until others are asked if no member answers in the first round.
 MAX_HOMES = 3  # As many as a record may name.
-MAX_OPEN_DIALS = 1  # Dials since a seed was last busy, for which it still counts as busy: one may be in progress.
-NEVER_BUSY = MAX_OPEN_DIALS + 1  # The first count of a seed, so that it does not count as busy.
 HOME_PING_S = 20.0  # A third of the idle timeout, so that the link to a home is never idle.
-
-
-@dataclass(frozen=True, slots=True)
-class Bootstrap:
-    """The terms of a peer's start: how it finds its swarm, and when it may begin a run.
-
-    Attributes:
-        seeds: The addresses to dial first.
-        expected: The ids that seeds from an invite must prove.
-        looks_up: True if the driver looks the seeds up, on the effect LookUp, and reports ``on_seeds_found``. There may
-            be no seeds before.
-        book: The members of an earlier life.
-        finished: The id of the run that this node had finished in an earlier life; empty if there is none.
-        must_join: True if this peer may only join a run. It begins none, even if no member offers one.
-        wait_until: The time before which this peer begins no run of its own, because other members are expected.
-    """
-
-    seeds: tuple[Address, ...] = ()
-    expected: Mapping[Address, PeerId] = field(default_factory=dict)
-    looks_up: bool = False
-    book: Sequence[MemberRecord] = ()
-    finished: bytes = b""
-    must_join: bool = False
-    wait_until: float = -math.inf
-
-
-class Seeds:
-    """The seeds: addresses that are dialled with back-off (1, 2, 4 and then every 5 s) until a member answers.
-
-    While this peer has links, one seed is dialled at each healing period, as DEAD members are, to heal a partition.
-
-    With ``looks_up`` the driver looks the seeds up again at each try, and the seeds of the last look-up are dialled
-    meanwhile. Look-ups go on while there are links, because each half of a swarm may have found only itself.
-    """
-
-    def __init__(
-        self, seeds: tuple[Address, ...], expected: Mapping[Address, PeerId], config: Config, now: float,
-        looks_up: bool = False,
-    ) -> None:  # fmt: skip
-        self.seeds, self.expected, self.config, self.looks_up = seeds, expected, config, looks_up
-        self.deadline = now if seeds or looks_up else math.inf
-        self.delay_s = config.internal.seed_backoff_s  # Time to the next dials while there is no link.
-        self.dials = dict.fromkeys(seeds, NEVER_BUSY)  # Dials of each seed since it was last busy.
-
-    def on_busy(self, seed: Address) -> None:
-        """Note that the seed accepted a connection and closed it."""
-        if seed in self.dials:
-            self.dials[seed] = 0
-
-    @property
-    def busy(self) -> bool:
-        """Return True if a seed closes our connections, as a node does that has no room for more strangers."""
-        return any(dials <= MAX_OPEN_DIALS for dials in self.dials.values())
-
-    def dial(self, seed: Address) -> Dial:
-        """Return the effect that dials a seed, and count the dial."""
-        self.dials[seed] += 1
-        return Dial(seed, self.expected.get(seed))
-
-    def renew(self, seeds: tuple[Address, ...], expected: Mapping[Address, PeerId]) -> tuple[Address, ...]:
-        """Replace the seeds; return those that are new."""
-        new_seeds = tuple(seed for seed in seeds if seed not in self.dials)
-        self.seeds, self.expected = seeds, expected
-        self.dials = {seed: self.dials.get(seed, NEVER_BUSY) for seed in seeds}
-        return new_seeds
-
-    def on_last_link_lost(self, now: float) -> None:
-        """Dial the seeds soon instead of at the next healing period."""
-        if self.seeds or self.looks_up:
-            self.deadline = min(self.deadline, now + self.config.internal.seed_backoff_s)
-
-    def tick(self, now: float, has_link: bool, alive: Container[Address], rng: random.Random) -> list[Effect]:
-        """Dial the seeds that are due.
-
-        Args:
-            now: The current time.
-            has_link: True if this peer has a link.
-            alive: The addresses of ALIVE members, which need no dial.
-            rng: The source of jitter and of the choice of a seed.
-        """
-        if now < self.deadline:
-            return []
-        internal = self.config.internal
-        look_up: list[Effect] = [LookUp()] if self.looks_up else []
-        if has_link:  # Dial a seed all the same, since a partition may separate us from it.
-            self.deadline, self.delay_s = now + internal.heal_period_s, internal.seed_backoff_s
-            seed = rng.choice(self.seeds) if self.seeds else None
-            return look_up if seed is None or seed in alive else [self.dial(seed), *look_up]
-        self.deadline = now + self.delay_s * (0.75 + 0.5 * rng.random())
-        self.delay_s = min(2 * self.delay_s, internal.seed_backoff_max_s)
-        return [*(self.dial(seed) for seed in self.seeds), *look_up]
-
-
-class Listening:
-    """The addresses of ALIVE contacted members. Linked ones are searched first, since a seed is mostly among them."""
-
-    def __init__(self, members: Members, linked_peers: Iterable[PeerId]) -> None:
-        self.members, self.linked_peers = members, linked_peers
-
-    def __contains__(self, address: object) -> bool:
-        members = self.members
-        for peer in (*self.linked_peers, *members.contacted()):
-            record = members.record(peer)
-            if record is not None and record.address == address and members.state(peer) is MemberState.ALIVE:
-                return True
-        return False
 
 
 class Reachability:
@@ -147,11 +39,17 @@ class Reachability:
     A peer that cannot be dialled withdraws its address from its record. Members dial only the address in the record, so
     each round publishes the address again. This is why rounds become rarer while the verdict stays the same.
 
+    A router with NAT has members inside our network and members outside, which see us at the router's address. Those
+    inside can dial us and those outside cannot, so that only those outside are asked once there are any.
+
     ``linked_peers`` holds the linked members, and when each last had us dial its address: -infinity for never.
+    ``sightings`` has the addresses of both ends of links, as far as they are known.
     """
 
-    def __init__(self, members: Members, linked_peers: dict[PeerId, float]) -> None:
-        self.members, self.linked_peers = members, linked_peers
+    def __init__(
+        self, members: Members, linked_peers: dict[PeerId, float], sightings: Mapping[PeerId, Sighting]
+    ) -> None:
+        self.members, self.linked_peers, self.sightings = members, linked_peers, sightings
         self.asked: set[PeerId] = set()  # Members asked in this round.
         self.asked_incarnation = 0  # The incarnation of our record when we asked.
         self.answers: dict[PeerId, bool] = {}  # This round's answers: True from a member that could dial us.
@@ -200,6 +98,8 @@ class Reachability:
         self.address = me.address or self.address
         if self.is_decided or me.address is None or len(self.asked) >= ASKED_MEMBERS or peer in self.asked:
             return []
+        if not self.is_outside(peer) and any(map(self.is_outside, self.linked_peers)):
+            return []
         if not self.asked:
             self.asked_incarnation = me.incarnation
             # The questions may be lost with their links. Until a verdict, all members dial an address in vain.
@@ -221,14 +121,24 @@ class Reachability:
             return
         self.answers[sender], self.next_round_at = ok, math.inf  # The verdict is due first.
         has_majority = max(Counter(self.answers.values()).values()) > ASKED_MEMBERS // 2
-        self.decide_at = now if has_majority else min(self.decide_at, now + PATIENCE_S)
+        is_hidden = not ok and self.is_outside(sender)  # There is a router between us, and it drops connections.
+        self.decide_at = now if has_majority or is_hidden else min(self.decide_at, now + PATIENCE_S)
+
+    def is_outside(self, peer: PeerId) -> bool:
+        """Return True if a member sees us at another address than that in our network, since a router is between."""
+        sighting = self.sightings.get(peer)
+        if sighting is None or sighting.ours is None or self.address is None:
+            return False
+        return is_private(self.address.host) and sighting.ours.host != self.address.host
 
     def decide(self, now: float) -> list[Effect]:
         """End the round with a verdict. If others cannot dial us, withdraw our address and name homes instead.
 
         A tie counts as reachable, since a member that fails may be unable to dial out.
         """
-        earlier_verdict, self.verdict = self.verdict, 2 * sum(self.answers.values()) >= len(self.answers)
+        outside = [ok for peer, ok in self.answers.items() if self.is_outside(peer)]
+        answers = outside or list(self.answers.values())
+        earlier_verdict, self.verdict = self.verdict, 2 * sum(answers) >= len(answers)
         self.pause_s = min(2 * self.pause_s, MAX_ROUND_S) if self.verdict is earlier_verdict else ROUND_S
         self.is_decided = True
         self.decide_at, self.next_round_at = math.inf, now + self.pause_s
@@ -258,15 +168,24 @@ class Reachability:
 
     # -- homes ---------------------------------------------------------------------------------------------------
     def refresh_homes(self, now: float) -> None:
-        """Name homes in our record if others cannot dial us: earlier homes with a link, then other dialable members."""
+        """Name homes in our record if others cannot dial us: linked members, those first that can be dialled."""
         members, linked = self.members, self.linked_peers
         if members.me.address is not None:
             return
-        dialable = (peer for peer in linked if (record := members.record(peer)) is not None and record.address)
-        homes = [home for home in self.homes if home in linked]
-        homes += [peer for peer in dialable if peer not in homes][: MAX_HOMES - len(homes)]
-        self.homes = homes
+        # Earlier homes come first, because records that name them are on their way.
+        candidates = dict.fromkeys([*(home for home in self.homes if home in linked), *linked])
+        records = [record for record in map(members.record, candidates) if record is not None]
+        records.sort(key=lambda record: record.address is None)  # Others may be the only ones left.
+        self.homes = homes = [record.id for record in records[:MAX_HOMES]]
         # The next ping is not postponed, however often links come and go.
         self.next_ping_at = min(self.next_ping_at, now + HOME_PING_S) if homes else math.inf
         if tuple(homes) != members.me.homes:
             members.update_me(now, homes=tuple(homes))
+
+
+def is_private(host: str) -> bool:
+    """Return True if a host is a number that means nothing outside its own network."""
+    try:
+        return ipaddress.ip_address(host.partition("%")[0]).is_private
+    except ValueError:
+        return False

@@ -9,16 +9,16 @@ import random
 import pytest
 
 from gossip.config import Config
-from gossip.discovery import (
+from gossip.discovery.reachability import (
     ASKED_MEMBERS,
     HOME_PING_S,
     PATIENCE_S,
     ROUND_S,
     UNANSWERED_S,
-    Bootstrap,
     Reachability,
-    Seeds,
 )
+from gossip.discovery.seeds import Bootstrap, Seeds
+from gossip.discovery.sightings import Sighting
 from gossip.effects import Dial, LookUp, Send, TryDial
 from gossip.exchange.session import LocalModel
 from gossip.ids import Address, MemberRecord, PeerId
@@ -172,7 +172,7 @@ def record_of(peer, address=THERE):
 
 
 def reachability(linked=(), me=ME, others=()):
-    return Reachability(Book(me, others), dict.fromkeys(linked, -math.inf))
+    return Reachability(Book(me, others), dict.fromkeys(linked, -math.inf), {})
 
 
 def asking(count=ASKED_MEMBERS):
@@ -204,6 +204,41 @@ def test_two_of_three_decide_at_once_and_the_third_changes_nothing(answers):
     assert verdict_at(reach, 2.0) is answers[2]
     assert verdict_at(reach, 3.0) is None  # reported once
     assert reach.ask(D, 0.0) == []
+
+
+ROUTER = Address("203.0.113.7", 40_000)
+
+
+def behind_a_router(*outside):
+    """Return a node in a network of its own that A, B and C are linked with; those ``outside`` see its router."""
+    reach = reachability((A, B, C))
+    reach.sightings = {peer: Sighting(THERE, ROUTER if peer in outside else HERE) for peer in (A, B, C)}
+    return reach
+
+
+def test_behind_a_router_only_members_outside_are_asked_and_one_that_fails_decides():
+    reach = behind_a_router(C)
+    assert [len(reach.ask(peer, 0.0)) for peer in (A, B, C)] == [0, 0, 1]
+    reach.on_reached(C, False, 5.0)
+    assert verdict_at(reach, 5.0) is False
+
+
+def test_the_answers_of_members_in_the_same_network_do_not_count_once_one_outside_has_answered():
+    reach = behind_a_router()
+    assert [len(reach.ask(peer, 0.0)) for peer in (A, B)] == [1, 1]
+    reach.sightings[C] = Sighting(THERE, ROUTER)
+    reach.ask(C, 0.0)
+    reach.on_reached(A, True, 1.0)
+    reach.on_reached(C, False, 5.0)
+    assert verdict_at(reach, 5.0) is False
+
+
+def test_an_address_that_means_something_everywhere_has_no_network_of_its_own():
+    reach = reachability((A,), dataclasses.replace(ME, address=Address("9.9.9.9", 1)))
+    reach.sightings = {A: Sighting(THERE, ROUTER)}
+    reach.ask(A, 0.0)
+    reach.on_reached(A, False, 5.0)
+    assert verdict_at(reach, 5.0) is None, "a member that lies does not decide alone"
 
 
 def test_a_second_answer_of_one_member_does_not_count():
@@ -264,7 +299,7 @@ def test_the_word_of_one_who_was_not_asked_counts_for_nothing():
     assert not reach.is_decided
 
 
-def test_homes_are_linked_dialable_kept_and_three():
+def test_homes_are_three_linked_members_those_first_that_can_be_dialled():
     reach = reachability((), NOWHERE)
 
     def homes(linked, dialable, now):
@@ -274,9 +309,9 @@ def test_homes_are_linked_dialable_kept_and_three():
         reach.refresh_homes(now)
         return reach.members.me.homes
 
-    assert homes([A, B], {B}, 0.0) == (B,)
+    assert homes([A, B], {B}, 0.0) == (B, A)
     assert homes([A, B, C, D, E], {A, B, C, D, E}, 1.0) == (B, A, C)
-    assert homes([A, C, D, E], {D, E}, 2.0) == (A, C, D)
+    assert homes([A, C, D, E], {D, E}, 2.0) == (D, E, A)
     assert homes([], set(), 3.0) == ()
     assert reach.deadline == float("inf")
 

@@ -1,0 +1,116 @@
+"""Nodes at homes mix with each other, also after the last machine that they could dial was killed."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+
+import pytest
+
+from tests.engines.launched import ROOT, Launched, Log, environment, until
+from tests.reliability.namespaces import homes
+
+SCRIPT = """
+import os, time, torch
+from gossip import Node
+from gossip.config import Config
+
+model = torch.nn.Linear(8, 3)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+mixes = open(os.environ["GOSSIP_LOG"] + ".mixes", "a", buffering=1)
+with Node(model, optimizer, config=Config(mix_every_steps=4)) as node:
+    node.on("exchange.done", lambda event: print(time.time(), *event.partners, file=mixes))
+    while True:
+        time.sleep(0.02)
+        optimizer.zero_grad()
+        model(torch.randn(8, 8)).square().mean().backward()
+        optimizer.step()
+        node.step(loss=0.5, samples=8)
+"""
+
+
+class Home:
+    """A node in a namespace, with its log."""
+
+    def __init__(self, space, address, folder, secret, seed):
+        self.log = Log(folder / f"{address}.jsonl")
+        folder.mkdir(exist_ok=True)
+        (folder / "train.py").write_text(SCRIPT)
+        options = ("--listen", "0.0.0.0:7700", "--secret-file", secret, "--state-dir", f"{address}.state", "--quiet")
+        found = ("--seed", f"{seed}:7700") if seed else ()
+        command = (sys.executable, "-m", "gossip", "run", "--log", self.log.path, *options, *found, "train.py")
+        self.process = Launched(address, folder, "ip", "netns", "exec", space, *command, PYTHONPATH=str(ROOT))
+
+    def exchanges_with(self, others, since=0.0):
+        """Return the number of finished exchanges with these nodes that ended after ``since`` (time.time)."""
+        ids = {one for other in others for one in other.log.ids}
+        mixes = self.log.path.with_suffix(".jsonl.mixes")
+        rows = [line.split() for line in mixes.read_text().splitlines()] if mixes.exists() else []
+        return sum(partner in ids and float(ended_at) >= since for ended_at, partner in rows)
+
+
+@pytest.fixture
+def world(tmp_path):
+    """Return a function that starts a node on each machine, and ends all at the end."""
+    started = []
+
+    def start(made):
+        secret = tmp_path / "secret"
+        secret.touch(mode=0o600)
+        command = [sys.executable, "-m", "gossip", "secret"]
+
+        text = subprocess.run(
+            command, env=environment(PYTHONPATH=str(ROOT)), capture_output=True, text=True, check=True
+        )
+        secret.write_text(text.stdout)
+        seed = None
+        for address, space in made.machines.items():
+            started.append(Home(space, address, tmp_path / "run", secret, seed))
+            if seed is None:
+                until(lambda: started[0].log.addresses, started[0].process.said)
+                seed = address
+        return started
+
+    yield start
+    for node in started:
+        node.process.end()
+
+
+def are_met(nodes):
+    """Return True if each of the nodes has mixed with each other one."""
+    return all(one.exchanges_with([other]) for one in nodes for other in nodes if other is not one)
+
+
+@pytest.mark.netns
+def test_two_homes_mix_with_each_other_before_and_after_the_only_public_node_is_killed(world):
+    with homes(1, [2, 2]) as made:
+        public, *inside = world(made)
+        until(lambda: are_met(inside))
+        public.process.end()
+        killed_at = time.time() + 5.0  # Exchanges that were in progress are no evidence.
+        first, second = inside[:2], inside[2:]
+        until(lambda: sum(node.exchanges_with(second, killed_at) for node in first) >= 40)
+
+
+@pytest.mark.netns
+def test_homes_whose_routers_map_each_destination_anew_mix_through_a_relay(world):
+    with homes(2, [1, 1], nat="masquerade fully-random") as made:
+        first, _second, one, other = world(made)
+        until(lambda: are_met([one, other]))
+        first.process.end()
+        killed_at = time.time() + 5.0
+        until(lambda: one.exchanges_with([other], killed_at) >= 40)
+
+
+@pytest.mark.netns
+def test_six_homes_stay_one_swarm_without_a_public_node(world):
+    with homes(2, [1] * 6) as made:
+        first, second, *inside = world(made)
+        until(lambda: are_met(inside))
+        for public in (first, second):
+            public.process.end()
+        killed_at = time.time() + 5.0
+        for node in inside:
+            others = [other for other in inside if other is not node]
+            until(lambda node=node, others=others: node.exchanges_with(others, killed_at) >= 20)
