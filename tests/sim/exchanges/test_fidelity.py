@@ -232,7 +232,7 @@ def test_nothing_is_kept_of_exchanges_that_are_over():
     level = run.level
     level.update_models()
     assert level.decisions.failures > 0
-    assert level.live_peers < 40
+    assert level.counts().live_peers < 40
     under_way = {one.number for table in level.decisions.slots.exchanges for one in table}
     assert set(level.models.snapshots) <= under_way | {code >> 8 for code in level.tape.codes}
 
