@@ -53,7 +53,7 @@ def test_all_is_counted(package):
 
 CEILINGS = {  # Lines of Python and C. The aim stands behind each; a change that goes over it removes as much elsewhere.
     ("gossip", "node"): 49_800,  # 38,000
-    ("sim",): 14_330,  # 12,500
+    ("sim",): 14_100,  # 12,500
     ("tests",): 68_500,  # 57,000
     ("benchmarks",): 11_800,  # 10,500
 }
