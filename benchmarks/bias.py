@@ -101,7 +101,7 @@ def play(peers: int, liars: int, hours: float, seed: int, share: float) -> tuple
             along.append(float(simulation.learners.matrix[honest].mean(axis=0) @ direction))
     mean = simulation.learners.matrix[honest].mean(axis=0)
     along.append(float(mean @ direction))
-    return along, float(np.linalg.norm(mean)), 100 * simulation.measures.row()["accuracy_mean"]
+    return along, float(np.linalg.norm(mean)), 100 * simulation.row()["accuracy_mean"]
 
 
 def main() -> None:

@@ -153,7 +153,7 @@ def play(job: Job) -> dict[str, float]:
         while not any(host.peer.view.ready for host in swarm.alive()) and swarm.now < LONGEST * STEPS * STEP_S:
             swarm.events.run_until(swarm.now + STEP_S)
         possible, trained = learners * swarm.now / STEP_S, training.steps
-        row = simulation.measures.row()
+        row = simulation.row()
     return {
         "trained": trained / possible, "kept": (trained - losses.steps) / possible,
         "idle": 2 * STEP_S * idle / swarm.now, "accuracy": row["accuracy_mean"], "worst": row["accuracy_min"],

@@ -178,11 +178,12 @@ def play(row: Row, rate: float, seed: int) -> dict[str, float]:
         of_nodes = [[loss(learners.module(one), judged) for judged in tuning_and_test] for one in rows]
         average = loss(learners.module(rows.mean(0)), tuning_and_test[1])
         tuning, test = (statistics.fmean(column) for column in zip(*of_nodes, strict=True))
-        sent = level.sent_bytes / peers if peers > 1 else synchronous_bytes(learners.elements, level.steps)
+        counts = level.counts()
+        sent = counts.sent_bytes / peers if peers > 1 else synchronous_bytes(learners.elements, counts.steps)
         return {
             "tuning": tuning, "test": test, "worst": max(one[1] for one in of_nodes), "average": average,
-            "mb": sent / 1e6, "fewer": synchronous_bytes(learners.elements, level.steps / peers) / sent,
-            "steps": level.steps / peers, "mixes": level.mixes / peers, "failed": level.failures / peers,
+            "mb": sent / 1e6, "fewer": synchronous_bytes(learners.elements, counts.steps / peers) / sent,
+            "steps": counts.steps / peers, "mixes": level.mixes / peers, "failed": counts.failures / peers,
             "cpu_s": time.process_time() - start,
         }  # fmt: skip
 

@@ -189,7 +189,7 @@ def play(job):
             for host in hosts:
                 if not host.gone:
                     training.count_steps(host, swarm.now)
-        last = simulation.measures.row()
+        last = simulation.row()
         ready = [host.row for host in hosts if not host.gone and host.peer.view.ready]
         mixed[~had] = learners.matrix[~had]  # nodes that never mixed count as they are
         _, accuracies, _ = learners.evaluate(mixed[ready])
@@ -201,7 +201,7 @@ def play(job):
         "average": last["accuracy_average_model"], "distance": last["consensus_distance"],
         "mb": last["bytes_sent"] / peers / 1e6, "virtual_s": swarm.now, "steps": training.steps / peers,
         "mixes": last["mixes"], "failed": failed / max(began, 1), "cpu_s": time.process_time() - began_s,
-        "cut_off": sum(simulation.level.refusals().values()) / max(simulation.level.mixes, 1),
+        "cut_off": sum(simulation.level.counts().refusals.values()) / max(simulation.level.mixes, 1),
     }  # fmt: skip
 
 

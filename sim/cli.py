@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from gossip.errors import ConfigError, LocalError
 from gossip.ids import quantity
@@ -20,25 +20,16 @@ from sim.report.units import duration_text
 
 if TYPE_CHECKING:
     from sim.jobs import Assignment
-    from sim.report.result import Progress, Result
+    from sim.report.progress_bar import Display
+    from sim.report.result import Result
     from sim.scenario.scenario import Scenario
     from sim.sweep import Sweep
 
-__all__ = ["ending_on_signals", "run", "sweep"]
+__all__ = ["ending_on_signals", "print_table", "results_of", "run", "sweep"]
 
 ending_on_signals = interrupt.ending_on(signal.SIGTERM, signal.SIGHUP)
 
 RowHandler = Callable[[dict[str, float]], None]  # Receives each row of a run's history as it is measured.
-
-
-class ProgressDisplay(Protocol):
-    """A display of the progress of a run."""
-
-    def update(self, progress: Progress) -> None:
-        """Show the progress of a simulation."""
-
-    def note(self, done: float, figures: str) -> None:
-        """Show a share of any work, 0 to 1, and a few words."""
 
 
 # -- gossip sim --------------------------------------------------------------------------------------------------------
@@ -250,7 +241,7 @@ def play(
         return jobs.play(scenario, False if display is None else display.update, rows, trace)
 
 
-def progress_bar(title: str, quiet: bool) -> AbstractContextManager[ProgressDisplay | None]:
+def progress_bar(title: str, quiet: bool) -> AbstractContextManager[Display | None]:
     """Return a progress bar, lines where stderr is no terminal, or nothing if ``quiet``."""
     if quiet:
         return nullcontext()
@@ -380,18 +371,19 @@ def split_at_commas(values: str) -> list[str]:
 
 def print_sweep(table: Sweep) -> None:
     """Print one row of means over the seeds for each combination of values, and the conclusion."""
+    heads, rows = table.table(brief=True)
+    levels = [fidelity.sentence for fidelity in table.levels]
+    sentences = [*filter(None, [table.conclusion]), *levels, *table.without_exchange()]
+    print_table(f"{table.name}, {table.seeds_text}", heads, rows, sentences)
+
+
+def print_table(title: str, heads: Sequence[str], rows: Sequence[Sequence[str]], sentences: Iterable[str]) -> None:
+    """Print a table whose first column names the rows, and sentences below it."""
     from rich.box import SIMPLE_HEAD
     from rich.console import Console
     from rich.table import Table
 
-    heads, rows = table.table(brief=True)
-    printed = Table(
-        box=SIMPLE_HEAD,
-        padding=(0, 1, 0, 0),
-        pad_edge=False,
-        title=f"{table.name}, {table.seeds_text}",
-        title_justify="left",
-    )
+    printed = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, title=title, title_justify="left")
     for number, head in enumerate(heads):  # Heads may wrap, but figures must fit into one line.
         width = max((len(row[number]) for row in rows), default=0)
         printed.add_column(head, justify="left" if number == 0 else "right", min_width=width)
@@ -399,7 +391,5 @@ def print_sweep(table: Sweep) -> None:
         printed.add_row(*row)
     console = Console(highlight=False, markup=False)
     console.print(printed)
-    if table.conclusion:
-        console.print(table.conclusion)
-    for sentence in (*(fidelity.sentence for fidelity in table.levels), *table.without_exchange()):
+    for sentence in sentences:
         console.print(sentence)

@@ -26,14 +26,14 @@ from gossip.codecs import COMPILED, Machine
 from gossip.config import Config
 from gossip.errors import ConfigError, LocalError
 from gossip.timeline import TimelineWriter
-from sim.engine.level import WholeLevel
+from sim.engine.level import Level
 from sim.engine.swarm import Swarm
 from sim.exchanges.level import ExchangeLevel
 from sim.interrupt import interrupt
 from sim.learning.learners import Learners
-from sim.report.measures import Level
+from sim.report.figures import row_of, summary_of
+from sim.report.measures import FinishedRun, Instant
 from sim.report.result import Progress, Result
-from sim.report.rows import Measures
 from sim.scenario.adversaries import draw_attackers
 from sim.scenario.fidelity import Beyond, Fidelity, fidelity_of
 from sim.scenario.scenario import Scenario
@@ -80,14 +80,11 @@ class Stopped(KeyboardInterrupt):
 
 
 class RunningSimulation:
-    """A simulation in progress, at any level.
-
-    :meth:`slices` advances it, and :class:`sim.report.rows.Measures` measures it.
-    """
+    """A simulation in progress, at any level; :meth:`slices` advances it."""
 
     scenario: Scenario
+    learners: Learners
     level: Level  # The swarm.
-    measures: Measures
 
     @property
     def done(self) -> float:
@@ -103,17 +100,21 @@ class RunningSimulation:
         """Return True if joining peers wait for weights that no peer has any more."""
         return False
 
+    def row(self) -> dict[str, float]:
+        """Measure the swarm now, and return a row of the history."""
+        return row_of(Instant(self.level, self.scenario, self.learners))
+
     def slices(self) -> Iterator[None]:
         """Advance the simulation slice by slice until it is done, yielding after each slice."""
         scenario, level = self.scenario, self.level
         if scenario.duration_s is not None:
             for number in range(1, SLICES + 1):
-                level.run_until(scenario.duration_s * number / SLICES)
+                level.advance(scenario.duration_s * number / SLICES)
                 yield
             return
         slice_s, mixes, mixed_at = self.interval_s() / 8, 0, 0.0  # The count of mixes, and when it last grew.
         while self.done < 1.0:
-            level.run_until(level.now + slice_s)
+            level.advance(level.now + slice_s)
             if level.mixes > mixes:
                 mixes, mixed_at = level.mixes, level.now
             elif level.now > mixed_at + MAX_IDLE_S:
@@ -136,7 +137,9 @@ class ExchangeSimulation(RunningSimulation):
     def __init__(self, scenario: Scenario, device: str = "cpu") -> None:
         self.scenario = scenario
         names = names_of(scenario)
-        learners = Learners(scenario.task, names, scenario.seed, device=device, config=scenario.config)
+        self.learners = learners = Learners(
+            scenario.task, names, scenario.seed, device=device, config=scenario.config
+        )  # fmt: skip
         if learners.parameters < learners.elements:
             raise Beyond(
                 f"task.model = {scenario.task.model!r} has buffers, as the running statistics of BatchNorm are, which "
@@ -146,7 +149,6 @@ class ExchangeSimulation(RunningSimulation):
         weight = scenario.task.weight(learners.elements)  # Above 1 where the model stands for a larger one.
         network, machine = build_network(scenario, weight), machine_of(learners, weight)
         self.level: ExchangeLevel = ExchangeLevel(scenario, names, network, learners, sessions_of(scenario), machine)
-        self.measures = Measures(self.level, scenario, learners)
 
     @property
     def is_stranded(self) -> bool:
@@ -168,18 +170,15 @@ class Simulation(RunningSimulation):
         self.attackers = draw_attackers(scenario.attackers, names, seed)
         self.learners = Learners(scenario.task, names, seed, device=device, config=scenario.config)
         weight = scenario.task.weight(self.learners.elements)
-        self.swarm = Swarm(
+        self.swarm = self.level = Swarm(
             seed, build_network(scenario, weight), with_scaled_deadlines(scenario.config, weight),
-            trainer=self.learners if scenario.trains else None, ideal=is_ideal, parameters=self.learners.parameters,
-            machine=machine_of(self.learners, weight),
+            trainer=self.learners if scenario.trains else None, ideal=is_ideal,
+            machine=machine_of(self.learners, weight), timeline=timeline,
         )  # fmt: skip
-        self.swarm.timeline = timeline
         self.times = StepTimes(scenario.compute, seed, scenario.fleet)
         self.sessions = sessions_of(scenario)
         self.indices: list[int | None] = [None] * scenario.peers  # Index in the swarm, by row.
         self.populate()
-        self.level = WholeLevel(self.swarm)
-        self.measures = Measures(self.level, scenario, self.learners)
         for cut in scenario.network.partitions:
             self.swarm.events.push(cut.at_s, self.on_cut, cut.groups)
             self.swarm.events.push(cut.until_s, self.swarm.heal)
@@ -356,10 +355,10 @@ def play_at(
     else:
         simulation = Simulation(scenario, device, timeline)
     setup = ClockReading.now().since(start)
-    level, measures, history = simulation.level, simulation.measures, list[dict[str, float]]()
+    level, history = simulation.level, list[dict[str, float]]()
 
     def add_row() -> None:
-        history.append(measures.row())
+        history.append(simulation.row())
         rows(history[-1])
 
     add_row()
@@ -387,11 +386,12 @@ def play_at(
                 raise
             was_stopped = True
     spent = ClockReading.now().since(started)
-    summary = measures.summary(
-        history[-1], fidelity, done=round(simulation.done, 4) if was_stopped else 1.0, wall_s=spent.wall_s,
-        cpu_s=spent.cpu_s, setup_s=setup.cpu_s, peak_rss_mb=peak_rss_mb(),
+    counts = level.counts()
+    run = FinishedRun(
+        level, counts, scenario, simulation.learners, history[-1], fidelity, wall_s=spent.wall_s, cpu_s=spent.cpu_s,
+        setup_s=setup.cpu_s, peak_rss_mb=peak_rss_mb(), done=round(simulation.done, 4) if was_stopped else 1.0,
     )  # fmt: skip
-    result = Result(scenario, history, summary, np.array(level.durations_s, np.float64))
+    result = Result(scenario, history, summary_of(run), np.array(counts.durations_s, np.float64))
     if was_stopped:
         raise Stopped(result)
     return result

@@ -11,6 +11,7 @@ import math
 import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +19,9 @@ import numpy as np
 
 from gossip.errors import ConfigError
 from sim.arrays import F64
-from sim.report import describe
+from sim.report import charts, describe, pages
+from sim.report.charts import Panel, line_of, plain_ticks
+from sim.report.plots import loss_label
 from sim.report.result import Result, check_column, writing
 from sim.report.units import bytes_text, count_text, duration_text, figure_text, number, share_text
 from sim.scenario.fidelity import Fidelity, fidelity_of
@@ -207,33 +210,20 @@ class Sweep:
 
     def save(self, folder: Path) -> None:
         """Write sweep.csv, sweep.png and report.html. Raises :class:`LocalError`."""
-        from sim.report import charts, html
-
         with writing(folder):
             folder.mkdir(parents=True, exist_ok=True)
         self.write_csv(folder / "sweep.csv")
-        charts.save(charts.side_by_side(self.pictures(), self.labels()), folder / "sweep.png")
-        drawn = []
-        for title, draw in self.pictures():
-            figure = charts.single(draw)
-            drawn.append((title, self.caption, charts.svg_of(figure, title)))
+        panels, labels = self.panels(), self.labels()
+        charts.save(charts.draw(panels, "once" if len(labels) > 1 else ""), folder / "sweep.png")
         heads, rows = self.table()
-        labels = self.labels()
         description = describe.in_words(self.points[0].scenario, next(iter(self.levels), None))
-        parts = [
-            html.paragraph(self.conclusion),
-            html.paragraph(f"With the first of the values: {description}", "note"),
-            html.key(labels) if len(labels) > 1 else "",
-            html.pictures(drawn),
-            html.table(heads, {"": rows}),
-        ]
-        kind = f"Sweep of {', '.join(map(short_key, self.grid))}, {self.seeds_text}"
+        text = pages.page(
+            panels, "", title=self.name, kind=f"Sweep of {', '.join(map(short_key, self.grid))}, {self.seeds_text}",
+            lead=[self.conclusion], notes=[f"With the first of the values: {description}"], names=labels,
+            tables_below=[pages.FigureTable(heads, {"": rows})],
+        )  # fmt: skip
         with writing(folder):
-            (folder / "report.html").write_text(html.page(self.name, kind, parts), encoding="utf-8")
-
-    @property
-    def caption(self) -> str:
-        return "At the end of the run." + (" Small dots: single seeds; large: their mean." if self.seeds > 1 else "")
+            (folder / "report.html").write_text(text, encoding="utf-8")
 
     # -- pictures ------------------------------------------------------------------------------------------------
     def labels(self) -> list[str]:
@@ -242,52 +232,45 @@ class Sweep:
         combinations = itertools.product(*(self.grid[key] for key in other_keys))
         return [label_of(other_keys, values) for values in combinations]
 
-    def pictures(self) -> list[tuple[str, Any]]:
-        """Return the pictures' titles, with functions that draw them on axes."""
-        pictures: list[tuple[str, Any]] = []
+    def panels(self) -> list[Panel]:
+        """Return the panels: each shows one figure over the first swept key."""
+        titles = {"loss": "Loss"}
         if np.isfinite(self.column("accuracy_mean", self.rows)).any():
-            pictures.append(("Accuracy, mean of peers", lambda axes: self.draw(axes, "accuracy_mean")))
-            pictures.append(("Accuracy, worst peer", lambda axes: self.draw(axes, "accuracy_min")))
-        else:
-            pictures.append(("Loss", lambda axes: self.draw(axes, "loss")))
+            titles = {"accuracy_mean": "Accuracy, mean of peers", "accuracy_min": "Accuracy, worst peer"}
         if np.isfinite(self.column("metric_mean", self.rows)).any():
-            pictures.append(("Metric, mean of peers", lambda axes: self.draw(axes, "metric_mean")))
-        pictures.append(("Consensus distance", lambda axes: self.draw(axes, "consensus_distance")))
-        return pictures
+            titles["metric_mean"] = "Metric, mean of peers"
+        titles["consensus_distance"] = "Consensus distance"
+        caption = "At the end of the run." + (" Small dots: single seeds; large: their mean." if self.seeds > 1 else "")
+        return [Panel(key, title, caption, partial(self.draw, key=key)) for key, title in titles.items()]
 
     def draw(self, axes: Axes, key: str) -> None:
         """Draw one figure over the first swept key: a dot for each seed, and a curve through their means."""
-        from sim.report import plots
-
         x_key, *other_keys = self.grid
         texts = list(self.grid[x_key])
         values = as_numbers(texts)
         x_of = dict(zip(texts, values if values is not None else range(len(texts)), strict=True))
         scale = 100.0 if key.startswith("accuracy") else 1.0
-        labels = self.labels()
         # The points of each curve, by the values of the other keys: x, and the figures of all seeds, (seeds,).
         curves: dict[tuple[str, ...], list[tuple[float, F64]]] = {}
         for combination, rows in self.groups():
             curves.setdefault(combination[1:], []).append((x_of[combination[0]], scale * self.column(key, rows)))
         for index, (other_values, points) in enumerate(curves.items()):
             points.sort(key=lambda point: point[0])
-            colour, dash = plots.colour_of(index), plots.dash_of(index)
             means = [float(figures.mean()) for _, figures in points]
-            line = dash if values is not None else "none"  # There is no line between values that are not numbers.
-            axes.plot(
-                [x for x, _ in points], means, color=colour, linestyle=line, marker="o", markersize=4,
-                label=label_of(other_keys, other_values),
-            )  # fmt: skip
+            line = line_of(index, label_of(other_keys, other_values))
+            if values is None:  # There is no line between values that are not numbers.
+                line["linestyle"] = "none"
+            axes.plot([x for x, _ in points], means, marker="o", markersize=4, **line)
+            dots: dict[str, Any] = {"color": line["color"], "alpha": 0.45, "markersize": 3, "markeredgewidth": 0}
             for x, figures in points if self.seeds > 1 else ():
-                axes.plot([x] * len(figures), figures, "o", color=colour, alpha=0.45, markersize=3, markeredgewidth=0)
-        assert len(curves) <= len(labels), "a curve has a label"
+                axes.plot([x] * len(figures), figures, "o", **dots)
         drawn = [float(figure) for points in curves.values() for _, figures in points for figure in figures]
         if key == "consensus_distance" and all(value > 0 for value in drawn):
             axes.set_yscale("log")
-            plots.plain_ticks(axes, min(drawn), max(drawn))
+            plain_ticks(axes, min(drawn), max(drawn))
         self.label_swept(axes, x_key, texts, values)
-        loss_label = plots.loss_label([point.scenario for point in self.points])
-        y_labels = {"loss": loss_label, "metric_mean": "metric", "consensus_distance": "distance (L2 norm)"}
+        loss = loss_label([point.scenario for point in self.points])
+        y_labels = {"loss": loss, "metric_mean": "metric", "consensus_distance": "distance (L2 norm)"}
         axes.set_ylabel(y_labels.get(key, "accuracy (%)"))
 
     @staticmethod

@@ -46,11 +46,11 @@ def predict(plan: Plan) -> Seen:
             if now >= due - 1e-9:
                 due += plan.every_s
                 swarm.run_until(now)  # With it, all steps up to now.
-                row = simulation.measures.row()
+                row = simulation.row()
                 seen.accuracy.append((now, row["accuracy_mean"]))
                 seen.distance.append((now, row["consensus_distance"]))
         swarm.run_until(plan.duration_s)
-        row = simulation.measures.row()
+        row = simulation.row()
         seen.failed, seen.sent_bytes = int(row["exchanges_failed"]), int(row["bytes_sent"])
         for watch in watches:
             seen.mixes += watch.mixes

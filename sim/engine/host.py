@@ -11,6 +11,7 @@ import random
 import threading
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
@@ -32,9 +33,10 @@ from sim.engine.events import Events
 from sim.engine.vector_model import Floats, HostVectors, KeptVector, VectorModel
 from sim.learning.optimizer.moments import RowMoments
 from sim.scenario.adversaries import Attacker
+from sim.seeds import derive, derive_int
 from sim.world.line import Line
 
-__all__ = ["DurationSource", "Floats", "Host"]
+__all__ = ["DurationSource", "Floats", "Host", "Setup", "name_of_life"]
 
 # The simulation has one thread, so this lock is never contended. It costs a tenth of contextlib.nullcontext.
 LOCK = threading.Lock()
@@ -43,39 +45,51 @@ DurationSource = Callable[[int], F64]
 """Returns the durations of one peer's next n steps, shape (n,), in seconds; the next call continues from there."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setup:
+    """What a peer keeps over all of its lives."""
+
+    index: int
+    name: str  # With the swarm's seed it determines the peer's randomness.
+    vector: Floats  # The live model, float32, shape (elements,).
+    draw_durations: DurationSource
+    samples_per_step: int = 1
+    row: int  # Its row of the trainer's matrix.
+    attacker: Attacker | None = None  # Computes what this peer sends in place of its model, if it attacks.
+
+
 class Host:
     """One life of a simulated peer, and the driver of its averager.
 
-    ``vector`` is the live model, float32, shape (elements,). Mixes change it only at step boundaries. The trainer may
-    already have computed steps that have not ended yet (see :mod:`sim.engine.training`). A time of ``math.inf`` means
-    that nothing is scheduled, and ``-math.inf`` that it never happened.
+    Mixes change the vector only at step boundaries. The trainer may already have computed steps that have not ended yet
+    (see :mod:`sim.engine.training`). A time of ``math.inf`` means that nothing is scheduled, and ``-math.inf`` that it
+    never happened.
     """
 
     __slots__ = (
         "address", "asked_at", "attacker", "averager", "awaited_pieces", "boundary", "computed_steps", "cursor",
-        "dialled", "draw_durations", "events", "gone", "has_free_slot", "id", "index", "is_leaving",
-        "is_offering", "is_training",
-        "is_visiting", "is_watched", "line_seed", "lines", "links", "name", "pause", "peer", "pending", "perform",
-        "queueing_mean_s", "queueing_since", "queueing_until", "reported_at", "rest_until", "rng", "row",
-        "samples_per_step", "silent", "sketch_seed", "step_ends", "steps", "stream_starts", "timeline", "timer_at",
+        "dialled", "draws_name", "events", "gone", "has_free_slot", "id", "index", "is_leaving", "is_offering",
+        "is_training", "is_visiting", "is_watched", "life", "line_seed", "lines", "links", "name", "pause", "peer",
+        "pending", "perform", "queueing_mean_s", "queueing_since", "queueing_until", "reported_at", "rest_until", "rng",
+        "row", "setup", "silent", "sketch_seed", "step_ends", "steps", "stream_starts", "timeline", "timer_at",
         "vector", "visit_at",
     )  # fmt: skip
 
-    def __init__(  # noqa: PLR0913  The parts of a peer.
-        self, index: int, name: str, peer: Peer, vector: Floats, draw_durations: DurationSource, samples_per_step: int,
-        rng: random.Random, line_seed: int, row: int, events: Events,
-        performer: Callable[[Host, list[Effect]], None], attacker: Attacker | None = None,
+    def __init__(
+        self, setup: Setup, life: int, seed: int, peer: Peer, events: Events,
+        performer: Callable[[Host, list[Effect]], None],
     ) -> None:  # fmt: skip
         address = peer.membership.me.address
         assert address is not None, "a simulated peer can be dialled"
-        self.index, self.name, self.peer, self.address, self.id = index, name, peer, address, peer.id
-        self.vector, self.samples_per_step = vector, samples_per_step
-        self.row = row  # Its row of the trainer's matrix.
+        self.setup, self.life = setup, life  # Lives are counted from 0.
+        self.index, self.name, self.row, self.attacker = setup.index, setup.name, setup.row, setup.attacker
+        self.vector, self.peer, self.address, self.id = setup.vector, peer, address, peer.id
         self.events = events
         self.perform = partial(performer, self)
-        self.attacker = attacker  # Computes what this peer sends in place of its model, if it attacks.
-        self.rng = rng  # The network's random draws for what this host sends.
-        self.line_seed = line_seed  # 64 bits that seed the draws of its lines.
+        self.draws_name = name_of_life(setup.name, life)
+        self.rng = random.Random(derive(seed, self.draws_name, "network"))  # Draws for what this host sends.
+        self.line_seed = derive_int(seed, self.draws_name, "lines")
+        self.sketch_seed = derive_int(seed, self.draws_name, "sketch")  # The secret of its sketches of differences.
         self.gone = False  # True once it was killed or has left.
         self.is_leaving = False  # True while it mixes a last time, and trains no more.
         self.silent = False  # True if its machine is off too, so that no partner learns that its links are gone.
@@ -97,7 +111,6 @@ class Host:
         self.is_offering = False  # True after a snapshot was requested, until the peer may start another exchange.
         self.has_free_slot = False  # True if an exchange has ended: the next mix may be due before the planned visit.
         # Steps
-        self.draw_durations = draw_durations
         self.step_ends: list[float] = []  # Past and future end times of steps.
         self.cursor = 0  # Index in `step_ends` of the first step that has not been counted.
         self.steps = 0  # Counted steps of this life.
@@ -115,7 +128,7 @@ class Host:
 
     def make_averager(
         self, config: Config, request_visit: Callable[[Host], None], prepare_copy: Callable[[Host], bool],
-        parameters: int | None, has_correction: bool, sketch_seed: int, moments: RowMoments | None = None,
+        parameters: int | None, has_correction: bool, moments: RowMoments | None,
     ) -> None:  # fmt: skip
         """Create the averager and its boundary.
 
@@ -125,7 +138,6 @@ class Host:
             prepare_copy: Returns True once the vector is the model of the last boundary; False if it is too late.
             parameters: Number of elements that the outer step covers; by default all.
             has_correction: True if the trainer applies the drift correction that exchanges teach.
-            sketch_seed: The secret of this peer's sketches of differences.
             moments: The optimizer's moments that are mixed; None if none are.
         """
         vector = self.vector
@@ -137,7 +149,6 @@ class Host:
         model, backup = VectorModel(vector, moments), KeptVector(vector)
         self.peer.set_moments(None if moments is None else moments.form)
         self.boundary = Boundary(model, vectors, backup, config.conserves, LOCK, partial(request_visit, self))
-        self.sketch_seed = sketch_seed
         self.averager = Averager(self.peer, config, self.boundary, vectors, outer, self, LOCK)
         if self.averager.movement is not None:
             self.averager.start_movement_at(self.averager.movement.sample(vector))
@@ -202,3 +213,8 @@ class Lessons(Correction):
         """Return the queued lessons and empty the queue."""
         lessons, self._queue = self._queue, []
         return lessons
+
+
+def name_of_life(name: str, life: int) -> str:
+    """Return the name from which the randomness of one life comes; lives are counted from 0."""
+    return f"{name}/{life}" if life else name

@@ -213,9 +213,9 @@ class IdealLinks(VirtualLinks):
 
     def __init__(
         self, events: Events, network: NetworkModel, config: Config, perform: Callable[[Host, list[Effect]], None],
-        registry: Registry,
+        before_answer: Callable[[Host], None], registry: Registry,
     ) -> None:  # fmt: skip
-        super().__init__(events, network, config, perform)
+        super().__init__(events, network, config, perform, before_answer)
         self.registry = registry
 
     def is_linked(self, host: Host, partner: PeerId) -> bool:

@@ -1,86 +1,55 @@
-"""The interface through which reports measure a swarm that is simulated message by message."""
+"""The interface of a swarm at any level of detail, through which a simulation advances and measures it.
+
+A peer is *ready* once it holds the weights of a run. A *mix* is one side of an exchange, which adds its result.
+"""
 
 from __future__ import annotations
 
-import statistics
-
-import numpy as np
+from typing import NamedTuple, Protocol
 
 from sim.arrays import I64
-from sim.engine.swarm import Swarm
 
-__all__ = ["WholeLevel"]
+__all__ = ["Counts", "Level"]
 
 
-class WholeLevel:
-    """An adapter from :class:`Swarm` to :class:`sim.report.measures.Level`."""
+class Counts(NamedTuple):
+    """What a swarm has counted so far."""
 
-    def __init__(self, swarm: Swarm) -> None:
-        self.swarm = swarm
+    live_peers: int
+    ready_peers: int
+    honest_rows: I64  # The ready peers that do not attack, as rows of the learners' matrix.
+    steps: int  # Of all peers, as far as counted.
+    interval_steps: int | None  # The median peer's local steps between two mixes now; None if timed by the clock.
+    exchanges: float  # Finished ones: each mix counts as its side's share of an exchange.
+    failures: int  # Failed exchanges, as each peer counts them.
+    sent_bytes: int  # Of all peers: streams in full or in part, and messages.
+    durations_s: list[float]  # An even sample of the exchanges.
+    refusals: dict[str, int]  # How often honest live peers refused vectors or clipped them ("clipped"), by reason.
 
-    def run_until(self, when: float) -> None:
-        self.swarm.events.run_until(when)
 
-    def update_models(self) -> None:
-        self.swarm.training.update_models(self.swarm.now)
+class Level(Protocol):
+    """A running swarm."""
 
     @property
     def now(self) -> float:
-        return self.swarm.now
+        """Return virtual seconds since the beginning."""
 
     @property
     def handled_events(self) -> int:
-        return self.swarm.events.handled_events
-
-    @property
-    def live_peers(self) -> int:
-        return len(self.swarm.alive())
-
-    @property
-    def ready_peers(self) -> int:
-        return sum(host.peer.view.ready for host in self.swarm.alive())
-
-    def honest_rows(self) -> I64:
-        rows = [host.row for host in self.swarm.alive() if host.peer.view.ready and host.attacker is None]
-        return np.array(rows, np.int64)
-
-    @property
-    def steps(self) -> int:
-        return self.swarm.training.steps
-
-    @property
-    def interval_steps(self) -> int | None:
-        intervals = [host.peer.schedule.every for host in self.swarm.alive()]
-        by_steps = [steps for steps in intervals if steps is not None]
-        return statistics.median_low(by_steps) if by_steps else None
+        """Return the number of events handled."""
 
     @property
     def mixes(self) -> int:
-        return self.swarm.sessions.mixes
+        """Return the mixes applied, counting each side of an exchange."""
 
-    @property
-    def exchanges(self) -> float:
-        return self.swarm.sessions.exchanges
+    def advance(self, when: float) -> None:
+        """Advance virtual time to ``when``, seconds."""
 
-    @property
-    def failures(self) -> int:
-        return self.swarm.sessions.failures_of_gone + sum(host.peer.exchanges.failures for host in self.swarm.alive())
+    def update_models(self) -> None:
+        """Bring every model to the end of its peer's current step."""
 
-    @property
-    def sent_bytes(self) -> int:
-        return self.swarm.links.carrier.flows.sent_bytes + self.swarm.links.message_bytes
-
-    @property
-    def durations_s(self) -> list[float]:
-        return self.swarm.sessions.durations_s
-
-    def refusals(self) -> dict[str, int]:
-        counts: dict[str, int] = {}
-        for host in self.swarm.alive():
-            if host.attacker is None:
-                for (_, code), times in host.peer.exchanges.refusals.counts.items():
-                    counts[code] = counts.get(code, 0) + times
-        return counts
+    def counts(self) -> Counts:
+        """Return everything else that is counted."""
 
     def digest(self) -> str:
-        return self.swarm.digest()
+        """Return the SHA-256 of all events and models, in hexadecimal."""

@@ -57,10 +57,6 @@ CODES = {kind: code for code, kind in enumerate(MESSAGES.values())}  # Codes of 
 LINKED, BROKEN, IDLE = 200, 201, 202  # Codes of events in the event log.
 
 
-def ignore(host: Host) -> None:
-    """Do nothing: the default of :attr:`VirtualLinks.before_answer`."""
-
-
 class DialAttempt:
     """An attempt of ``dialler`` to open a link to ``acceptor``, with the lines that the link will use.
 
@@ -214,17 +210,21 @@ class Dials:
 
 
 class VirtualLinks:
-    """The links of all hosts: performs Send, Dial and TryDial, and returns the peers' reactions to ``perform``."""
+    """The links of all hosts: performs Send, Dial and TryDial, and returns the peers' reactions to ``perform``.
+
+    ``before_answer(host)`` is called before a peer gets a message that it answers with its counts.
+    """
 
     def __init__(
-        self, events: Events, network: NetworkModel, config: Config, perform: Callable[[Host, list[Effect]], None]
-    ) -> None:
+        self, events: Events, network: NetworkModel, config: Config, perform: Callable[[Host, list[Effect]], None],
+        before_answer: Callable[[Host], None],
+    ) -> None:  # fmt: skip
+        self.before_answer = before_answer
         self.events, self.network, self.config, self.perform = events, network, config, perform
         self.carrier = Carrier(events, network, config.stall_s)
         self.dials = Dials(self.carrier, config, perform, self.open_end)
         self.transport = self.carrier.transport
         self.by_id: dict[PeerId, Host] = {}
-        self.before_answer: Callable[[Host], None] = ignore  # Called before the peer answers; the swarm sets it.
         self.posted_messages = 0
         self.message_bytes = 0  # Sent bytes, estimated from one frame in MESSAGES_PER_SAMPLE.
 

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import math
 import random
+import statistics
+from collections import Counter
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -48,14 +50,15 @@ from gossip.selection.rule import Selector
 from gossip.timeline import NodeTimeline, TimelineWriter
 from gossip.wire.records import trusting, unsigned
 from sim.engine.events import Events
-from sim.engine.host import DurationSource, Floats, Host
+from sim.engine.host import DurationSource, Floats, Host, Setup, name_of_life
 from sim.engine.ideal import IdealLinks, IdealMembers, Registry
+from sim.engine.level import Counts
 from sim.engine.links import VirtualLinks
 from sim.engine.sessions import Sessions
 from sim.engine.training import POLL_S, OneByOne, Trainer, Training
 from sim.learning.optimizer.moments import MomentPlan
 from sim.scenario.adversaries import Attacker, unguarded
-from sim.seeds import derive, derive_int
+from sim.seeds import derive
 from sim.world.network import NetworkModel
 
 __all__ = ["Swarm"]
@@ -77,8 +80,8 @@ class Swarm:
         on_step: Called as ``on_step(index, vector, steps)`` for each step of a ready peer; it may change the vector.
         trainer: Computes the steps of many peers at once, in place of ``on_step``.
         ideal: Use :mod:`sim.engine.ideal` instead of the membership protocol.
-        parameters: Number of leading elements that the outer step covers; buffers behind them are averaged plainly.
         machine: What exchanges cost each peer.
+        timeline: Records all peers.
     """
 
     def __init__(
@@ -90,15 +93,15 @@ class Swarm:
         trainer: Trainer | None = None,
         *,
         ideal: bool = False,
-        parameters: int | None = None,
         machine: Machine = COMPILED,
+        timeline: TimelineWriter | None = None,
     ) -> None:
-        self.machine = machine
-        self.seed, self.network, self.config, self.parameters = seed, network, config, parameters
+        self.machine, self.timeline = machine, timeline
+        self.seed, self.network, self.config = seed, network, config
         self.hosts: list[Host] = []
-        self.restarts: list[int] = []  # Number of restarts, by peer.
         self.events = Events()
-        self.timeline: TimelineWriter | None = None  # Records all peers that start from now on.
+        # The leading elements that the outer step covers; buffers behind them are averaged plainly. None: all.
+        self.parameters: int | None = getattr(trainer, "parameters", None)
         self.has_correction = getattr(trainer, "corrections", None) is not None
         self.moment_plan: MomentPlan | None = getattr(trainer, "moment_plan", None)
         if on_step is not None:
@@ -106,11 +109,9 @@ class Swarm:
         self.registry = Registry() if ideal else None
         self.graph = Graph.from_file(config.graph) if config.graph else None
         self.selector: Selector | None = None  # Shared by all peers where the method allows it.
-        self.links = VirtualLinks(self.events, network, config, self.perform)
-        if self.registry is not None:
-            self.links = IdealLinks(self.events, network, config, self.perform, self.registry)
-        self.training = Training(self.events, self.hosts, config, self.perform, trainer)
-        self.links.before_answer, self.training.arm_timer = self.training.report_steps, self.arm_timer
+        self.training = Training(self.events, self.hosts, config, self.perform, self.arm_timer, trainer)
+        wiring = self.events, network, config, self.perform, self.training.report_steps
+        self.links = VirtualLinks(*wiring) if self.registry is None else IdealLinks(*wiring, self.registry)
         self.sessions = Sessions(self.events, network, config, self.links, self.perform)
         sessions = self.sessions
         # The handler of each type of effect. The types in PERFORM concern the averager alone.
@@ -154,15 +155,15 @@ class Swarm:
             row: The trainer's row for this peer; by default its index.
             attacker: Makes the peer an attacker, and computes what it sends.
         """
-        name = str(len(self.hosts)) if name is None else name
-        draw_durations = constant(step_s) if isinstance(step_s, int | float) else step_s
-        self.network.add(name)
-        self.restarts.append(0)
+        index = len(self.hosts)
+        setup = Setup(
+            index=index, name=str(index) if name is None else name, vector=vector, attacker=attacker,
+            draw_durations=constant(step_s) if isinstance(step_s, int | float) else step_s,
+            samples_per_step=samples_per_step, row=index if row is None else row,
+        )  # fmt: skip
+        self.network.add(setup.name)
         config = self.config if attacker is None else unguarded(self.config)
-        peer = self.make_peer(name, 0, vector.size, seeds, founder, config)
-        return self.launch(
-            len(self.hosts), peer, vector, name, draw_durations, samples_per_step, row=row, attacker=attacker
-        )
+        return self.launch(setup, self.make_peer(setup.name, 0, vector.size, seeds, founder, config))
 
     def introduce(self) -> None:
         """Make the founders known to each other, as one launcher does for its processes; they have no seeds."""
@@ -177,7 +178,7 @@ class Swarm:
         config: Config | None = None,
     ) -> Peer:  # fmt: skip
         """Create the Peer of one life; ``life`` counts the restarts. Each life has random draws of its own."""
-        draws_name = f"{name}/{life}" if life else name
+        draws_name = name_of_life(name, life)
         selector = self.selector or selector_of(self.config, elements, self.graph)
         if self.registry is not None and not selector.is_personal:
             self.selector = selector  # Peers share one table of members, so it is sorted only once.
@@ -198,42 +199,28 @@ class Swarm:
         model = LocalModel(f"vector of {elements}", elements, machine=self.machine)
         return Peer(members, config, model, rng=rng, bootstrap=bootstrap, selector=selector, now=self.now)
 
-    def add_made_peer(
-        self, peer: Peer, vector: Floats, name: str, step_s: float, first_step_s: float, samples_per_step: int = 1
-    ) -> int:
+    def add_made_peer(self, peer: Peer, vector: Floats, name: str, step_s: float, first_step_s: float) -> int:
         """Start a Peer that the caller made, and return its index; its first step takes ``first_step_s``."""
         self.network.add(name)
-        self.restarts.append(0)
-        return self.launch(len(self.hosts), peer, vector, name, constant(step_s), samples_per_step, first_step_s)
+        index = len(self.hosts)
+        setup = Setup(index=index, name=name, vector=vector, draw_durations=constant(step_s), row=index)
+        return self.launch(setup, peer, first_step_s)
 
-    def launch(
-        self, index: int, peer: Peer, vector: Floats, name: str, draw_durations: DurationSource,
-        samples_per_step: int, first_step_s: float | None = None, row: int | None = None,
-        attacker: Attacker | None = None,
-    ) -> int:  # fmt: skip
-        """Create the host of a peer's life, begin its training loop, and start the peer.
+    def launch(self, setup: Setup, peer: Peer, first_step_s: float | None = None, life: int = 0) -> int:
+        """Create the host of a peer's life, begin its training loop, start the peer, and return its index.
 
         ``first_step_s`` None: the first step is in progress already, at a random phase.
         """
+        index, vector = setup.index, setup.vector
         assert vector.dtype == np.float32, "models are float32 vectors"
         assert vector.ndim == 1, "models are flat vectors"
-        life = self.restarts[index]
-        draws_name = f"{name}/{life}" if life else name
-        rng = random.Random(derive(self.seed, draws_name, "network"))
-        line_seed = derive_int(self.seed, draws_name, "lines")
-        row = index if row is None else row
-        host = Host(
-            index, name, peer, vector, draw_durations, samples_per_step, rng, line_seed, row, self.events, self.perform,
-            attacker,
-        )  # fmt: skip
-        training = self.training
+        host, training = Host(setup, life, self.seed, peer, self.events, self.perform), self.training
         host.make_averager(
             self.config, training.request_visit, training.prepare_copy, self.parameters, self.has_correction,
-            derive_int(self.seed, draws_name, "sketch"),
-            None if self.moment_plan is None else self.moment_plan.of_row(row),
+            None if self.moment_plan is None else self.moment_plan.of_row(setup.row),
         )  # fmt: skip
         if self.timeline is not None:
-            host.timeline = NodeTimeline(self.timeline, index + 1, f"peer {name}, {host.id.hex()[:8]}")
+            host.timeline = NodeTimeline(self.timeline, index + 1, f"peer {setup.name}, {host.id.hex()[:8]}")
             host.timeline.record_event("starts" if not life else "starts again", self.now)
         if index == len(self.hosts):
             self.hosts.append(host)
@@ -241,8 +228,8 @@ class Swarm:
             self.hosts[index] = host
         self.links.add(host)
         if first_step_s is None:  # The phase is random, so that peers do not all mix at the same instants.
-            phase = random.Random(derive(self.seed, draws_name, "phase")).random()
-            first_step_s = float(draw_durations(1)[0]) * (1.0 - phase)
+            phase = random.Random(derive(self.seed, host.draws_name, "phase")).random()
+            first_step_s = float(setup.draw_durations(1)[0]) * (1.0 - phase)
         training.begin_loop(host, self.now + first_step_s)
         self.perform(host, peer.start(self.now))
         return index
@@ -253,14 +240,11 @@ class Swarm:
         if before.is_leaving and not before.gone:
             self.announce_left(before)
         assert before.gone, "only a peer that is gone can be restarted"
-        self.restarts[index] += 1
-        peer = self.make_peer(before.name, self.restarts[index], before.vector.size, seeds, config=before.peer.config)
+        life = before.life + 1
+        peer = self.make_peer(before.name, life, before.vector.size, seeds, config=before.peer.config)
         if self.training.trainer is not None:
             self.training.trainer.reset(before.row)
-        self.launch(
-            index, peer, before.vector, before.name, before.draw_durations, before.samples_per_step, row=before.row,
-            attacker=before.attacker,
-        )  # fmt: skip
+        self.launch(before.setup, peer, life=life)
         before.end()
 
     def kill(self, index: int, silent: bool = False) -> None:
@@ -308,15 +292,51 @@ class Swarm:
         """End the partition."""
         self.links.carrier.heal()
 
-    def run_until(self, when: float) -> None:
-        """Advance virtual time to ``when``, in seconds; the vectors then contain all steps that have ended."""
+    def advance(self, when: float) -> None:
+        """Advance virtual time to ``when``, in seconds; the vectors may lag behind."""
         self.events.run_until(when)
+
+    def update_models(self) -> None:
+        """Bring the vectors to the ends of their current steps, or of the last ones, as the trainer can."""
         self.training.update_models(self.now)
+
+    def run_until(self, when: float) -> None:
+        """Advance virtual time to ``when``, in seconds, and update the vectors."""
+        self.advance(when)
+        self.update_models()
 
     # -- questions -----------------------------------------------------------------------------------------------
     def alive(self) -> list[Host]:
         """Return the hosts that were not killed, have not left and do not mix a last time."""
         return [host for host in self.hosts if not (host.gone or host.is_leaving)]
+
+    @property
+    def handled_events(self) -> int:
+        return self.events.handled_events
+
+    @property
+    def mixes(self) -> int:
+        return self.sessions.mixes
+
+    def counts(self) -> Counts:
+        """Return what the swarm has counted so far."""
+        alive, sessions = self.alive(), self.sessions
+        ready = [host for host in alive if host.peer.view.ready]
+        intervals = [steps for host in alive if (steps := host.peer.schedule.every) is not None]
+        refusals = Counter[str]()
+        for host in alive:
+            if host.attacker is None:
+                for (_, code), times in host.peer.exchanges.refusals.counts.items():
+                    refusals[code] += times
+        return Counts(
+            live_peers=len(alive), ready_peers=len(ready),
+            honest_rows=np.array([host.row for host in ready if host.attacker is None], np.int64),
+            steps=self.training.steps, interval_steps=statistics.median_low(intervals) if intervals else None,
+            exchanges=sessions.exchanges,
+            failures=sessions.failures_of_gone + sum(host.peer.exchanges.failures for host in alive),
+            sent_bytes=self.links.carrier.flows.sent_bytes + self.links.message_bytes,
+            durations_s=sessions.durations_s, refusals=dict(refusals),
+        )  # fmt: skip
 
     def digest(self) -> str:
         """Return the SHA-256 of the event log and all vectors, in hexadecimal."""

@@ -104,20 +104,20 @@ class OneByOne:
 class Training:
     """The training loops of all hosts. Without a trainer, models change only through mixes.
 
-    ``perform(host, effects)`` is the swarm's method.
+    ``perform(host, effects)`` and ``arm_timer(host)`` are the swarm's methods.
     """
 
     def __init__(
         self, events: Events, hosts: list[Host], config: Config, perform: Callable[[Host, list[Effect]], None],
-        trainer: Trainer | None,
+        arm_timer: Callable[[Host], None], trainer: Trainer | None,
     ) -> None:  # fmt: skip
-        self.events, self.hosts, self.perform, self.trainer = events, hosts, perform, trainer
+        self.events, self.hosts, self.perform, self.arm_timer = events, hosts, perform, arm_timer
+        self.trainer = trainer
         self.mixes_by_steps = config.interval_steps is not None
         self.can_pause = config.max_version_gap is not None  # Only this setting holds loops.
         # A due mix of a pair takes its snapshot before it is requested. A push cannot, since its snapshot takes mass.
         self.copies_ahead = config.paired
         self.steps = 0  # Counted steps of all peers.
-        self.arm_timer: Callable[[Host], None]  # Set by the swarm.
 
     def begin_loop(self, host: Host, first_end: float) -> None:
         """Start the host's training loop, whose first step ends at ``first_end``."""
@@ -153,7 +153,7 @@ class Training:
             del host.step_ends[: host.cursor - 1]
             host.cursor = 1
         ends, when = host.step_ends, host.step_ends[-1]
-        for step_s in host.draw_durations(ENDS_AT_ONCE).tolist():
+        for step_s in host.setup.draw_durations(ENDS_AT_ONCE).tolist():
             when += step_s
             ends.append(when)
 
@@ -180,7 +180,7 @@ class Training:
         self.count_steps(host, self.events.now)
         if host.cursor:
             host.peer.note_boundary(host.step_ends[host.cursor - 1] if host.pause is None else self.events.now)
-        host.peer.update_counts(host.steps, host.steps * host.samples_per_step)
+        host.peer.update_counts(host.steps, host.steps * host.setup.samples_per_step)
 
     # -- when to visit a boundary --------------------------------------------------------------------------------
     def schedule_next_visit(self, host: Host) -> None:
@@ -258,7 +258,7 @@ class Training:
         visit = self.visit_boundary(host, takes_spare) if boundary.has_requests or takes_spare else None
         if reports or (visit is not None and not visit.has_only_updates):
             host.reported_at = now
-            host.averager.on_visit(visit, host.steps, host.steps * host.samples_per_step, None)
+            host.averager.on_visit(visit, host.steps, host.steps * host.setup.samples_per_step, None)
             if not peer.view.sound and not boundary.has_requests:  # The weights were not finite when last looked at.
                 self.check_recovery(host)
             host.is_training = has_weights(host)

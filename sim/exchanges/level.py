@@ -14,6 +14,7 @@ from gossip.config import Config
 from gossip.exchange.durations import MIN_WAIT_LIMIT_S
 from sim.arrays import I64
 from sim.engine.events import Events
+from sim.engine.level import Counts
 from sim.exchanges.acceptance import Acceptance
 from sim.exchanges.clocks import ConstantClocks, DrawnClocks
 from sim.exchanges.decisions import Decisions
@@ -84,7 +85,7 @@ class ExchangeLevel:
         """Return the virtual time in seconds since the swarm was created."""
         return self.events.now
 
-    def run_until(self, when: float) -> None:
+    def advance(self, when: float) -> None:
         """Make all decisions up to ``when``. The models follow only when the tape is long or a result is read."""
         self.events.run_until(when)
         if len(self.tape.rows) > self.max_entries:
@@ -109,40 +110,24 @@ class ExchangeLevel:
         return self.events.handled_events
 
     @property
-    def live_peers(self) -> int:
-        return len(self.decisions.alive)
-
-    @property
-    def ready_peers(self) -> int:
-        return sum(self.decisions.ready)
+    def mixes(self) -> int:
+        return self.decisions.mixes - self.acceptance.failures
 
     def honest_rows(self) -> I64:
         """Return the rows of the ready peers, none of which attacks at this level."""
         return np.flatnonzero(self.decisions.ready)
 
-    @property
-    def steps(self) -> int:
-        return int(self.steps_done().sum())
+    def counts(self) -> Counts:
+        decisions, acceptance = self.decisions, self.acceptance
+        intervals = sorted(decisions.interval_steps(peer) for peer in decisions.alive)
+        return Counts(
+            live_peers=len(decisions.alive), ready_peers=sum(decisions.ready), honest_rows=self.honest_rows(),
+            steps=int(self.steps_done().sum()),
+            interval_steps=intervals[len(intervals) // 2] if intervals else decisions.config.interval_steps,
+            exchanges=self.mixes / 2, failures=decisions.failures + acceptance.failures, sent_bytes=self.sent_bytes(),
+            durations_s=self.streams.durations_s, refusals=dict(acceptance.refusals()),
+        )  # fmt: skip
 
-    @property
-    def interval_steps(self) -> int | None:
-        """Return the local steps between two mixes, of the median peer that is up."""
-        steps = sorted(self.decisions.interval_steps(peer) for peer in self.decisions.alive)
-        return steps[len(steps) // 2] if steps else self.decisions.config.interval_steps
-
-    @property
-    def mixes(self) -> int:
-        return self.decisions.mixes - self.acceptance.failures
-
-    @property
-    def exchanges(self) -> float:
-        return self.mixes / 2
-
-    @property
-    def failures(self) -> int:
-        return self.decisions.failures + self.acceptance.failures
-
-    @property
     def sent_bytes(self) -> int:
         decisions, sizes = self.decisions, self.sizes
         answers = decisions.refusals * sizes.busy_bytes + decisions.accepts * sizes.accept_bytes
@@ -152,13 +137,6 @@ class ExchangeLevel:
         if (moments := self.models.moments) is not None:
             messages += self.streams.network.bytes_of(moments.encoded_bytes) + moments.parts * sizes.piece_bytes
         return self.streams.sent_bytes(self.now) + messages
-
-    @property
-    def durations_s(self) -> list[float]:
-        return self.streams.durations_s
-
-    def refusals(self) -> dict[str, int]:
-        return dict(self.acceptance.refusals())
 
     def digest(self) -> str:
         digest = self.tape.digest()

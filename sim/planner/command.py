@@ -11,7 +11,7 @@ from typing import Any
 from gossip.config import read_toml
 from gossip.errors import LocalError
 from gossip.ids import quantity
-from sim.cli import ending_on_signals, results_of
+from sim.cli import ending_on_signals, print_table, results_of
 from sim.interrupt import interrupt
 from sim.planner.candidates import candidates, parse
 from sim.planner.study import Study
@@ -92,28 +92,11 @@ def plan(  # noqa: PLR0913  The options of a command.
 
 def print_study(study: Study, out: Path | None) -> None:
     """Print the table, the advice, and the section."""
-    from rich.box import SIMPLE_HEAD
-    from rich.console import Console
-    from rich.table import Table
-
     world = study.world.scenario
     heads, rows = study.table()
-    table = Table(
-        box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, title_justify="left",
-        title=f"{world.name}: {quantity(world.peers, 'node')}, a model of {world.task.model_mb:g} MB, "
-        f"{quantity(study.seeds, 'seed')}",
-    )  # fmt: skip
-    for number, head in enumerate(heads):
-        width = max(len(text) for text in (head, *(row[number] for row in rows)))
-        table.add_column(head, justify="left" if number == 0 else "right", min_width=width)
-    for row in rows:
-        table.add_row(*row)
-    console = Console(highlight=False, markup=False)
-    console.print(table)
-    for sentence in study.sentences:
-        console.print(sentence)
+    where = f"{out} has it for gossip run --config."
     if out is None:
         section = toml_text({"gossip": study.settings()}).strip()
-        console.print(f"\n{section}\n\n--out FILE writes this, for gossip run --config FILE.")
-    else:
-        console.print(f"{out} has it for gossip run --config.")
+        where = f"\n{section}\n\n--out FILE writes this, for gossip run --config FILE."
+    title = f"{world.name}: {quantity(world.peers, 'node')}, a model of {world.task.model_mb:g} MB"
+    print_table(f"{title}, {quantity(study.seeds, 'seed')}", heads, rows, [*study.sentences, where])

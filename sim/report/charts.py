@@ -10,37 +10,64 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from html import escape
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast
 
 import numpy as np
 
 from gossip.errors import LocalError
-from sim.report.plots import COLOURS, GRID, INK, MUTED, SHADE, Panel, cuts, panels_of
-from sim.report.result import Result
-from sim.report.units import time_axis
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-
 __all__ = [
-    "PANEL_INCHES",
+    "COLOURS",
+    "DASHES",
+    "GRID",
+    "INK",
+    "MUTED",
+    "SHADE",
+    "Key",
+    "Panel",
     "draw",
+    "line_of",
+    "plain_ticks",
     "require_matplotlib",
     "save",
-    "save_all",
-    "side_by_side",
-    "single",
-    "styled",
     "svg_of",
 ]
 
+# (on a white page, on a dark page): each has a contrast of 3 or more to the page. CIELAB distances are at least 25 with
+# protanopia and deuteranopia, and 19 with tritanopia (simulated after Machado, Oliveira and Fernandes, 2009).
+COLOURS = (
+    ("#0067a9", "#4ea8e6"),
+    ("#d55e00", "#f28e3c"),
+    ("#2ba561", "#57fecf"),
+    ("#c66e99", "#aa6c66"),
+    ("#783a05", "#e1e993"),
+    ("#538eff", "#abe1ff"),
+)
+DASHES = ("-", (0, (5, 2)), (0, (1.5, 1.5)), (0, (6, 2, 1.5, 2)))  # Used from the seventh curve on.
+INK, MUTED, GRID, SHADE = "#1f2328", "#59636e", "#dfe3e8", "#eceff3"
 CSS_VARIABLES = {INK: "ink", MUTED: "muted", GRID: "grid", SHADE: "shade"} | {
     light: f"s{number}" for number, (light, _) in enumerate(COLOURS)
 }
-
 PANEL_INCHES = (4.0, 2.6)  # At 72 points an inch; a phone shows it at about that size.
+MIN_TICKS = 3  # The least ticks on a logarithmic axis, before more digits are used.
+# Leading digits of ticks, from few to many.
+TICK_DIGITS = ((1,), (1, 3), (1, 2, 5), (1, 1.5, 2, 3, 5, 7), (1, 1.2, 1.4, 1.6, 1.8, 2, 2.5, 3, 3.5, 4, 5, 6, 7, 8, 9))
+
+Key = Literal["each", "once", ""]
+"""The keys of a figure's curves: one in each panel with several curves, one for all panels, or none."""
+
+
+class Panel(NamedTuple):
+    """A picture that answers one question, readable at a phone's width; ``draw`` draws it on axes."""
+
+    name: str  # Part of its file's name.
+    title: str
+    caption: str
+    draw: Callable[[Axes], None]
 
 
 def require_matplotlib() -> None:
@@ -49,92 +76,35 @@ def require_matplotlib() -> None:
         raise LocalError("Reports are drawn with matplotlib, which is missing: pip install 'gossip-trainer[sim]'.")
 
 
-# -- pictures ----------------------------------------------------------------------------------------------------------
-def draw(results: Sequence[Result], panel: Panel | None = None, *, key: bool = True) -> Figure:
-    """Return a figure of one panel, or of all panels with their titles. ``key`` adds the key of the curves to one."""
-    with styled():
-        return draw_all(results) if panel is None else draw_one(results, panel, key)
-
-
-def draw_one(results: Sequence[Result], panel: Panel, key: bool) -> Figure:
+def draw(panels: Sequence[Panel], key: Key = "", *, titled: bool = True, heading: str = "") -> Figure:
+    """Return a figure of panels in rows of up to three; a page has titles of its own, and asks for none."""
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=PANEL_INCHES, layout="constrained")
-    axes = figure.subplots()
-    paint(axes, panel, results)
-    if len(results) == 1:  # Keep room for the key in every panel, so that the panels of a page align.
-        cast(Any, figure.get_layout_engine()).set(rect=(0, 0, 1, 0.93))
-    if key and len(results) > 1:
-        figure.legend(*axes.get_legend_handles_labels(), loc="outside upper left", ncols=2)
-    return figure
-
-
-def draw_all(results: Sequence[Result]) -> Figure:
-    from matplotlib.figure import Figure
-
-    panels = panels_of(results)
     columns = min(3, len(panels))
-    rows = math.ceil(len(panels) / columns)
-    figure = Figure(figsize=(PANEL_INCHES[0] * columns, (PANEL_INCHES[1] + 0.25) * rows + 0.5), layout="constrained")
-    cast(Any, figure.get_layout_engine()).set(w_pad=0.12, h_pad=0.1)
-    all_axes = np.atleast_1d(figure.subplots(rows, columns)).ravel()
-    for axes, panel in zip(all_axes, panels, strict=False):
-        paint(axes, panel, results)
-        axes.set_title(panel.title, loc="left", color=INK, pad=22 if len(results) == 1 else 6)
-    for axes in all_axes[len(panels) :]:
-        axes.set_axis_off()
-    if len(results) == 1:
-        figure.suptitle(str(results[0].summary["name"]), x=0.01, ha="left", color=INK, size=13)
-    else:
-        handles = all_axes[0].get_legend_handles_labels()
-        figure.legend(*handles, loc="outside upper left", ncols=min(6, len(results)))
+    rows, (width, height) = math.ceil(len(panels) / columns), PANEL_INCHES
+    size = (width * columns, (height + 0.25) * rows + 0.5) if titled else PANEL_INCHES
+    with styled():
+        figure = Figure(figsize=size, layout="constrained")
+        layout: Any = figure.get_layout_engine()
+        all_axes = np.atleast_1d(cast(Any, figure.subplots(rows, columns))).ravel()
+        for axes, panel in zip(all_axes, panels, strict=False):
+            panel.draw(axes)
+            if key == "each" and len(axes.get_legend_handles_labels()[0]) > 1:
+                # Keep it out of the layout: it may be wider than the axes, which would be narrowed to it.
+                axes.legend(loc="lower left", bbox_to_anchor=(-0.02, 0.98), ncols=4).set_in_layout(False)
+            if titled:
+                axes.set_title(panel.title, loc="left", color=INK, pad=22 if key == "each" else 6)
+        for axes in all_axes[len(panels) :]:
+            axes.set_axis_off()
+        if titled:
+            layout.set(w_pad=0.12, h_pad=0.1)
+        elif key == "each":  # Keep room for the key in every panel, so that the panels of a page align.
+            layout.set(rect=(0, 0, 1, 0.93))
+        if heading:
+            figure.suptitle(heading, x=0.01, ha="left", color=INK, size=13)
+        if key == "once":
+            figure.legend(*all_axes[0].get_legend_handles_labels(), loc="outside upper left", ncols=2 * columns)
     return figure
-
-
-def paint(axes: Axes, panel: Panel, results: Sequence[Result]) -> None:
-    """Draw one panel onto axes, with the key above it if a single result has several curves."""
-    from matplotlib.ticker import MaxNLocator
-
-    has_several = len(results) > 1
-    draw_on = panel.draw_several if has_several and panel.draw_several is not None else panel.draw
-    draw_on(axes, results)
-    if panel.about_time:
-        last_s = max((float(each.column("virtual_s").max(initial=0.0)) for each in results), default=0.0)
-        divisor, unit = time_axis(last_s)
-        axes.set_xlim(0, last_s / divisor if last_s > 0 else 1)
-        axes.set_xlabel(f"virtual time ({unit})")
-        axes.xaxis.set_major_locator(MaxNLocator(6, steps=[1, 2, 5, 10]))
-        for cut in cuts(results):
-            axes.axvspan(cut.at_s / divisor, min(cut.until_s, last_s) / divisor, color=SHADE, linewidth=0, zorder=0)
-    if not has_several and len(axes.get_legend_handles_labels()[0]) > 1:
-        # Keep it out of the layout: it may be wider than the axes, which would be narrowed to it.
-        axes.legend(loc="lower left", bbox_to_anchor=(-0.02, 0.98), ncols=4).set_in_layout(False)
-
-
-def single(draw_on: Callable[[Axes], None]) -> Figure:
-    """Return a figure of one panel that a function draws."""
-    from matplotlib.figure import Figure
-
-    with styled():
-        figure = Figure(figsize=PANEL_INCHES, layout="constrained")
-        draw_on(figure.subplots())
-        return figure
-
-
-def side_by_side(pictures: Sequence[tuple[str, Callable[[Axes], None]]], labels: Sequence[str]) -> Figure:
-    """Return a figure of titled panels in a row, with a key if there is more than one label."""
-    from matplotlib.figure import Figure
-
-    with styled():
-        figure = Figure(figsize=(PANEL_INCHES[0] * len(pictures), PANEL_INCHES[1] + 0.4), layout="constrained")
-        cast(Any, figure.get_layout_engine()).set(w_pad=0.12)
-        panels = np.atleast_1d(figure.subplots(1, len(pictures)))
-        for axes, (title, draw_on) in zip(panels, pictures, strict=True):
-            draw_on(axes)
-            axes.set_title(title, loc="left", color=INK)
-        if len(labels) > 1:
-            figure.legend(*panels[0].get_legend_handles_labels(), loc="outside upper left", ncols=min(6, len(labels)))
-        return figure
 
 
 def save(figure: Figure, path: Path) -> None:
@@ -147,17 +117,10 @@ def save(figure: Figure, path: Path) -> None:
             raise LocalError(f"The picture {path} cannot be written: {reason}.") from None
 
 
-def save_all(results: Sequence[Result], folder: Path) -> None:
-    """Write a PNG of each panel, named after it, and curves.png with all of them."""
-    save(draw(results), folder / "curves.png")
-    for panel in panels_of(results):
-        save(draw(results, panel), folder / f"{panel.name}.png")
-
-
 def svg_of(figure: Figure, label: str, *, themed: bool = True) -> str:
     """Return a figure as an ``<svg>`` element.
 
-    With ``themed`` its colours are the CSS variables that :mod:`sim.report.html` defines; otherwise they are those of a
+    With ``themed`` its colours are the CSS variables that the page defines; otherwise they are those of a
     white page.
     """
     stream = io.StringIO()
@@ -175,6 +138,28 @@ def svg_of(figure: Figure, label: str, *, themed: bool = True) -> str:
     namespaces = 'xmlns="http://www.w3.org/2000/svg" xmlns:xlink="http://www.w3.org/1999/xlink"'
     opening = f'<svg {namespaces} viewBox="0 0 {width} {height}"'
     return opening + f' role="img" aria-label="{escape(label)}"' + text[text.index(">") :].strip()
+
+
+def line_of(number: int, label: str) -> dict[str, Any]:
+    """Return the keywords of ``Axes.plot`` for one of several curves."""
+    dash = DASHES[number // len(COLOURS) % len(DASHES)]
+    return {"color": COLOURS[number % len(COLOURS)][0], "linestyle": dash, "label": label}
+
+
+def plain_ticks(axes: Axes, low: float, high: float, which: str = "y") -> None:
+    """Set round, written-out ticks on a logarithmic axis: powers of ten on a long axis, more digits on a short one."""
+    from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
+
+    low, high = low / 1.15, high * 1.15
+    powers = range(math.floor(math.log10(low)) - 1, math.ceil(math.log10(high)) + 2)
+    for digits in TICK_DIGITS:
+        if sum(low <= digit * 10.0**power <= high for power in powers for digit in digits) >= MIN_TICKS:
+            break
+    axis = axes.xaxis if which == "x" else axes.yaxis
+    axis.set_major_locator(FixedLocator([digit * 10.0**power for power in powers for digit in digits]))
+    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.10g}"))
+    axis.set_minor_locator(NullLocator())
+    (axes.set_xlim if which == "x" else axes.set_ylim)(low, high)
 
 
 @contextmanager

@@ -1,17 +1,12 @@
-"""A scenario in plain sentences, and the differences between several."""
+"""A scenario in a few sentences, and the differences between several."""
 
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gossip.codecs import AUTO
-from gossip.config.mixings import MIXINGS
-from gossip.config.selections import SELECTIONS
-from gossip.wire.messages import MAX_GROUP
+from gossip.ids import quantity
 from sim.report.units import ABSENT, count_text, duration_text
 from sim.scenario.conditions import NetworkCut
 from sim.scenario.fidelity import Fidelity, fidelity_of
@@ -19,170 +14,44 @@ from sim.scenario.fleet import PeerSpec
 from sim.world.network import has_tcp
 
 if TYPE_CHECKING:
-    from gossip.config import Config
-    from sim.scenario.distribution import Distribution
     from sim.scenario.scenario import Scenario
 
 __all__ = ["differences", "in_words"]
 
-MODELS = {"linear": "a linear model", "mlp": "an MLP", "cnn": "a CNN", "gpt": "a small GPT"}
-WORLDS = {"internet": "the internet", "cloud": "a cloud"}
-MAX_NAMED_PEERS = 5  # Peers that a sentence names at most.
-
-DATASETS = {
-    "digits": "digits", "fashion-mnist": "Fashion-MNIST", "mnist": "MNIST", "shakespeare": "Shakespeare's plays",
-}  # fmt: skip
-
 
 def in_words(scenario: Scenario, played: Fidelity | None = None) -> str:
-    """Describe the scenario in a paragraph; its file has every detail.
+    """Say what is trained and for how long, what is modelled and what is not; a table has the settings.
 
     Args:
         scenario: The scenario.
         played: The level that played it, if it has been played.
     """
-    fidelity = played or fidelity_of(scenario)
-    is_ideal = scenario.membership.mode == "ideal" or fidelity.level == "exchange"
+    task = scenario.task
+    does = f"train {task.model} on {task.dataset}"
+    if not scenario.trains:
+        does = f"average vectors of {quantity(task.elements, 'number')} each"
+    if scenario.duration_s is not None:
+        end = f"for {duration_text(scenario.duration_s)} of virtual time"
+    else:
+        end = f"until each has mixed {scenario.rounds:g} times on average"
     sentences = [
-        task_sentence(scenario),
-        mixing_sentence(scenario),
-        compute_sentence(scenario),
-        network_sentence(scenario),
-        fleet_sentence(scenario),
-        transport_sentence(scenario),
-        churn_sentence(scenario, is_ideal),
+        f"{quantity(scenario.peers, 'peer')} {does} {end}.",
         attackers_sentence(scenario),
-        ending_sentence(scenario),
-        fidelity.sentence,
+        transport_sentence(scenario),
+        (played or fidelity_of(scenario)).sentence,
     ]
     return " ".join(filter(None, sentences))
 
 
-def task_sentence(scenario: Scenario) -> str:
-    task, peers = scenario.task, count_text(scenario.peers)
-    peers += " peer" if scenario.peers == 1 else " peers"
-    if task.dataset == "averaging":
-        numbers = "one number" if task.elements == 1 else f"{count_text(task.elements)} numbers"
-        return f"{peers} average vectors of {numbers} each, and train nothing."
-    divided = {
-        "iid": "dealt out evenly",
-        "dirichlet": f"divided unevenly by class (Dirichlet, alpha {task.partition.alpha})",
-        "natural": "divided by who made it",
-    }[task.partition.kind]
-    model, dataset = MODELS.get(task.model, task.model), DATASETS.get(task.dataset, task.dataset)
-    share = f", {count_text(task.samples_per_peer)} samples each" if task.samples_per_peer is not None else ""
-    optimizer = task.optimizer
-    momentum = f", momentum {optimizer.momentum:g}" if optimizer.momentum else ""
-    if optimizer.quasi_global:
-        momentum = f", quasi-global momentum {optimizer.quasi_global:g}"
-    schedule = f", a cosine over {optimizer.schedule_steps:,} steps" if optimizer.schedule == "cosine" else ""
-    adam_rate = f", AdamW's {optimizer.adam_lr:g}" if optimizer.adam_lr is not None else ""
-    clipping = f", gradients clipped to {optimizer.clip_norm:g}" if optimizer.clip_norm is not None else ""
-    name = {"sgd": "SGD", "adamw": "AdamW", "muon": "Muon"}[optimizer.name]
-    rule = f"{name} (learning rate {optimizer.lr:g}{adam_rate}{schedule}{momentum}{clipping})"
-    width = f" of width {task.hidden}" if task.hidden is not None else ""
-    loss = f", to make {task.loss} small" if task.loss is not None else ""
-    metric = f", and are measured by {task.metric}" if task.metric is not None else ""
-    return (
-        f"{peers} train {model}{width} on {dataset}, {divided}{share}, "
-        f"in batches of {task.batch_size} with {rule}{loss}{metric}."
-    )
-
-
-def mixing_sentence(scenario: Scenario) -> str:
-    config = scenario.config
-    steps = None if config.interval_steps is None else quantity_text(config.interval_steps, "step")
-    seconds = None if config.mix_every_s is None else duration_text(config.mix_every_s)
-    when = "every " + " or ".join(each for each in (steps, seconds) if each is not None)
-    if config.auto_interval:
-        when = "as often as each can afford"
-    outer = "" if config.plain else f" with an outer step {outer_text(config)}"
-    partners = partners_text(config, scenario.peers)
-    codec = "the codec that suits each link" if config.codec_name == AUTO else config.codec_name
-    return f"Each {MIXINGS[config.mixing].does}{part_text(config)} {partners} {when}{outer}, in {codec}."
-
-
-def outer_text(config: Config) -> str:
-    if config.measures_momentum:
-        return "whose momentum it measures"
-    return "(momentum {:g}, rate {:g})".format(*config.outer)
-
-
-def part_text(config: Config) -> str:
-    """Return the part of the model that is mixed; empty text for a pair that mixes all of it."""
-    kind, _, amount = config.part.partition(" ")
-    if kind == "mask":
-        return f" a random {100 * float(amount):g} % of its elements"
-    if kind == "fragments":
-        return f" one of {amount} fragments in turn"
-    return " its model" if config.pushes else ""
-
-
-def partners_text(config: Config, peers: int) -> str:
-    """Return the partners of a peer: its groups, neighbours or random members."""
-    if config.grouped:
-        size = config.group_size
-        if config.selection == "grid":
-            return f"in groups of up to {size} on a grid"
-        return f"in random groups of up to {size}" if size else f"with all peers, in groups of up to {MAX_GROUP}"
-    rule = SELECTIONS[config.selection]
-    where = f"on the graph in {Path(config.graph).name}" if rule.file else rule.where
-    preposition = "to" if config.pushes else "with"
-    if config.partners == 0:
-        return f"{preposition} all its neighbours {where} at once"
-    singular, plural = ("a random partner", "random partners") if not where else ("a neighbour", "neighbours")
-    if peers == 2:
-        return f"{preposition} the other"
-    partners = singular if config.partners == 1 else f"{config.partners} {plural}"
-    return f"{preposition} {partners}" if not where else f"{preposition} {partners} {where}"
-
-
-def compute_sentence(scenario: Scenario) -> str:
-    spec = scenario.compute
-    once = " drawn once for each peer" if spec.per == "peer" else ""
-    stragglers = spec.stragglers
-    slow = ""
-    if stragglers is not None and stragglers.share > 0:
-        slow = f"; {100 * stragglers.share:g} % of the peers are {stragglers.slowdown:g} times slower"
-    return f"A step takes {distribution_text(spec.step_s)}{once}{slow}."
-
-
-def network_sentence(scenario: Scenario) -> str:
-    spec = scenario.network
-    latency = spec.latency
-    if latency.distribution is not None:
-        latencies = f"Messages take {distribution_text(latency.distribution)}"
-    elif latency.kind == "quantiles":
-        latencies = f"Latencies are those measured on {WORLDS.get(str(latency.name), latency.name)}"
-    else:
-        where = WORLDS.get(latency.name, latency.name) if latency.name else ", ".join(latency.regions or ())
-        latencies = f"Latencies are those between the regions of {where}"
-    up, down = spec.rate_mbit_s.up, spec.rate_mbit_s.down
-    if math.isinf(up) and math.isinf(down):
-        rate = "rates are unlimited"
-    elif up == down:
-        rate = f"each peer has {up:g} Mbit/s each way"
-    else:
-        rate = f"each peer has {rate_text(up)} up and {rate_text(down)} down"
-    lost = "messages and streams are lost" if spec.congestion is None else "packets are lost and sent again"
-    losses = f", and {100 * spec.loss:g} % of {lost}" if spec.loss else ""
-    cuts = "".join(
-        f" From {duration_text(cut.at_s)} to {duration_text(cut.until_s)} the network is cut into {cut.groups} groups."
-        for cut in spec.partitions[:3]
-    )
-    more = f" {len(spec.partitions) - 3} more cuts follow." if len(spec.partitions) > 3 else ""
-    return f"{latencies}; {rate}{losses}.{cuts}{more}"
-
-
-def fleet_sentence(scenario: Scenario) -> str:
-    """Describe the peers that differ from the others."""
-    specs = [
-        spec for spec in scenario.fleet if spec.has_own_links or spec.step_s is not None or spec.region is not None
-    ]
-    if not specs:
+def attackers_sentence(scenario: Scenario) -> str:
+    spec = scenario.attackers
+    if spec is None or spec.share == 0:
         return ""
-    more = f"; and {len(specs) - MAX_NAMED_PEERS} more" if len(specs) > MAX_NAMED_PEERS else ""
-    return f"Some have their own: {'; '.join(map(str, specs[:MAX_NAMED_PEERS]))}{more}."
+    scale = spec.scale_for(scenario.peers)
+    return (
+        f"{count_text(spec.count(scenario.peers))} of the peers attack ({spec.kind}, scale {scale:.3g}); figures are "
+        "of the honest ones."
+    )
 
 
 def transport_sentence(scenario: Scenario) -> str:
@@ -204,75 +73,6 @@ def transport_sentence(scenario: Scenario) -> str:
         f"Links are TCP's, with {spec.congestion}{tls}: {'; '.join(filter(None, effects))}. Not modelled are queues "
         "that several links share, and what exchanges and encryption cost the machines."
     )
-
-
-def churn_sentence(scenario: Scenario, is_ideal: bool) -> str:
-    """Describe when peers come and go; with ``is_ideal`` the others know it at once."""
-    spec = scenario.churn
-    if spec is None:
-        going = "All peers stay"
-    elif spec.trace is not None:
-        going = f"Peers come and go as {spec.trace} says"
-    else:
-        assert spec.up is not None, "a churn without a trace has times"
-        rest = f"then gone for {distribution_text(spec.down)}" if spec.down is not None else "then gone for good"
-        going = f"A peer is up for {distribution_text(spec.up)}, {rest}"
-    knowledge = (
-        "a perfect sampler knows which peers are up"
-        if is_ideal
-        else "the membership protocol finds out which peers are up"
-    )
-    joining = "; all but the first join through it" if scenario.membership.start == "seed" else ""
-    return f"{going}; {knowledge}{joining}."
-
-
-def attackers_sentence(scenario: Scenario) -> str:
-    spec = scenario.attackers
-    if spec is None or spec.share == 0:
-        return ""
-    count = spec.count(scenario.peers)
-    scale = spec.scale_for(scenario.peers)
-    times = "" if scale == 1 else f" times {scale:.3g}"
-    sent = {
-        "sign-flip": f"their models with the sign flipped{times}",
-        "scaled": f"their models{times}",
-        "random": f"noise of standard deviation {scale:g} in place of their models",
-        "nan": "models of which nothing is a number",
-        "alie": f"the mean of the honest models less {scale:.2g} standard deviations",
-        "ipm": f"the mean of the honest models times {-scale:g}",
-        "dissensus": f"each partner's own model, moved away from the honest mean{times}",
-    }[spec.kind]
-    send = "1 of the peers attacks and sends" if count == 1 else f"{count_text(count)} of the peers attack and send"
-    return f"{send} {sent}; figures are of the honest ones."
-
-
-def ending_sentence(scenario: Scenario) -> str:
-    if scenario.duration_s is not None:
-        return f"The run lasts {duration_text(scenario.duration_s)} of virtual time."
-    return f"The run lasts until each peer has mixed {scenario.rounds:g} times on average."
-
-
-def quantity_text(number: int, noun: str) -> str:
-    return noun if number == 1 else f"{count_text(number)} {noun}s"
-
-
-def rate_text(mbit_s: float) -> str:
-    return "no limit" if math.isinf(mbit_s) else f"{mbit_s:g} Mbit/s"
-
-
-def distribution_text(times: Distribution) -> str:
-    """Describe a distribution of seconds."""
-    first, *others = times.parameters
-    match times.kind:
-        case "constant":
-            return duration_text(first)
-        case "uniform":
-            return f"{duration_text(first)} to {duration_text(others[0])}"
-        case "lognormal":
-            return f"{duration_text(first)} in the median (log-normal, sigma {others[0]:g})"
-        case "exponential":
-            return f"{duration_text(first)} on average (exponential)"
-    return f"{duration_text(times.mean)} on average (Weibull, shape {first:g})"
 
 
 def differences(scenarios: Sequence[Scenario]) -> dict[str, list[str]]:

@@ -8,20 +8,16 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
-from gossip.codecs import AUTO
-from gossip.ids import every
 from sim.report.measures import FinishedRun, Instant
-from sim.report.units import bytes_text, count_text, duration_text, figure_text, number, share_text
-from sim.scenario.fidelity import Fidelity
-from sim.scenario.scenario import Scenario
+from sim.report.units import bytes_text, count_text, duration_text, figure_text, share_text
 
-__all__ = ["COLUMNS", "HISTORY", "SHOWN", "SUMMARY", "Column", "Total", "page"]
+__all__ = ["COLUMNS", "HISTORY", "SUMMARY", "Column", "Total", "page", "row_of", "summary_of"]
 
 # Each mix counts as its side's share of an exchange. Sums of shares like 1/3 are rounded, and may be just below a whole
 # number. This is added before whole exchanges are counted; it is enough for up to 10^10 shares.
@@ -69,16 +65,16 @@ class Total:
 
 
 HISTORY = (
-    Column("virtual_s", "virtual time in seconds", lambda swarm: swarm.level.now, "virtual time", duration_text),
-    Column("alive", "peers up", lambda swarm: swarm.level.live_peers, "alive", count_text),
-    Column("ready", "peers up that hold a run's weights and train", lambda swarm: swarm.level.ready_peers),
+    Column("virtual_s", "virtual time in seconds", lambda swarm: swarm.now, "virtual time", duration_text),
+    Column("alive", "peers up", lambda swarm: swarm.counts.live_peers, "alive", count_text),
+    Column("ready", "peers up that hold a run's weights and train", lambda swarm: swarm.counts.ready_peers),
     Column(
         "steps", "steps so far, of all lives, divided by `peers`",
-        lambda swarm: swarm.level.steps / swarm.scenario.peers,
+        lambda swarm: swarm.counts.steps / swarm.scenario.peers,
     ),
     Column(
         "mixes", "mixes so far, of all lives, divided by `peers`; each side of an exchange counts",
-        lambda swarm: swarm.level.mixes / swarm.scenario.peers, "mixes", "{:.1f}".format,
+        lambda swarm: swarm.mixes / swarm.scenario.peers, "mixes", "{:.1f}".format,
     ),
     Column(
         "loss_mean", "loss of the evaluated peers' models on held-out samples: cross-entropy in nats, or as "
@@ -111,22 +107,22 @@ HISTORY = (
     ),
     Column(
         "exchanges_done", "exchanges so far: pairs, groups or pushes, each counted once all its sides have mixed",
-        lambda swarm: math.floor(swarm.level.exchanges + ROUNDING_ALLOWANCE),
+        lambda swarm: math.floor(swarm.counts.exchanges + ROUNDING_ALLOWANCE),
     ),
     Column(
         "exchanges_failed", "failed exchanges so far, as each peer counts them; both sides may count one",
-        lambda swarm: swarm.level.failures,
+        lambda swarm: swarm.counts.failures,
     ),
     Column(
         "bytes_sent", "bytes so far, by all peers: streams in full, control messages estimated from every 61st",
-        lambda swarm: swarm.level.sent_bytes, "sent", bytes_text,
+        lambda swarm: swarm.counts.sent_bytes, "sent", bytes_text,
     ),
     Column(
         "exchange_s_median", "median time from the request for a snapshot to the mix, over an even sample",
         lambda swarm: np.median(swarm.exchange_s),
     ),
     Column("exchange_s_p95", "the 95th percentile of the same", lambda swarm: np.percentile(swarm.exchange_s, 95)),
-    Column("events", "events handled so far", lambda swarm: swarm.level.handled_events),
+    Column("events", "events handled so far", lambda swarm: swarm.handled_events),
 )  # fmt: skip
 COLUMNS = tuple(column.name for column in HISTORY)
 OF_ACCURACY = ("mean", "min", "max", "average_model")  # The same keys apply to a metric.
@@ -138,7 +134,7 @@ SUMMARY = (
     Total("virtual_s", "virtual time of the end", lambda run: run.last["virtual_s"]),
     Total("events", "handled events: messages, timers, boundaries, stream ends", lambda run: int(run.last["events"])),
     Total("node_updates", "mixes applied, each side counting", lambda run: run.level.mixes),
-    Total("steps", "training steps of all peers", lambda run: run.level.steps),
+    Total("steps", "training steps of all peers", lambda run: run.counts.steps),
     Total("loss", "`loss_mean` of the last row", lambda run: run.last["loss_mean"]),
     Total(
         "accuracy", "`mean`, `min`, `max`, `average_model` of the last row",
@@ -150,7 +146,7 @@ SUMMARY = (
     ),
     Total(
         "interval_steps", "local steps between two mixes at the end, of the median peer; null if timed by the clock",
-        lambda run: run.level.interval_steps,
+        lambda run: run.counts.interval_steps,
     ),
     Total("consensus_distance", "of the last row", lambda run: run.last["consensus_distance"]),
     Total("exchanges_done", "of the last row", lambda run: int(run.last["exchanges_done"])),
@@ -182,73 +178,14 @@ SUMMARY = (
 )  # fmt: skip
 
 
-class PlayedRun(Protocol):
-    """A run that was played, a :class:`sim.report.result.Result`."""
-
-    @property
-    def scenario(self) -> Scenario: ...
-    @property
-    def summary(self) -> Mapping[str, Any]: ...
-    @property
-    def history(self) -> Sequence[Mapping[str, float]]: ...
-    @property
-    def fidelity(self) -> Fidelity: ...
+def row_of(instant: Instant) -> dict[str, float]:
+    """Return a row of the history."""
+    return {column.name: float(column.measure(instant)) for column in HISTORY}
 
 
-def accuracy(result: PlayedRun, key: str) -> float:
-    return number(result.summary["accuracy"][key])
-
-
-def if_accurate(result: PlayedRun, text: str) -> str:
-    """Return the text, or nothing if no model has an accuracy."""
-    return "" if math.isnan(accuracy(result, "mean")) else text
-
-
-def metric_text(result: PlayedRun) -> str:
-    """Return the task's metric as text, if it has one."""
-    mean, low, high = (number(result.summary["metric"][key]) for key in OF_ACCURACY[:3])
-    return "" if math.isnan(mean) else f"{figure_text(mean)} ({figure_text(low)} to {figure_text(high)})"
-
-
-def failures_text(result: PlayedRun) -> str:
-    """Return the failed exchanges, and their share of all."""
-    done, failed = result.summary["exchanges_done"], result.summary["exchanges_failed"]
-    share = failed / (failed + done) if failed + done else 0.0
-    return f"{count_text(failed)} ({share_text(share)})"
-
-
-def alive_text(result: PlayedRun) -> str:
-    alive = result.history[-1]["alive"] if result.history else math.nan
-    return f"{count_text(alive)} of {count_text(result.summary['peers'])}"
-
-
-def interval_text(result: PlayedRun) -> str:
-    """Return how often peers mix, and in which codec."""
-    steps = result.summary.get("interval_steps")
-    config = result.scenario.config
-    codec = "each link's codec" if config.codec_name == AUTO else config.codec_name
-    return "" if steps is None else f"{every(steps)}, in {codec}"
-
-
-# The main figures of a result as text with units, in the order in which people ask. An empty text is left out.
-SHOWN: tuple[tuple[str, Callable[[PlayedRun], str]], ...] = (
-    ("accuracy, mean of peers", lambda result: if_accurate(result, share_text(accuracy(result, "mean")))),
-    ("least to greatest", lambda result: if_accurate(
-        result, f"{share_text(accuracy(result, 'min'))} to {share_text(accuracy(result, 'max'))}"
-    )),
-    ("average model", lambda result: if_accurate(result, share_text(accuracy(result, "average_model")))),
-    ("loss, mean of peers", lambda result: figure_text(number(result.summary["loss"]))),
-    ("metric, mean of peers", metric_text),
-    ("consensus distance", lambda result: figure_text(number(result.summary["consensus_distance"]))),
-    ("alive at the end", alive_text),
-    ("exchanges", lambda result: count_text(result.summary["exchanges_done"])),
-    ("failed", failures_text),
-    ("interval", interval_text),
-    ("sent", lambda result: bytes_text(result.summary["bytes_sent"])),
-    ("played", lambda result: "message by message" if result.fidelity.level == "whole" else "exchange by exchange"),
-    ("virtual time", lambda result: duration_text(result.summary["virtual_s"])),
-    ("real time", lambda result: duration_text(result.summary["wall_s"])),
-)  # fmt: skip
+def summary_of(run: FinishedRun) -> dict[str, Any]:
+    """Return the final figures of a run."""
+    return {total.name: total.compute(run) for total in SUMMARY}
 
 
 def page() -> str:

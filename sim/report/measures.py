@@ -7,85 +7,22 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 
 from gossip.arithmetic.mixing import is_finite
 from gossip.ids import quantity
 from sim.arrays import F32, F64, I64
+from sim.engine.level import Counts, Level
 from sim.learning.learners import Learners
 from sim.report.units import duration_text
 from sim.scenario.fidelity import Fidelity
 from sim.scenario.scenario import Scenario
 
-__all__ = ["FinishedRun", "Instant", "Level", "spread_of"]
+__all__ = ["FinishedRun", "Instant", "spread_of"]
 
 
 BLOCK_ROWS = 256  # Rows of one pass, so that temporary arrays stay small.
-
-
-class Level(Protocol):
-    """A running swarm at any level of detail."""
-
-    def run_until(self, when: float) -> None:
-        """Advance virtual time to ``when``, seconds."""
-
-    def update_models(self) -> None:
-        """Bring every model to the end of its peer's current step."""
-
-    @property
-    def now(self) -> float:
-        """Return virtual seconds since the beginning."""
-
-    @property
-    def handled_events(self) -> int:
-        """Return the number of events handled."""
-
-    @property
-    def live_peers(self) -> int:
-        """Return the number of peers up."""
-
-    @property
-    def ready_peers(self) -> int:
-        """Return the number of peers up that hold a run's weights."""
-
-    def honest_rows(self) -> I64:
-        """Return the ready peers that do not attack, as rows of the learners' matrix."""
-
-    @property
-    def steps(self) -> int:
-        """Return the steps of all peers, as far as counted."""
-
-    @property
-    def interval_steps(self) -> int | None:
-        """Return the median peer's local steps between two mixes at present; None if mixes are timed by the clock."""
-
-    @property
-    def mixes(self) -> int:
-        """Return the mixes applied, counting each side of an exchange."""
-
-    @property
-    def exchanges(self) -> float:
-        """Return the finished exchanges: each mix counts as its side's share of an exchange."""
-
-    @property
-    def failures(self) -> int:
-        """Return the failed exchanges, as each peer counts them."""
-
-    @property
-    def sent_bytes(self) -> int:
-        """Return the bytes that all peers have sent: streams in full or in part, and messages."""
-
-    @property
-    def durations_s(self) -> list[float]:
-        """Return the durations of an even sample of the exchanges, in seconds."""
-
-    def refusals(self) -> dict[str, int]:
-        """Return how often the honest live peers refused vectors or clipped them ("clipped"), by reason."""
-
-    def digest(self) -> str:
-        """Return the SHA-256 of all events and models, in hexadecimal."""
 
 
 class Instant:
@@ -97,7 +34,10 @@ class Instant:
 
     def __init__(self, level: Level, scenario: Scenario, learners: Learners) -> None:
         level.update_models()
-        self.level: Level = level
+        self.now: float = level.now
+        self.handled_events: int = level.handled_events
+        self.mixes: int = level.mixes
+        self.counts: Counts = level.counts()
         self.scenario: Scenario = scenario
         self.losses: F64 = np.array([math.nan])  # (evaluated,)
         self.accuracies: F64 = self.losses
@@ -106,8 +46,8 @@ class Instant:
         self.average_accuracy: float = math.nan
         self.average_metric: float = math.nan
         self.distance: float = math.nan
-        self.exchange_s: F64 = np.array(level.durations_s or [math.nan])  # (sample,)
-        honest = level.honest_rows()
+        self.exchange_s: F64 = np.array(self.counts.durations_s or [math.nan])  # (sample,)
+        honest = self.counts.honest_rows
         if len(honest):
             mean, self.distance = spread_of(learners.matrix, honest)
             chosen = honest[:: math.ceil(len(honest) / scenario.report.evaluate_peers)]
@@ -121,6 +61,7 @@ class FinishedRun:
     """A finished run, and its cost."""
 
     level: Level
+    counts: Counts
     scenario: Scenario
     learners: Learners
     last: dict[str, float]  # The last row of the history.
@@ -134,7 +75,7 @@ class FinishedRun:
     @property
     def refused(self) -> dict[str, int]:
         """Return the refusals in alphabetical order."""
-        return dict(sorted(self.level.refusals().items()))
+        return dict(sorted(self.counts.refusals.items()))
 
     @property
     def no_exchange(self) -> str:
@@ -150,8 +91,8 @@ class FinishedRun:
             )
         elif refused := self.refused:
             reason = "peers refused vectors, " + ", ".join(f"{times:,} as {code}" for code, times in refused.items())
-        elif self.level.failures:
-            reason = f"{quantity(self.level.failures, 'exchange')} failed"
+        elif self.counts.failures:
+            reason = f"{quantity(self.counts.failures, 'exchange')} failed"
         elif alive < 2:
             reason = f"{alive} of {peers} peers were up at the end"
         return f"No exchange finished in {duration_text(self.last['virtual_s'])}: {reason}."

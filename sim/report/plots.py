@@ -1,75 +1,80 @@
-"""The panels of a report: one small picture per question, each readable at a phone's width.
-
-:mod:`sim.report.charts` imports matplotlib and makes the axes that are drawn on.
-"""
+"""The panels of results: one small picture for each question about them."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from sim.arrays import F64
+from sim.report import charts
+from sim.report.charts import COLOURS, DASHES, INK, SHADE, Key, Panel, line_of, plain_ticks
 from sim.report.result import Result
 from sim.report.units import bytes_axis, duration_text, time_axis
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
     from sim.scenario.conditions import NetworkCut
     from sim.scenario.scenario import Scenario
 
-__all__ = ["COLOURS", "DASHES", "GRID", "INK", "MUTED", "SHADE", "Panel", "cuts", "panels_of", "plain_ticks"]
+__all__ = ["cuts", "draw_all", "loss_label", "panels_of", "save_all"]
 
-# (on a white page, on a dark page): each has a contrast of 3 or more to the page. CIELAB distances are at least 25 with
-# protanopia and deuteranopia, and 19 with tritanopia (simulated after Machado, Oliveira and Fernandes, 2009).
-COLOURS = (
-    ("#0067a9", "#4ea8e6"),
-    ("#d55e00", "#f28e3c"),
-    ("#2ba561", "#57fecf"),
-    ("#c66e99", "#aa6c66"),
-    ("#783a05", "#e1e993"),
-    ("#538eff", "#abe1ff"),
-)
-DASHES = ("-", (0, (5, 2)), (0, (1.5, 1.5)), (0, (6, 2, 1.5, 2)))  # Used from the seventh curve on.
-INK, MUTED, GRID, SHADE = "#1f2328", "#59636e", "#dfe3e8", "#eceff3"
 LOG_RATIO = 20.0  # An axis over more than this ratio is logarithmic.
-HISTOGRAM_BINS = 32
-MIN_TICKS = 3  # The least ticks on a logarithmic axis, before more digits are used.
-# Leading digits of ticks, from few to many.
-TICK_DIGITS = ((1,), (1, 3), (1, 2, 5), (1, 1.5, 2, 3, 5, 7), (1, 1.2, 1.4, 1.6, 1.8, 2, 2.5, 3, 3.5, 4, 5, 6, 7, 8, 9))
-
-
-@dataclass(frozen=True, slots=True)
-class Panel:
-    """A picture: its name in file names, its title, its caption, and the function that draws it."""
-
-    name: str
-    title: str
-    caption: str
-    draw: Callable[[Axes, Sequence[Result]], None]
-    about_time: bool = True  # Its x axis is virtual time.
-    draw_several: Callable[[Axes, Sequence[Result]], None] | None = None  # Draws several results, if `draw` cannot.
-    caption_of_several: str = ""
-
-    def caption_for(self, results: Sequence[Result]) -> str:
-        """Return the caption for these results."""
-        if self.name == "loss" and all(result.scenario.task.dataset == "averaging" for result in results):
-            average = ", and of their average" if len(results) == 1 else ""
-            return f"Half the mean square of the peers' vectors{average}."
-        return self.caption_of_several if len(results) > 1 and self.caption_of_several else self.caption
+EVALUATED = "On held-out samples: each peer's own model, and the average of all models."
+BAND = "On held-out samples: the mean of the peers, and the band from least to greatest."
 
 
 def panels_of(results: Sequence[Result]) -> list[Panel]:
     """Return the panels with data: no accuracy for a task without one, no durations without exchanges."""
-    return [
-        panel
-        for panel in PANELS
-        if panel.name not in HAS_DATA or any(HAS_DATA[panel.name](result) for result in results)
+    is_single = len(results) == 1
+    evaluated = EVALUATED if is_single else BAND
+    loss = evaluated
+    if all(result.scenario.task.dataset == "averaging" for result in results):
+        loss = f"Half the mean square of the peers' vectors{', and of their average' if is_single else ''}."
+    members = "Peers that are up" + (", and those of them that have joined and train." if is_single else ".")
+    distance = "How far the peers' models lie from their average, root mean square."
+    sent = "By all peers together since the beginning, control messages included."
+    panels = [
+        over_time("loss", "Loss", loss, draw_loss, results),
+        over_time("accuracy", "Accuracy", evaluated, draw_accuracy, results),
+        over_time("metric", "Metric", evaluated, draw_metric, results),
+        over_time("consensus", "Consensus distance", distance, draw_consensus, results),
+        over_time("members", "Members", members, draw_members, results),
+        over_time("traffic", "Bytes sent", sent, draw_traffic, results),
     ]
+    took = "Share of the finished exchanges that took no longer, from the snapshot to the mix."
+    panels.append(Panel("durations", "Exchanges", took, partial(draw_durations, results=results)))
+    data: dict[str, Callable[[Result], F64]] = {
+        "accuracy": lambda result: result.column("accuracy_mean"),
+        "metric": lambda result: result.column("metric_mean"),
+        "consensus": distances,
+        "durations": lambda result: result.exchange_s,
+    }
+    has_data = {name: any(np.isfinite(values(each)).any() for each in results) for name, values in data.items()}
+    return [panel for panel in panels if has_data.get(panel.name, True)]
+
+
+def key_of(results: Sequence[Result]) -> Key:
+    """Return where a figure explains its curves: one result has several in a panel, and several have one each."""
+    return "each" if len(results) == 1 else "once"
+
+
+def draw_all(results: Sequence[Result]) -> Figure:
+    """Return a figure of all panels."""
+    return charts.draw(panels_of(results), key_of(results), heading=name_of(results[0]) if len(results) == 1 else "")
+
+
+def save_all(results: Sequence[Result], folder: Path) -> None:
+    """Write a PNG of each panel, named after it, and curves.png with all of them."""
+    charts.save(draw_all(results), folder / "curves.png")
+    for panel in panels_of(results):
+        charts.save(charts.draw([panel], key_of(results), titled=False), folder / f"{panel.name}.png")
 
 
 def cuts(results: Sequence[Result]) -> tuple[NetworkCut, ...]:
@@ -78,22 +83,34 @@ def cuts(results: Sequence[Result]) -> tuple[NetworkCut, ...]:
     return first if all(other == first for other in others) else ()
 
 
-def colour_of(number: int) -> str:
-    return COLOURS[number % len(COLOURS)][0]
+def over_time(
+    name: str, title: str, caption: str, draw_on: Callable[[Axes, Sequence[Result]], None], results: Sequence[Result]
+) -> Panel:  # fmt: skip
+    """Return a panel over virtual time, with the cuts of the network shaded."""
+
+    def draw(axes: Axes) -> None:
+        from matplotlib.ticker import MaxNLocator
+
+        draw_on(axes, results)
+        last_s = last_of(results)
+        divisor, unit = time_axis(last_s)
+        axes.set_xlim(0, last_s / divisor if last_s > 0 else 1)
+        axes.set_xlabel(f"virtual time ({unit})")
+        axes.xaxis.set_major_locator(MaxNLocator(6, steps=[1, 2, 5, 10]))
+        for cut in cuts(results):
+            axes.axvspan(cut.at_s / divisor, min(cut.until_s, last_s) / divisor, color=SHADE, linewidth=0, zorder=0)
+
+    return Panel(name, title, caption, draw)
 
 
-def dash_of(number: int) -> Any:
-    return DASHES[number // len(COLOURS) % len(DASHES)]
-
-
-def line_of(number: int, label: str) -> dict[str, Any]:
-    """Return the keywords of ``Axes.plot`` for a result's line."""
-    return {"color": colour_of(number), "linestyle": dash_of(number), "label": label}
+def last_of(results: Sequence[Result]) -> float:
+    """Return the latest virtual time of any row."""
+    return max(float(each.column("virtual_s").max(initial=0.0)) for each in results)
 
 
 def times_of(result: Result, results: Sequence[Result]) -> F64:
     """Return the virtual times of a result's rows, in the unit that suits all results, shape (rows,)."""
-    divisor, _ = time_axis(max(float(each.column("virtual_s").max(initial=0.0)) for each in results))
+    divisor, _ = time_axis(last_of(results))
     return result.column("virtual_s") / divisor
 
 
@@ -107,12 +124,12 @@ def draw_band(axes: Axes, results: Sequence[Result], kind: str, scale: float = 1
         low, mean, high = (scale * result.column(f"{kind}_{part}") for part in ("min", "mean", "max"))
         is_single = len(results) == 1
         axes.fill_between(
-            times, low, high, color=colour_of(number), alpha=0.22 if is_single else 0.13, linewidth=0,
+            times, low, high, color=COLOURS[number % len(COLOURS)][0], alpha=0.22 if is_single else 0.13, linewidth=0,
             label="min to max" if is_single else None,
         )  # fmt: skip
         axes.plot(times, mean, **line_of(number, "mean" if is_single else name_of(result)))
         if is_single and np.isfinite(average := scale * result.column(f"{kind}_average_model")).any():
-            axes.plot(times, average, color=colour_of(1), linestyle=DASHES[1], label="average model")
+            axes.plot(times, average, color=COLOURS[1][0], linestyle=DASHES[1], label="average model")
 
 
 def draw_loss(axes: Axes, results: Sequence[Result]) -> None:
@@ -182,7 +199,7 @@ def draw_members(axes: Axes, results: Sequence[Result]) -> None:
         axes.step(times, result.column("alive"), where="post", **line)
         if is_single:
             axes.step(
-                times, result.column("ready"), where="post", color=colour_of(2), linestyle=DASHES[1], label="training"
+                times, result.column("ready"), where="post", color=COLOURS[2][0], linestyle=DASHES[1], label="training"
             )
     axes.set_ylim(0, 1.06 * max(axes.get_ylim()[1], 1.0))
     axes.yaxis.set_major_locator(MaxNLocator(6, integer=True))
@@ -200,32 +217,7 @@ def draw_traffic(axes: Axes, results: Sequence[Result]) -> None:
 
 
 def draw_durations(axes: Axes, results: Sequence[Result]) -> None:
-    """Draw a histogram, with the median and the 95th percentile marked."""
-    (result,) = results
-    sample = positive(result.exchange_s)
-    divisor, unit = time_axis(float(np.quantile(sample, 0.95)))
-    sample = sample / divisor
-    low, high = float(sample.min()), float(sample.max())
-    is_log = high > LOG_RATIO * low
-    if high - low < 1e-6 * high:  # All are equal: draw one bar of some width.
-        low, high = 0.9 * low, 1.1 * high
-    edges = np.geomspace(low, high, HISTOGRAM_BINS + 1) if is_log else np.linspace(low, high, HISTOGRAM_BINS + 1)
-    shares = np.full(sample.size, 100.0 / sample.size)
-    axes.hist(sample, list(edges), weights=shares, color=colour_of(0), alpha=0.75, linewidth=0)
-    if is_log:
-        axes.set_xscale("log")
-        plain_ticks(axes, low, high, "x")
-    for share, words, style in ((0.5, "median", "-"), (0.95, "95 % within", DASHES[1])):
-        value = float(np.quantile(sample, share))
-        axes.axvline(
-            value, color=INK, linewidth=1.0, linestyle=style, label=f"{words} {duration_text(value * divisor)}"
-        )
-    axes.set_xlabel(f"duration of an exchange ({unit})")
-    axes.set_ylabel("share of exchanges (%)")
-
-
-def draw_durations_of_several(axes: Axes, results: Sequence[Result]) -> None:
-    """Draw cumulative shares of durations: lines, since bars would hide one another."""
+    """Draw cumulative shares of durations, and mark the median and the 95th percentile of a single result."""
     samples = [positive(each.exchange_s) for each in results]
     durations = np.concatenate(samples)
     divisor, unit = time_axis(float(np.quantile(durations, 0.95)))
@@ -234,7 +226,12 @@ def draw_durations_of_several(axes: Axes, results: Sequence[Result]) -> None:
             times = np.concatenate([[0.0], np.sort(sample) / divisor])
             shares = np.linspace(0, 100, times.size)
             shown = np.unique(np.linspace(0, times.size - 1, 400).astype(int))  # A picture shows no more points.
-            axes.plot(times[shown], shares[shown], drawstyle="steps-post", **line_of(number, name_of(result)))
+            label = "_" if len(results) == 1 else name_of(result)  # matplotlib leaves "_" out of the key.
+            axes.plot(times[shown], shares[shown], drawstyle="steps-post", **line_of(number, label))
+    for share, words, style in ((0.5, "median", "-"), (0.95, "95 % within", DASHES[1])) if len(results) == 1 else ():
+        value = float(np.quantile(durations, share))
+        label = f"{words} {duration_text(value)}"
+        axes.axvline(value / divisor, color=INK, linewidth=1.0, linestyle=style, label=label)
     low, high = float(durations.min()) / divisor, float(durations.max()) / divisor
     if high > LOG_RATIO * low:
         axes.set_xscale("log")
@@ -255,43 +252,3 @@ def positive(values: F64) -> F64:
     """Return the values that a logarithmic axis can show."""
     shown: F64 = values[np.isfinite(values) & (values > 0)]
     return shown
-
-
-def plain_ticks(axes: Axes, low: float, high: float, which: str = "y") -> None:
-    """Set round, written-out ticks on a logarithmic axis: powers of ten on a long axis, more digits on a short one."""
-    from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
-
-    low, high = low / 1.15, high * 1.15
-    powers = range(math.floor(math.log10(low)) - 1, math.ceil(math.log10(high)) + 2)
-    for digits in TICK_DIGITS:
-        if sum(low <= digit * 10.0**power <= high for power in powers for digit in digits) >= MIN_TICKS:
-            break
-    axis = axes.xaxis if which == "x" else axes.yaxis
-    axis.set_major_locator(FixedLocator([digit * 10.0**power for power in powers for digit in digits]))
-    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.10g}"))
-    axis.set_minor_locator(NullLocator())
-    (axes.set_xlim if which == "x" else axes.set_ylim)(low, high)
-
-
-EVALUATED = "On held-out samples: each peer's own model, and the average of all models."
-BAND = "On held-out samples: the mean of the peers, and the band from least to greatest."
-PANELS = (
-    Panel("loss", "Loss", EVALUATED, draw_loss, caption_of_several=BAND),
-    Panel("accuracy", "Accuracy", EVALUATED, draw_accuracy, caption_of_several=BAND),
-    Panel("metric", "Metric", EVALUATED, draw_metric, caption_of_several=BAND),
-    Panel("consensus", "Consensus distance", "How far the peers' models lie from their average, root mean square.",
-          draw_consensus),
-    Panel("members", "Members", "Peers that are up, and those of them that have joined and train.", draw_members,
-          caption_of_several="Peers that are up."),
-    Panel("traffic", "Bytes sent", "By all peers together since the beginning, control messages included.",
-          draw_traffic),
-    Panel("durations", "Exchanges", "From the snapshot to the mix, over a sample of the finished exchanges.",
-          draw_durations, about_time=False, draw_several=draw_durations_of_several,
-          caption_of_several="Share of the finished exchanges that took no longer, from the snapshot to the mix."),
-)  # fmt: skip
-HAS_DATA: dict[str, Callable[[Result], bool]] = {
-    "accuracy": lambda result: bool(np.isfinite(result.column("accuracy_mean")).any()),
-    "metric": lambda result: bool(np.isfinite(result.column("metric_mean")).any()),
-    "consensus": lambda result: bool(positive(result.column("consensus_distance")).size),
-    "durations": lambda result: bool(positive(result.exchange_s).size),
-}

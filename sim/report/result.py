@@ -6,7 +6,7 @@ import csv
 import io
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from html import escape
@@ -15,10 +15,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import numpy as np
 
+from gossip.codecs import AUTO
 from gossip.errors import ConfigError, LocalError, did_you_mean
-from gossip.ids import quantity
+from gossip.ids import every, quantity
 from sim.arrays import F64
-from sim.report.figures import COLUMNS, SHOWN
+from sim.report.figures import COLUMNS
+from sim.report.units import bytes_text, count_text, duration_text, figure_text, number, share_text
 from sim.scenario.fidelity import Fidelity
 
 if TYPE_CHECKING:
@@ -75,10 +77,10 @@ class Result:
         Raises:
             LocalError: matplotlib is missing, or the file cannot be written.
         """
-        from sim.report import charts
+        from sim.report import charts, plots
 
         charts.require_matplotlib()
-        charts.save(charts.draw([self]), Path(path))
+        charts.save(plots.draw_all([self]), Path(path))
 
     def save(self, folder: str | Path) -> Path:
         """Write history.csv, summary.json, scenario.toml, report.html and PNGs into a folder.
@@ -94,21 +96,14 @@ class Result:
         Raises:
             LocalError: matplotlib is missing, or a file cannot be written.
         """
-        from sim.report import charts, pages
-
         folder = Path(folder)
+        summary = json.dumps(as_json_data(self.summary), indent=2) + "\n"
         with writing(folder):
             folder.mkdir(parents=True, exist_ok=True)
             (folder / "history.csv").write_text(self.csv_text(), encoding="utf-8")
-            (folder / "summary.json").write_text(
-                json.dumps(as_json_data(self.summary), indent=2) + "\n", encoding="utf-8"
-            )
+            (folder / "summary.json").write_text(summary, encoding="utf-8")
             (folder / "scenario.toml").write_text(self.scenario.to_toml(), encoding="utf-8")
-        charts.require_matplotlib()
-        charts.save_all([self], folder)
-        with writing(folder):
-            (folder / "report.html").write_text(pages.report(self), encoding="utf-8")
-        return folder / "report.html"
+        return write_report([self], folder)
 
     def csv_text(self) -> str:
         """Return the history as CSV with a header row; unknown values are empty."""
@@ -147,7 +142,7 @@ class Result:
 
     def _repr_html_(self) -> str:
         """Return the figures as a table and the curves, for notebooks."""
-        from sim.report import charts
+        from sim.report import charts, plots
 
         rows = "".join(
             f"<tr><th>{escape(key)}</th><td>{escape(value)}</td></tr>" for key, value in self.figures().items()
@@ -159,10 +154,68 @@ class Result:
         except LocalError as error:
             return f"<div>{table}<p>{escape(str(error))}</p></div>"
         # Draw on white, since a page cannot tell whether the notebook's theme is light or dark.
-        picture = charts.svg_of(charts.draw([self]), f"Curves of {self.summary['name']}", themed=False)
+        picture = charts.svg_of(plots.draw_all([self]), f"Curves of {self.summary['name']}", themed=False)
         return f'<div>{table}<div style="background:#fff;max-width:1100px;padding:8px">{picture}</div></div>'
 
 
+# -- the main figures as text ------------------------------------------------------------------------------------------
+def accuracy(result: Result, key: str) -> float:
+    return number(result.summary["accuracy"][key])
+
+
+def if_accurate(result: Result, text: str) -> str:
+    """Return the text, or nothing if no model has an accuracy."""
+    return "" if math.isnan(accuracy(result, "mean")) else text
+
+
+def metric_text(result: Result) -> str:
+    """Return the task's metric as text, if it has one."""
+    mean, low, high = (number(result.summary["metric"][key]) for key in ("mean", "min", "max"))
+    return "" if math.isnan(mean) else f"{figure_text(mean)} ({figure_text(low)} to {figure_text(high)})"
+
+
+def failures_text(result: Result) -> str:
+    """Return the failed exchanges, and their share of all."""
+    done, failed = result.summary["exchanges_done"], result.summary["exchanges_failed"]
+    share = failed / (failed + done) if failed + done else 0.0
+    return f"{count_text(failed)} ({share_text(share)})"
+
+
+def alive_text(result: Result) -> str:
+    alive = result.history[-1]["alive"] if result.history else math.nan
+    return f"{count_text(alive)} of {count_text(result.summary['peers'])}"
+
+
+def interval_text(result: Result) -> str:
+    """Return how often peers mix, and in which codec."""
+    steps = result.summary.get("interval_steps")
+    config = result.scenario.config
+    codec = "each link's codec" if config.codec_name == AUTO else config.codec_name
+    return "" if steps is None else f"{every(steps)}, in {codec}"
+
+
+# The main figures of a result as text with units, in the order in which people ask. An empty text is left out.
+SHOWN: tuple[tuple[str, Callable[[Result], str]], ...] = (
+    ("accuracy, mean of peers", lambda result: if_accurate(result, share_text(accuracy(result, "mean")))),
+    ("least to greatest", lambda result: if_accurate(
+        result, f"{share_text(accuracy(result, 'min'))} to {share_text(accuracy(result, 'max'))}"
+    )),
+    ("average model", lambda result: if_accurate(result, share_text(accuracy(result, "average_model")))),
+    ("loss, mean of peers", lambda result: figure_text(number(result.summary["loss"]))),
+    ("metric, mean of peers", metric_text),
+    ("consensus distance", lambda result: figure_text(number(result.summary["consensus_distance"]))),
+    ("alive at the end", alive_text),
+    ("exchanges", lambda result: count_text(result.summary["exchanges_done"])),
+    ("failed", failures_text),
+    ("interval", interval_text),
+    ("sent", lambda result: bytes_text(result.summary["bytes_sent"])),
+    ("played", lambda result: "message by message" if result.fidelity.level == "whole" else "exchange by exchange"),
+    ("virtual time", lambda result: duration_text(result.summary["virtual_s"])),
+    ("real time", lambda result: duration_text(result.summary["wall_s"])),
+)  # fmt: skip
+
+
+# -- files -------------------------------------------------------------------------------------------------------------
 class RowFile:
     """``history.csv`` of a simulation that still runs: ``with RowFile(folder) as rows``, then ``rows(row)`` for each.
 
@@ -211,16 +264,20 @@ def compare(results: Sequence[Result], folder: str | Path) -> Path:
     Raises:
         LocalError: matplotlib is missing, or a file cannot be written.
     """
-    from sim.report import charts, pages
-
     assert len(results) >= 2, "use Result.save for a single result"
-    folder = Path(folder)
+    return write_report(results, Path(folder))
+
+
+def write_report(results: Sequence[Result], folder: Path) -> Path:
+    """Write report.html and its PNGs into a folder, and return the page's path; as :func:`compare`."""
+    from sim.report import charts, pages, plots
+
     charts.require_matplotlib()
     with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
-    charts.save_all(results, folder)
-    with writing(folder):
-        (folder / "report.html").write_text(pages.comparison(results), encoding="utf-8")
+        plots.save_all(results, folder)
+        text = pages.report(results[0]) if len(results) == 1 else pages.comparison(results)
+        (folder / "report.html").write_text(text, encoding="utf-8")
     return folder / "report.html"
 
 

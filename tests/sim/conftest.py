@@ -7,7 +7,7 @@ import pytest
 
 from gossip import __main__ as command
 from sim import jobs
-from sim.report import charts, progress_bar
+from sim.report import charts, plots, progress_bar
 from sim.threads import one_thread
 from tests.sim.commands import TINY
 from tests.sim.fake_results import fake_result
@@ -73,5 +73,5 @@ def played(monkeypatch, _pictures_not_rendered):
 @pytest.fixture
 def _pictures_not_rendered(monkeypatch):
     """Leave a report's pictures out, which take most of a second: test_report renders them."""
-    monkeypatch.setattr(charts, "save_all", lambda results, folder: None)
+    monkeypatch.setattr(plots, "save_all", lambda results, folder: None)
     monkeypatch.setattr(charts, "svg_of", lambda figure, label, *, themed=True: "<svg></svg>")

@@ -134,8 +134,8 @@ def test_both_levels_train_on_a_data_set_of_ones_own_to_the_same_bits(dataset):
     for run in (ExchangeSimulation(scenario), Simulation(scenario)):
         for _ in run.slices():
             pass
-        run.measures.row()  # Brings the models up to date.
-        models.append(run.measures.learners.matrix)
+        run.row()  # Brings the models up to date.
+        models.append(run.learners.matrix)
     assert np.array_equal(*models)
     assert not np.array_equal(models[0][0], models[0][1])
 

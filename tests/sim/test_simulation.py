@@ -179,7 +179,7 @@ def test_an_exchange_is_counted_once_however_many_sides_it_has(mixing):
         pass
     under_way = sum(len(host.peer.exchanges.table) for host in run.swarm.hosts)
     assert len(mixed) > 10
-    assert len(mixed) - under_way <= run.measures.row()["exchanges_done"] <= len(mixed)
+    assert len(mixed) - under_way <= run.row()["exchanges_done"] <= len(mixed)
 
 
 def test_what_nobody_is_there_to_say_is_null_in_strict_json():

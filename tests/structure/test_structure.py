@@ -38,7 +38,7 @@ def test_no_folder_is_full():
 
 def test_a_constructor_takes_what_a_reader_keeps_in_mind():
     public = {"Node": 18}
-    of_one_caller = {"Host": 12, "Presence": 9, "Swarm": 8}
+    of_one_caller = {"Presence": 9, "Swarm": 8}
     assert figures.constructors(7) == public | of_one_caller
 
 
@@ -53,7 +53,7 @@ def test_all_is_counted(package):
 
 CEILINGS = {  # Lines of Python and C. The aim stands behind each; a change that goes over it removes as much elsewhere.
     ("gossip", "node"): 49_800,  # 38,000
-    ("sim",): 14_700,  # 12,500
+    ("sim",): 14_100,  # 12,500
     ("tests",): 68_500,  # 57,000
     ("benchmarks",): 11_800,  # 10,500
 }

@@ -16,8 +16,8 @@ from torch import nn
 
 from node.local import LocalSwarm
 from node.observe import figures
-from sim.report.html import STYLE
-from sim.report.plots import COLOURS, DASHES
+from sim.report import pages
+from sim.report.charts import COLOURS, DASHES
 from tests.node.page.chromium import Browser, found
 
 SCRIPT = Path(figures.__file__).with_name("page") / "static" / "page.js"
@@ -166,7 +166,7 @@ def test_the_page_draws_with_the_colours_of_the_simulators_reports(call):
     light, dark = re.findall(r":root \{(.*?)\}", (SCRIPT.parent / "page.css").read_text())
     assert re.findall(r"--s\d: (#\w+);", light) == [pair[0] for pair in COLOURS]
     assert re.findall(r"--s\d: (#\w+);", dark) == [pair[1] for pair in COLOURS]
-    reports = re.findall(r":root \{(.*?)\}", STYLE, re.DOTALL)
+    reports = re.findall(r":root \{(.*?)\}", pages.page([], ""), re.DOTALL)
     for name in ("page", "ink", "muted", "grid", "shade"):
         for ours, theirs in zip((light, dark), reports, strict=True):
             assert re.findall(rf"--{name}: (#\w+);", ours) == re.findall(rf"--{name}: (#\w+);", theirs)

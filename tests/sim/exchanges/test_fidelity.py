@@ -232,7 +232,7 @@ def test_nothing_is_kept_of_exchanges_that_are_over():
     level = run.level
     level.update_models()
     assert level.decisions.failures > 0
-    assert level.live_peers < 40
+    assert level.counts().live_peers < 40
     under_way = {one.number for table in level.decisions.slots.exchanges for one in table}
     assert set(level.models.snapshots) <= under_way | {code >> 8 for code in level.tape.codes}
 
@@ -244,7 +244,7 @@ def test_a_retried_offer_goes_to_nobody_who_mixes_with_the_peer_already(monkeypa
     every_step = Config(mix_every_steps=1, codec="int8")
     played = scenario(peers=4, duration_s=60.0, network=lan, gossip=every_step, report={"every_s": 60.0})
     level = ExchangeSimulation(played).level
-    level.run_until(60.0)
+    level.advance(60.0)
     decisions = level.decisions
     assert not [one for table in decisions.slots.exchanges for one in table if one.ended == BOTH]
     assert decisions.mixes > 0.9 * 4 * level.clocks.next_boundary(0, 60.0)
@@ -261,7 +261,7 @@ def test_a_newcomer_begins_among_its_donors():
     level.presence.on_stop(peer, iter(()))
     before = level.learners.matrix.copy()
     level.presence.on_start(peer, Uptime(0.0, math.inf, False, False), iter(()))
-    level.run_until(3.0)
+    level.advance(3.0)
     level.update_models()
     model, others = level.learners.matrix[peer], np.delete(before, peer, 0)
     givers = [{int(row) for row in np.flatnonzero((others[:, start:stop] == model[start:stop]).all(1))}

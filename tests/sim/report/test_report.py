@@ -13,9 +13,8 @@ import numpy as np
 import pytest
 
 from gossip.errors import ConfigError, LocalError
-from sim.report import charts
+from sim.report import charts, plots
 from sim.report import describe as words
-from sim.report import plots as panels
 from sim.report.result import COLUMNS, compare, folder_names
 from sim.scenario.scenario import Scenario
 from sim.sweep import Sweep
@@ -76,7 +75,7 @@ def page_text(saved):
 @pytest.fixture
 def _page_alone(monkeypatch):
     """Draw the page, without saving each picture as a file too: :func:`saved` has those."""
-    monkeypatch.setattr(charts, "save_all", lambda results, folder: None)
+    monkeypatch.setattr(plots, "save_all", lambda results, folder: None)
 
 
 # -- files -------------------------------------------------------------------------------------------------------------
@@ -85,7 +84,7 @@ def test_save_writes_figures_scenario_report_and_a_picture_of_each_panel(saved):
     names = {path.name for path in folder.iterdir()}
     assert names == {
         "history.csv", "summary.json", "scenario.toml", "report.html", "curves.png",
-        *(f"{panel.name}.png" for panel in panels.panels_of([result])),
+        *(f"{panel.name}.png" for panel in plots.panels_of([result])),
     }  # fmt: skip
     assert all(path.read_bytes().startswith(b"\x89PNG") for path in folder.glob("*.png"))
     assert Scenario.from_toml(folder / "scenario.toml") == result.scenario
@@ -201,14 +200,14 @@ def test_every_colour_of_a_picture_on_the_page_is_one_that_the_page_defines_for_
 def test_the_page_says_in_words_what_was_played_and_when_the_network_was_cut(saved, page_text):
     text = " ".join(Page(page_text).text).replace("\N{NO-BREAK SPACE}", " ")
     assert words.in_words(saved[0].scenario) in text
-    assert "From 10 min to 15 min the network is cut into 2 groups." in text
+    assert "2 groups 600 to 900 s" in text
     assert "Shaded: while the network is cut." in text
 
 
 def test_every_axis_says_its_unit():
     result = fake_result()
-    for panel in panels.panels_of([result]):
-        (axes,) = charts.draw([result], panel).axes
+    for panel in plots.panels_of([result]):
+        (axes,) = charts.draw([panel]).axes
         for label in (axes.get_xlabel(), axes.get_ylabel()):
             assert "(" in label or label == "peers", f"{panel.name}: {label!r}"
 
@@ -228,7 +227,7 @@ def test_drawing_leaves_the_user_s_own_settings_of_matplotlib_as_they_are():
 
 # -- panels ------------------------------------------------------------------------------------------------------------
 def names_of(results):
-    return [panel.name for panel in panels.panels_of(results)]
+    return [panel.name for panel in plots.panels_of(results)]
 
 
 def test_a_task_without_accuracy_has_no_panel_and_no_figure_of_it():
@@ -263,16 +262,15 @@ def test_a_run_of_one_row_and_one_that_diverged_still_have_a_report(tmp_path):
 def test_exchanges_that_all_take_the_same_time_are_drawn():
     result = fake_result()
     result.exchange_s = np.full(50, 0.25)
-    panel = next(each for each in panels.PANELS if each.name == "durations")
-    (axes,) = charts.draw([result], panel).axes
-    assert sum(bar.get_height() for bar in axes.patches) == pytest.approx(100)
+    (axes,) = charts.draw([panel for panel in plots.panels_of([result]) if panel.name == "durations"]).axes
+    assert axes.get_lines()[0].get_ydata()[-1] == pytest.approx(100)
 
 
 def test_what_rounding_makes_of_one_common_model_does_not_set_the_scale_of_the_distance():
     result = fake_result()
     result.history[0]["consensus_distance"] = 1e-7
-    assert math.isnan(panels.distances(result)[0])
-    assert np.isfinite(panels.distances(result)[1:]).all()
+    assert math.isnan(plots.distances(result)[0])
+    assert np.isfinite(plots.distances(result)[1:]).all()
 
 
 # -- several -----------------------------------------------------------------------------------------------------------
@@ -287,13 +285,13 @@ def test_a_comparison_shows_each_scenario_in_one_colour_and_where_they_differ(tm
 
     monkeypatch.setattr(charts, "save", saved)
     text = compare(results, tmp_path).read_text()
-    assert names == ["curves.png", *(f"{panel.name}.png" for panel in panels.panels_of(results))]
+    assert names == ["curves.png", *(f"{panel.name}.png" for panel in plots.panels_of(results))]
     assert Page(text).open == []
     assert "gossip.mix_every_steps" in text
     assert "network.latency" not in text  # it is the same in all runs
-    for panel in panels.panels_of(results):
-        (axes,) = charts.draw(results, panel, key=False).axes
-        assert [line.get_color() for line in axes.get_lines()] == [pair[0] for pair in panels.COLOURS[:3]]
+    for panel in plots.panels_of(results):
+        (axes,) = charts.draw([panel]).axes
+        assert [line.get_color() for line in axes.get_lines()] == [pair[0] for pair in charts.COLOURS[:3]]
 
 
 def test_where_scenarios_differ_is_spelled_out_although_one_names_a_preset():
@@ -304,9 +302,9 @@ def test_where_scenarios_differ_is_spelled_out_although_one_names_a_preset():
 
 
 def test_more_scenarios_than_colours_are_told_apart_by_their_dashes():
-    count = 2 * len(panels.COLOURS)
-    looks = {(panels.colour_of(number), panels.dash_of(number)) for number in range(count)}
-    assert len(looks) == count
+    count = 2 * len(charts.COLOURS)
+    lines = [charts.line_of(number, "") for number in range(count)]
+    assert len({(line["color"], line["linestyle"]) for line in lines}) == count
 
 
 def test_a_result_shows_itself_in_a_sentence_where_nothing_else_can_be_shown():
@@ -322,11 +320,11 @@ def test_a_logarithmic_axis_has_at_least_three_ticks(low, high):
 
     axes = Figure().subplots()
     axes.set_yscale("log")
-    panels.plain_ticks(axes, low, high)
+    charts.plain_ticks(axes, low, high)
     bottom, top = axes.get_ylim()
     assert 3 <= sum(bottom <= tick <= top for tick in axes.get_yticks()) <= 9
 
 
 def test_peers_are_counted_in_whole_numbers():
-    figure = charts.draw([fake_result(peers=20)], next(p for p in panels.PANELS if p.name == "members"))
+    figure = charts.draw([panel for panel in plots.panels_of([fake_result(peers=20)]) if panel.name == "members"])
     assert all(tick == round(tick) for tick in figure.axes[0].get_yticks())

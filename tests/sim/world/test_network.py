@@ -9,7 +9,6 @@ import random
 import numpy as np
 import pytest
 
-from gossip.errors import ConfigError
 from sim.scenario import worlds
 from sim.scenario.scenario import Distribution, Latency, NetworkSpec, Rate
 from sim.world.network import NetworkModel, network_of
@@ -139,21 +138,3 @@ def test_a_perfect_network_has_none_and_an_ideal_memberships_only_where_packets_
     assert network_of(perfect, 1).transport is None
     assert network_of(NetworkSpec(tls=True), 1, ideal=True).transport is None
     assert network_of(NetworkSpec(loss=0.1), 1, ideal=True).transport == Transport("cubic")
-
-
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        ("latency_s", -0.1),
-        ("latency_s", math.inf),
-        ("rate_bytes_s", 0.0),
-        ("rate_bytes_s", math.nan),
-        ("loss", 1.0),
-        ("loss", -0.1),
-        ("congestion", "reno"),
-        ("tls", True),  # without TCP
-    ],
-)
-def test_impossible_networks_are_refused_by_name(name, value):
-    with pytest.raises(ConfigError, match=name):
-        NetworkModel(**{name: value})
