@@ -12,6 +12,7 @@ import inspect
 import os
 import re
 import sys
+import textwrap
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -195,7 +196,7 @@ def takes_options(cls: type[T]) -> type[T]:
     signature = inspect.signature(init)
     own = [one for one in signature.parameters.values() if one.kind is not one.VAR_KEYWORD]
     options = [
-        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=hint.__origin__)
+        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=type_of(hint))
         for name, hint in ARGUMENTS.items()
     ]
     signature = signature.replace(parameters=own + options)
@@ -207,14 +208,21 @@ def takes_options(cls: type[T]) -> type[T]:
 
     checked.__signature__ = signature  # type: ignore[attr-defined]
     setattr(cls, "__init__", checked)  # noqa: B010  mypy refuses the assignment.
-    entries = [f"        {name}: {plain(OPTIONS[name].meaning)} Else {OPTIONS[name].variable}." for name in ARGUMENTS]
-    cls.__doc__ = re.sub(r"^ *\*\*options:.*$", lambda _: "\n".join(entries), cls.__doc__ or "", flags=re.MULTILINE)
+    text = "\n".join(map(entry, ARGUMENTS))
+    cls.__doc__ = re.sub(r"^ *\*\*options:.*$", lambda _: text, cls.__doc__ or "", flags=re.MULTILINE)
     return cls
 
 
-def plain(markdown: str) -> str:
-    """Return the text without links."""
-    return re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", markdown)
+def type_of(hint: Any) -> Any:
+    """Return the type in an annotation with a row: itself, or its text where it was written as one."""
+    return getattr(hint.__origin__, "__forward_arg__", hint.__origin__)
+
+
+def entry(name: str) -> str:
+    """Return an argument's entry in a docstring, without the links of the documents."""
+    meaning = re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", OPTIONS[name].meaning)
+    text = f"{name}: {meaning} The variable is {OPTIONS[name].variable}."
+    return textwrap.fill(text, 120, initial_indent=" " * 8, subsequent_indent=" " * 12, break_on_hyphens=False)
 
 
 def reference_page() -> str:
