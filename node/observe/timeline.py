@@ -68,14 +68,14 @@ class LoopTimeline:
     def close(self) -> None:
         """End the file; call it when the listeners are closed."""
         self.add_copies()
-        failure, lost = self.writer.close(), self.writer.dropped
+        failure, lost, path = self.writer.close(), self.writer.dropped, self.writer.path
         if failure is not None:
-            text = f"is incomplete, as it could not be written: {failure.strerror}."
+            text = f"The timeline {path} is incomplete, as it could not be written: {failure.strerror}."
         elif lost:
-            text = f"lacks its last {lost:,} events: it is full, or its disk is slow."
+            text = f"The timeline {path} lacks its last {lost:,} events: it is full, or its disk is slow."
         else:
             return
-        notices.log(self.me, "timeline", f"The timeline {self.writer.path} {text}", True)
+        notices.log(self.me, "timeline", text, True)
 
     # -- the listeners' thread -------------------------------------------------------------------------------------
     def on_event(self, event: NodeEvent) -> None:

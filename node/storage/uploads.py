@@ -151,11 +151,11 @@ class CheckpointUploads:
                 os.replace(upload.optimizer_file, upload.home / companion(UNSENT))
             os.replace(upload.file, kept_file)
         upload.remove()
-        place = f"{upload.shown_url} ({error_text(error, upload.url)})"
+        url, reason = upload.shown_url, error_text(error, upload.url)
         if isinstance(error, PERMANENT):
-            text = f"The store refuses {place}: look at its name, credentials and permissions"
+            text = f"The store refuses {url} ({reason}): look at its name, credentials and permissions"
         else:
-            text = f"The checkpoint cannot be stored at {place}: look at the store and the network"
+            text = f"The checkpoint cannot be stored at {url} ({reason}): look at the store and the network"
         self.report_failure(
             upload, f"{text}; training goes on, the next save tries again, and this one is kept in {kept_file}."
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import stat
 import subprocess
@@ -14,6 +15,9 @@ from gossip.errors import ConfigError, IdentityError
 from gossip.ids import Address
 from node.cli import main as cli
 from node.identity.keys import InviteToken, new_secret, parse_secret, read_secret
+from node.local import REMOVED_VARIABLES
+from node.options import OPTIONS
+from node.settings import Settings
 from tests.node.commands import SEED_ID, gossip, secret_of
 from tests.node.pretended import script_of
 
@@ -80,6 +84,16 @@ def test_invites_that_contradict_each_other_or_the_options_are_refused(tmp_path)
             cli.environment_of(dict(seeds=(mine,), **options), {})
     with pytest.raises(IdentityError):
         cli.environment_of(dict(seeds=(mine[:-3],)), {})
+
+
+def test_every_option_reaches_the_settings_of_a_node():
+    fields = {field.name for field in dataclasses.fields(Settings)}
+    assert {name for name in OPTIONS if name not in fields} == {"insecure", "log", "quiet"}, "these the command reads"
+    for rows in ([option.flag for option in OPTIONS.values()], [option.variable for option in OPTIONS.values()]):
+        assert len(set(rows)) == len(OPTIONS)
+    assert OPTIONS.keys() - {"on_fault", "grace_s"} == {
+        name for name, option in OPTIONS.items() if option.variable in REMOVED_VARIABLES
+    }, "a node of gossip local inherits no place of another one"
 
 
 def test_options_after_the_script_are_the_script_s_own(tmp_path):
