@@ -33,8 +33,8 @@ KINDS: dict[str, Any] = {
 HEAD = """\
 # Every option of a node
 
-Written by `make reference` from `node/options.py`; a test holds that it is up to date. An argument of `Node` wins over
-the variable, which the command sets from its flag. A variable that is set holds if neither is given.
+Written by `make reference` from `node/options.py`. An argument of `Node` wins over the flag, and the flag over the
+variable.
 
 | argument | flag | variable | meaning |
 |---|---|---|---|
@@ -80,9 +80,8 @@ class NodeOptions(TypedDict, total=False):
         "--seed", "HOST:PORT|INVITE|@FILE", "GOSSIP_SEEDS",
         "A node to join through, a name of several, or a file of such lines; may be repeated.",
         '"host:port" of any nodes, "host:port#id", invites, "@path" of a file of such lines, or a function that '
-        "returns such texts ([seeds](node.md#seeds)); in the variable separated by commas. Names with all their "
-        "addresses, files and functions are looked up again while no member is found. None: the swarm in the state "
-        "directory, or a new one.",
+        "returns such texts ([seeds](node.md#seeds)); in the variable separated by commas. None: the swarm in the "
+        "state directory, or a new one.",
     )]  # fmt: skip
     listen: Annotated[str | None, Option(
         "--listen", "HOST:PORT", "GOSSIP_LISTEN", "Default 127.0.0.1:0.",
@@ -103,8 +102,7 @@ class NodeOptions(TypedDict, total=False):
     )]  # fmt: skip
     state_dir: Annotated[Text | None, Option(
         "--state-dir", "DIR", "GOSSIP_STATE_DIR", "Keeps the node's identity and its swarm.",
-        "A directory that keeps key, secret and address book, one node's at a time. None gives a new identity at every "
-        "start.",
+        "A directory that keeps key, secret and address book. None gives a new identity at every start.",
         own=True,
     )]  # fmt: skip
     config: Annotated["Config | None", Option(
@@ -114,13 +112,13 @@ class NodeOptions(TypedDict, total=False):
     )]  # fmt: skip
     join_or_fail_s: Annotated[float | None, Option(
         "--must-join", "SECONDS", "GOSSIP_MUST_JOIN", "Fail unless the swarm is joined by then.",
-        "Raise LocalError unless a swarm's weights are here within so many seconds. The message has the outcome of "
-        "each seed. Without it, a node that reaches no peer finally starts alone.",
+        "Raise LocalError unless a swarm's weights are here within so many seconds. Without it, a node that reaches no "
+        "peer finally starts alone.",
         least=0.001,
     )]  # fmt: skip
     wait_for: Annotated[int | None, Option(
         "--wait-for", "N", "GOSSIP_WAIT_FOR", "Train only when so many members are here, this one included.",
-        "Train only when so many members are here, this one included; default 1.",
+        "Train only when so many members are here; default 1.",
         least=1, local_help="Train only when so many members are here; all if not given.",
     )]  # fmt: skip
     wait_s: Annotated[float | None, Option(
