@@ -141,8 +141,9 @@ soak: $(READY) ## watch memory, descriptors and tables of six nodes for two hour
 fuzz: $(READY) ## feed N damaged and hostile inputs to everything that reads any, on all cores: make fuzz N=10000000
 	$(PY) -m tests.fuzz --inputs $(or $(N),1000000) --seed $(or $(SEED),1)
 
-reference: $(READY) ## write docs/config.md from the settings, docs/figures.md from the figures, and the drawn pictures
+reference: $(READY) ## write docs/config.md from the settings, docs/options.md, docs/figures.md from the figures, and the drawn pictures
 	$(PY) -m gossip.config.reference > docs/config.md
+	$(PY) -m node.options > docs/options.md
 	{ $(PY) -m node.observe.figures && $(PY) -m sim.report.figures; } > docs/figures.md
 	$(PY) docs/pictures/concepts.py
 

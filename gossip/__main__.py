@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Callable
 from importlib import import_module
+from inspect import Parameter, Signature, signature
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -80,6 +82,35 @@ def find_node() -> None:
         sys.path.remove(home)
 
 
+find_node()
+
+
+def with_options(help_of: Callable[[Any], str]) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Give a command with ``**options`` a flag for each option of a node for which ``help_of(option)`` has a text."""
+    from node.options import OPTIONS
+
+    def decorate(command: Callable[..., None]) -> Callable[..., None]:
+        parameters = [
+            parameter
+            for parameter in signature(command, eval_str=True).parameters.values()
+            if parameter.kind is not parameter.VAR_KEYWORD
+        ]
+        for name, option in OPTIONS.items():
+            if not (text := help_of(option)):
+                continue
+            kind, metavar = (option.kind | None, option.metavar) if option.metavar else (bool, None)
+            flag = typer.Option(option.flag, metavar=metavar, min=option.least, help=text)
+            default = None if option.metavar else False
+            parameters.append(
+                Parameter(name, Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[kind, flag])
+            )
+        command.__signature__ = Signature(parameters)  # type: ignore[attr-defined]
+        command.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+        return command
+
+    return decorate
+
+
 @app.callback()
 def gossip(
     version: Annotated[
@@ -87,7 +118,6 @@ def gossip(
     ] = False,
 ) -> None:
     """Options of the command itself."""
-    find_node()
 
 
 @app.command("version")
@@ -97,85 +127,20 @@ def version_command() -> None:
 
 
 @app.command(context_settings=SCRIPT_COMMAND)
-def run(  # noqa: PLR0913  The options of a command.
+@with_options(lambda option: option.help)
+def run(
     script: Script,
     args: ScriptArgs = None,
     module: IsModule = False,
-    seed: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="HOST:PORT|INVITE|@FILE",
-            help="A node to join through, a name of several, or a file of such lines; may be repeated.",
-        ),
-    ] = None,
-    listen: Annotated[str | None, typer.Option(metavar="HOST:PORT", help="Default 127.0.0.1:0.")] = None,
-    advertise: Annotated[
-        str | None, typer.Option(metavar="HOST:PORT", help="What others should dial, behind a forwarded port.")
-    ] = None,
-    secret_file: SecretFile = None,
-    insecure: Annotated[bool, typer.Option("--insecure", help="No secret: anybody may join and read.")] = False,
-    state_dir: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Keeps the node's identity and its swarm.")
-    ] = None,
-    must_join: Annotated[
-        float | None, typer.Option(metavar="SECONDS", min=0.001, help="Fail unless the swarm is joined by then.")
-    ] = None,
-    wait_for: Annotated[
-        int | None,
-        typer.Option(metavar="N", min=1, help="Train only when so many members are here, this one included."),
-    ] = None,
-    wait_s: Annotated[
-        float | None, typer.Option(metavar="SECONDS", min=0.001, help="Wait for them no longer; 60 if not given.")
-    ] = None,
-    config: ConfigFile = None,
-    page: Annotated[
-        str | None, typer.Option(metavar="HOST:PORT", help="A live page for browsers, as 127.0.0.1:7780.")
-    ] = None,
-    grace: Annotated[
-        float | None,
-        typer.Option(metavar="SECONDS", min=0, help="When it ends, mix a last time for at most this long; else 5 s."),
-    ] = None,
-    on_fault: Annotated[
-        str | None,
-        typer.Option(metavar="HOW", help="After a fault of this program's network side: restart (default) or raise."),
-    ] = None,
-    log: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE",
-            help="JSON lines: an event a row, and a row a second for a minute, ever fewer then, every 10 s in the end.",
-        ),
-    ] = None,
-    trace: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Writes a timeline of this node, for ui.perfetto.dev.")
-    ] = None,
     threads: Threads = None,
-    quiet: Annotated[bool, typer.Option("--quiet", help="No live line and no closing table.")] = False,
+    **options: Any,
 ) -> None:
     """Run a training script as one node of a swarm."""
     if threads is not None:  # before numpy and torch are imported, which read these once
         os.environ.update(dict.fromkeys(THREAD_VARIABLES, str(threads)))
     from node.cli import main as cli
 
-    settings = cli.RunSettings(
-        seeds=tuple(seed or ()),
-        listen=listen,
-        advertise=advertise,
-        secret_file=secret_file,
-        insecure=insecure,
-        state_dir=state_dir,
-        must_join=must_join,
-        wait_for=wait_for,
-        wait_s=wait_s,
-        config=config,
-        page=page,
-        grace=grace,
-        on_fault=on_fault,
-        log=log,
-        trace=trace,
-        quiet=quiet,
-    )
-    raise typer.Exit(cli.run(script, args or [], settings, module))
+    raise typer.Exit(cli.run(script, args or [], options, module))
 
 
 @app.command(context_settings=SCRIPT_COMMAND)
@@ -187,30 +152,21 @@ def inspect(script: Script, args: ScriptArgs = None, module: IsModule = False) -
 
 
 @app.command(context_settings=SCRIPT_COMMAND)
-def local(  # noqa: PLR0913  The options of a command.
+@with_options(lambda option: option.local_help)
+def local(
     script: Script,
     args: ScriptArgs = None,
     module: IsModule = False,
     nodes: Annotated[int, typer.Option("--nodes", "-n", min=1, max=64, help="Processes to start.")] = 4,
     threads: Annotated[int, typer.Option(metavar="N", min=1, help="Threads of arithmetic a process.")] = 1,
-    wait_for: Annotated[
-        int | None, typer.Option(metavar="N", min=1, help="Train only when so many members are here; all if not given.")
-    ] = None,
-    wait_s: Annotated[
-        float | None, typer.Option(metavar="SECONDS", min=0.001, help="Wait for them no longer; 600 if not given.")
-    ] = None,
-    config: ConfigFile = None,
     log_dir: Annotated[Path | None, typer.Option(metavar="DIR", help="Keeps each node's log and output.")] = None,
-    trace: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Writes a timeline of all nodes, for ui.perfetto.dev.")
-    ] = None,
+    **options: Any,
 ) -> None:
     """Start a swarm of processes on this machine, all running one script."""
-    from node.cli import main as cli
+    from node.cli.local import run_local
 
-    code = cli.local(
-        script, args or [], module=module, nodes=nodes, threads=threads, wait_for=wait_for, wait_s=wait_s,
-        config=config, log_dir=log_dir, trace=trace,
+    code = run_local(
+        script, args or [], options, module=module, nodes=nodes, threads=threads, log_dir=log_dir
     )  # fmt: skip
     raise typer.Exit(code)
 
@@ -224,9 +180,9 @@ def demo(
     opens: Annotated[bool, typer.Option("--open", help="Open it in a browser.")] = False,
 ) -> None:
     """Train on real data, kill the first node half-way, let another join, and show that it did not matter."""
-    from node.cli import main as cli
+    from node.cli.demo import run_demo
 
-    raise typer.Exit(cli.demo(nodes=nodes, as_json=json, limit_s=seconds_limit, page=page, opens=opens))
+    raise typer.Exit(run_demo(nodes=nodes, as_json=json, limit_s=seconds_limit, page=page or opens, opens=opens))
 
 
 @app.command()

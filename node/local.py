@@ -20,6 +20,7 @@ from typing import Any, Self
 from gossip.config import Config
 from gossip.errors import ConfigError, LocalError
 from node.child import Child, last_lines
+from node.options import OPTIONS, flags_of
 
 __all__ = ["LocalSwarm"]
 
@@ -34,12 +35,9 @@ ERROR_LINES = 20  # Lines shown of a node that ended with an error.
 # Like `python -m gossip`, but -P leaves the current folder out of the search path, so that a gossip.py or node.py there
 # shadows nothing. The packages' own folder is appended for the case that they are not installed.
 START = "import sys; sys.path.append(sys.argv.pop(1)); from gossip.__main__ import main; main()"
-PACKAGES_FOLDER = str(Path(__file__).resolve().parents[1])
-# GOSSIP_* variables of this process that children do not get: a seed or a state directory does not fit all of them.
-REMOVED_VARIABLES = (
-    "SEEDS", "LISTEN", "ADVERTISE", "SECRET_FILE", "INSECURE", "STATE_DIR", "CONFIG", "LOG", "PAGE", "PROGRESS",
-    "MUST_JOIN", "TRACE", "WAIT_FOR", "WAIT_S",
-)  # fmt: skip
+COMMAND = (sys.executable, "-P", "-c", START, str(Path(__file__).resolve().parents[1]))
+# Variables of this process that its nodes do not get: a seed or a state directory does not fit all of them.
+REMOVED_VARIABLES = {option.variable for option in OPTIONS.values() if not option.inherited}
 
 
 class LocalSwarm:
@@ -91,13 +89,11 @@ class LocalSwarm:
         self._folder.mkdir(parents=True, exist_ok=True)
         self._rows: deque[dict[str, Any]] = deque(maxlen=MAX_ROWS)
         self._job = [str(script), *map(str, args)]
-        self._options = ["--quiet", "--threads", str(threads)]
-        self._traces = trace
+        self._threads, self._traces = threads, trace
         if settings is not None:
             config = self._folder / "config.toml"
             config.write_text(settings, "utf-8")
-        if config is not None:
-            self._options += ["--config", str(config)]
+        self._config = config
         weakref.finalize(self, _clean_up, self.children, self._folder if folder is None else None, os.getpid())
 
     # -- life ----------------------------------------------------------------------------------------------------
@@ -108,7 +104,7 @@ class LocalSwarm:
         """
         if not self.children:
             for _ in range(self._nodes):
-                self.add(wait_for=(self._nodes, TOGETHER_S))
+                self.add(wait_for=self._nodes, wait_s=TOGETHER_S)
         return self
 
     def close(self) -> None:
@@ -123,10 +119,7 @@ class LocalSwarm:
         self.close()
 
     # -- nodes ---------------------------------------------------------------------------------------------------
-    def add(
-        self, *, seed: str | None = None, listen: str = "127.0.0.1:0", page: str | None = None,
-        wait_for: tuple[int, float] | None = None,
-    ) -> Child:  # fmt: skip
+    def add(self, *, seed: str | None = None, **options: Any) -> Child:
         """Start one more node.
 
         It joins through the running nodes, or through ``seed`` alone; if none runs it begins a swarm. Returns at once,
@@ -134,9 +127,8 @@ class LocalSwarm:
 
         Args:
             seed: The only seed to join through.
-            listen: The address on which to listen.
-            page: The address of its web page, if it is to have one.
-            wait_for: Members to wait for before it trains, and the most seconds to wait.
+            **options: Options of its Node that are numbers or texts, as ``page="127.0.0.1:0"`` or ``wait_for=4``
+                (docs/options.md). It listens on 127.0.0.1 if none is given.
         """
         if len(self.running) >= MAX_NODES:
             raise LocalError(
@@ -146,20 +138,14 @@ class LocalSwarm:
         number = len(self.children)
         log, out, err = (self._folder / f"node-{number}.{kind}" for kind in ("jsonl", "out", "err"))
         log.unlink(missing_ok=True)  # Rows of an earlier run do not belong to this one.
-        options = [*self._options, "--listen", listen, "--log", str(log)]
+        own = {"quiet": True, "seeds": seeds, "listen": "127.0.0.1:0", "config": self._config, "log": log}
         if self._traces:
-            options += ["--trace", str(self._folder / f"node-{number}.trace.json")]
-        for address in seeds:
-            options += ["--seed", address]
-        if page is not None:
-            options += ["--page", page]
-        if wait_for is not None:
-            options += ["--wait-for", str(wait_for[0]), "--wait-s", f"{wait_for[1]:g}"]
-        removed = {f"GOSSIP_{name}" for name in REMOVED_VARIABLES}
-        environment = {name: value for name, value in os.environ.items() if name not in removed}
+            own["trace"] = self._folder / f"node-{number}.trace.json"
+        flags = flags_of(**own | options)
+        environment = {name: value for name, value in os.environ.items() if name not in REMOVED_VARIABLES}
         with out.open("wb") as stdout, err.open("wb") as stderr:
             process = subprocess.Popen(
-                [sys.executable, "-P", "-c", START, PACKAGES_FOLDER, "run", *options, *self._job],
+                [*COMMAND, "run", "--threads", str(self._threads), *flags, *self._job],
                 # Sets of texts have one order in all processes, so that a vocabulary made of one is the same.
                 env={"PYTHONHASHSEED": "0", **environment, "PYTHONUNBUFFERED": "1"},
                 stdin=subprocess.DEVNULL,

@@ -5,16 +5,15 @@ from __future__ import annotations
 import dataclasses
 import os
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, Unpack
 
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from gossip.codecs import self_test
-from gossip.config import Config
 from gossip.errors import ConfigError
 from node import running
 from node.loop.arguments import checked_loss, checked_rate, checked_samples
@@ -33,7 +32,8 @@ from node.observe.members import Member
 from node.observe.metrics import Metrics
 from node.observe.notices import LOGGER
 from node.observe.reduced import Reduced
-from node.settings import NodeOptions, Settings, checked_seconds
+from node.options import NodeOptions, takes_options
+from node.settings import Settings, checked_seconds
 
 if TYPE_CHECKING:  # A torch built without it has nodes of one process.
     from torch.distributed import ProcessGroup
@@ -41,65 +41,34 @@ if TYPE_CHECKING:  # A torch built without it has nodes of one process.
 __all__ = ["Member", "Metrics", "Node", "Reduced"]
 
 
+@takes_options
 class Node(DataCalls):
     """One node of a swarm in the background of a training loop, used as ``with Node(model, optimizer, ...) as node``.
-
-    Settings that are not given come from GOSSIP_SEEDS, GOSSIP_LISTEN, GOSSIP_ADVERTISE, GOSSIP_SECRET_FILE,
-    GOSSIP_STATE_DIR, GOSSIP_CONFIG, GOSSIP_GRACE, GOSSIP_MUST_JOIN, GOSSIP_WAIT_FOR, GOSSIP_WAIT_S,
-    GOSSIP_PAGE, GOSSIP_ON_FAULT and GOSSIP_TRACE.
 
     Args:
         model: A torch module, a mapping of names to tensors or writable arrays, or a :class:`~node.model.state.State`.
         optimizer: One or a list. Newcomers take over its state.
-        seeds: "host:port" of any nodes, invites, "@path" of a file of such lines, or a function that returns such
-            texts. Names with all their addresses, files and functions are looked up again while no member is found.
-            Empty starts a swarm.
-        listen: "host:port"; port 0 picks a free one, "none" only dials out. The default is 127.0.0.1. If a launcher
-            started members on other hosts, it is the address on the way to them.
-        advertise: The address that others dial, if it differs.
-        secret: The file with the swarm's secret.
-        state_dir: The directory for the node's key and address book. None gives a new identity at every start.
-        config: The :class:`~gossip.config.Config`.
-        join_or_fail_s: Raise LocalError unless a swarm's weights are here within this many seconds. The message has
-            the outcome of each seed. Without it, a node that reaches no peer finally starts alone.
-        wait_for: Return once this many members are here, this one included (default 1).
-        wait_s: Go on after this many seconds (default 60) without them. Raise LocalError then if a launcher started
-            members on other hosts and none of them came.
         group: A process group of torch.distributed that trains one model. All its ranks form this one node, and each
             makes a Node. The settings of rank 0 count. A model that is sharded over processes needs it.
         local: Tensors that are neither mixed nor given to newcomers: patterns of names ("head.*"), tensors or modules.
         copy: Tensors that are not mixed, and that newcomers take. Integers and frozen weights are such anyway.
         average: Tensors that are mixed although they require no gradient, as those of a teacher.
-        page: "host:port" of a page for browsers and monitors, see docs/page.md.
-        on_fault: The reaction to a fault of this library in the network side. "restart" (the default) starts the
-            network side again while the loop trains; "raise" lets :meth:`step` raise FaultError.
-        trace: A file for a timeline of steps and exchanges, for ui.perfetto.dev; see docs/timeline.md.
+        **options: The rows of :mod:`node.options`, each None by default.
 
     Raises:
         LocalError: Or one of its kinds (ConfigError, IdentityError, LayoutError). One sentence says what to do.
     """
 
-    def __init__(  # noqa: PLR0913  The options of a node, by keyword.
+    def __init__(
         self,
         model: nn.Module | Mapping[str, Any] | State,
         optimizer: Optimizer | Sequence[Optimizer] | None = None,
         *,
-        seeds: Iterable[str] | Callable[[], Iterable[str]] = (),
-        listen: str | None = None,
-        advertise: str | None = None,
-        secret: str | os.PathLike[str] | None = None,
-        state_dir: str | os.PathLike[str] | None = None,
-        config: Config | None = None,
-        join_or_fail_s: float | None = None,
-        wait_for: int | None = None,
-        wait_s: float | None = None,
         group: ProcessGroup | None = None,
         local: Chosen = (),
         copy: Chosen = (),
         average: Chosen = (),
-        page: str | None = None,
-        on_fault: str | None = None,
-        trace: str | os.PathLike[str] | None = None,
+        **options: Unpack[NodeOptions],
     ) -> None:
         self_test()
         if group is None:
@@ -119,10 +88,6 @@ class Node(DataCalls):
             self._prepare_data(self._training.samplers, optimizers)
             running.closes_with(self, self._training)
             return
-        options = NodeOptions(
-            seeds, listen, advertise, secret, state_dir, config, join_or_fail_s, wait_for, wait_s, page, on_fault,
-            trace,
-        )  # fmt: skip
         # With a group, a launcher's processes on other hosts are this node's own ranks, and no other members.
         place = running.free_place(model)
         settings = Settings.gather(options, launched=group is None, place=place)

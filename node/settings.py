@@ -9,47 +9,28 @@ import math
 import os
 import socket
 import struct
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from numbers import Integral, Real
 from pathlib import Path
+from typing import Any
 
 from gossip.config import Config
 from gossip.errors import ConfigError, IdentityError
 from gossip.ids import Address, PeerId, parse_address
 from node.identity.keys import is_invite, kept_secret, parse_invite, read_secret
+from node.options import OPTIONS, NodeOptions
 from node.transport.launch import other_hosts
 from node.transport.seeds import SeedSource, parse_seed, read_seeds, source_of
 from node.transport.tcp import is_loopback, routed
 
-__all__ = ["NodeOptions", "Settings", "advertised_address", "checked_seconds", "timeline_file"]
+__all__ = ["Settings", "advertised_address", "checked_seconds", "timeline_file"]
 
 WAIT_S = 60.0  # Time to wait for members: jobs that are launched together begin within a minute, or not at all.
 LOOPBACK = "127.0.0.1"
 OUTSIDE = Address("192.0.2.1", 9)  # Outside every local network, since it is reserved for documentation.
 ON_FAULT = ("restart", "raise")
 SIOCGIFADDR = 0x8915  # Linux's number; elsewhere the call fails as on an interface without an address.
-
-
-@dataclass(frozen=True, slots=True)
-class NodeOptions:
-    """The options of a node, as a program gives them to :class:`node.node.Node`; None and empty: not given.
-
-    An option that is not given comes from its environment variable, by which the command line passes its flags.
-    """
-
-    seeds: Iterable[str] | Callable[[], Iterable[str]] | None = None
-    listen: str | None = None
-    advertise: str | None = None
-    secret: str | os.PathLike[str] | None = None
-    state_dir: str | os.PathLike[str] | None = None
-    config: Config | None = None
-    join_or_fail_s: float | None = None
-    wait_for: int | None = None
-    wait_s: float | None = None
-    page: str | None = None
-    on_fault: str | None = None
-    trace: str | os.PathLike[str] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +46,7 @@ class Settings:
     config: Config
     join_or_fail_s: float | None = None  # Fail unless the weights of a swarm arrive within these seconds.
     sources: tuple[SeedSource, ...] = ()  # Files and functions, polled for seeds while there is no member to dial.
+    tunnels: int = 2  # Links of others that this node carries at once.
     wait_for: int = 1  # Members to wait for before training begins, this one included.
     wait_s: float = WAIT_S  # The most seconds to wait for them.
     page: Address | None = None  # Where the web page listens.
@@ -92,45 +74,48 @@ class Settings:
         ConfigError or IdentityError, one sentence, for settings that cannot work.
         """
         environment = environment_at(place, environment)
+        given = values_of(options, environment)
         addresses, expected, sources, invited_secret = gather_seeds(seeds_of(options, environment))
-        if place and not options.seeds:
+        if place and not options.get("seeds"):
             addresses, expected = [beside(address, place) for address in addresses], {}
             if sources:
                 raise ConfigError(
                     f"This is Node {place + 1} of the process, and the file of seeds names the first Nodes of others: "
                     "give it listen= and seeds= of its own."
                 )
-        state_dir = options.state_dir if options.state_dir is not None else environment.get("GOSSIP_STATE_DIR")
-        needs_secret = not environment.get("GOSSIP_INSECURE")  # Unless the user trusts the network.
-        secret_file = options.secret if options.secret is not None else environment.get("GOSSIP_SECRET_FILE")
+        needs_secret = not given["insecure"]  # Unless the user trusts the network.
+        state_dir = Path(given["state_dir"]) if given["state_dir"] else None
+        secret_file = given["secret"]
         if not secret_file and invited_secret is None and state_dir and needs_secret:
-            secret_file = kept_secret(Path(state_dir))  # That of an earlier start.
+            secret_file = kept_secret(state_dir)  # That of an earlier start.
         secret = read_secret(Path(secret_file)) if secret_file else invited_secret  # A file wins over an invite.
         others = other_hosts(environment) if launched else None
         # A node with seeds elsewhere and a secret is meant for other machines, and they should find it too.
         remote = [seed for seed in addresses if secret is not None and not is_loopback(seed.host)]
-        text, outward = options.listen or environment.get("GOSSIP_LISTEN"), others or next(iter(remote), None)
-        listen = listen_address(text, outward, secret, needs_secret)
-        advertise = options.advertise or environment.get("GOSSIP_ADVERTISE")
-        is_seed = not (addresses or options.seeds)  # Others look for it next to this process's first Node.
-        follows_first = place > 0 and is_seed and not options.listen and listen is not None and listen.port == 0
+        listen = listen_address(given["listen"], others or next(iter(remote), None), secret, needs_secret)
+        names_address = bool(options.get("listen"))
+        is_seed = not (addresses or options.get("seeds"))  # Others look for it next to this process's first Node.
+        follows_first = place > 0 and is_seed and not names_address and listen is not None and listen.port == 0
         config = config_of(options, environment)
-        grace_s = seconds_of("grace_s", None, "GOSSIP_GRACE", environment, may_be_zero=True)
-        wait_for = environment.get("GOSSIP_WAIT_FOR", "1") if options.wait_for is None else options.wait_for
-        wait_s = seconds_of("wait_s", options.wait_s, "GOSSIP_WAIT_S", environment, may_be_zero=True)
+        tunnels = checked_count("tunnels", given["tunnels"], config.internal.max_tunnels)
+        config = replace(config, internal=replace(config.internal, max_tunnels=tunnels))
+        times = {
+            name: checked_seconds(option.variable if options.get(name) is None else name, given[name], not option.least)
+            for name, option in OPTIONS.items()
+            if option.kind is float and given[name] is not None
+        }
         return cls(
             seeds=tuple(dict.fromkeys(addresses)), expected=expected, sources=tuple(sources), listen=listen,
-            advertise=parse_address(advertise) if advertise else None,
-            state_dir=Path(state_dir) if state_dir else None, secret=secret, config=config, others=others,
-            join_or_fail_s=seconds_of("join_or_fail_s", options.join_or_fail_s, "GOSSIP_MUST_JOIN", environment),
-            wait_for=checked_members(wait_for),
-            wait_s=WAIT_S if wait_s is None else wait_s,
-            grace_s=config.internal.grace_s if grace_s is None else grace_s,
-            page=page_address(options.page or environment.get("GOSSIP_PAGE"), secret),
-            trace=timeline_file(options.trace or environment.get("GOSSIP_TRACE")),
-            on_fault=checked_on_fault(options.on_fault or environment.get("GOSSIP_ON_FAULT") or "restart"),
-            place=place, shares_address=not options.listen,
-            follows_first=follows_first and "GOSSIP_PROGRESS" in environment,
+            advertise=parse_address(given["advertise"]) if given["advertise"] else None,
+            state_dir=state_dir, secret=secret, config=config, others=others,
+            wait_for=checked_count("wait_for", given["wait_for"], 1),
+            tunnels=tunnels,
+            page=page_address(given["page"], secret),
+            trace=timeline_file(given["trace"]),
+            on_fault=checked_on_fault(given["on_fault"] or "restart"),
+            place=place, shares_address=not names_address,
+            follows_first=follows_first and OPTIONS["quiet"].variable in environment,
+            **({"grace_s": config.internal.grace_s} | times),
         )  # fmt: skip
 
 
@@ -140,17 +125,41 @@ def environment_at(place: int, environment: Mapping[str, str]) -> Mapping[str, s
     The Nodes of one process, as a generator and a discriminator, are nodes of different swarms. Each finds the others
     of its kind one port further than the Node before it, if all processes make their Nodes in one order.
     """
+    if not place:
+        return environment
     moved = dict(environment)
-    for name in ("GOSSIP_LISTEN", "GOSSIP_ADVERTISE", "GOSSIP_PAGE") if place else ():
-        if (text := environment.get(name)) and text != "none":
-            moved[name] = str(beside(parse_address(text), place))
-    if place and (folder := environment.get("GOSSIP_STATE_DIR")):
-        moved["GOSSIP_STATE_DIR"] = os.path.join(folder, f"node-{place + 1}")
-        if (secret := kept_secret(Path(folder))) is not None and not environment.get("GOSSIP_INSECURE"):
-            moved.setdefault("GOSSIP_SECRET_FILE", str(secret))  # The first Node has kept it for all.
-    if place and (trace := environment.get("GOSSIP_TRACE")):
-        moved["GOSSIP_TRACE"] = str(Path(trace).with_stem(f"{Path(trace).stem}-{place + 1}"))
+    for option in OPTIONS.values():
+        text = environment.get(option.variable)
+        if not option.own or not text:
+            continue
+        if option.metavar == "DIR":
+            text = os.path.join(text, f"node-{place + 1}")
+        elif option.metavar == "FILE":
+            text = str(Path(text).with_stem(f"{Path(text).stem}-{place + 1}"))
+        elif text != "none":
+            text = str(beside(parse_address(text), place))
+        moved[option.variable] = text
+    folder = environment.get("GOSSIP_STATE_DIR")
+    if folder and (secret := kept_secret(Path(folder))) is not None and not environment.get("GOSSIP_INSECURE"):
+        moved.setdefault("GOSSIP_SECRET_FILE", str(secret))  # The first Node has kept it for all.
     return moved
+
+
+def values_of(options: NodeOptions, environment: Mapping[str, str]) -> dict[str, Any]:
+    """Return what was given for each option, in the program or else in its variable; None for nothing.
+
+    Times are numbers, unless their text is none.
+    """
+    values: dict[str, Any] = {}
+    for name, option in OPTIONS.items():
+        value: Any = options.get(name)
+        if value is None or value == "":
+            value = environment.get(option.variable) or None
+            if option.kind is float and value is not None:
+                with contextlib.suppress(ValueError):
+                    value = float(value)
+        values[name] = value
+    return values
 
 
 def beside(address: Address, place: int) -> Address:
@@ -160,7 +169,7 @@ def beside(address: Address, place: int) -> Address:
 
 def seeds_of(options: NodeOptions, environment: Mapping[str, str]) -> list[object]:
     """Return the seeds as the user gave them: texts, or a function that returns some."""
-    seeds = options.seeds
+    seeds = options.get("seeds")
     from_program: list[object] = [seeds] if isinstance(seeds, str) or callable(seeds) else list(seeds or ())
     return from_program or [text for text in environment.get("GOSSIP_SEEDS", "").split(",") if text.strip()]
 
@@ -211,7 +220,7 @@ def listen_address(
 
 def config_of(options: NodeOptions, environment: Mapping[str, str]) -> Config:
     """Return the given configuration, else that of the named file, else the default. Raises ConfigError."""
-    config, path = options.config, environment.get("GOSSIP_CONFIG")
+    config, path = options.get("config"), environment.get("GOSSIP_CONFIG")
     if config is None:
         return Config.from_toml(path) if path else Config()
     if not isinstance(config, Config):
@@ -220,17 +229,6 @@ def config_of(options: NodeOptions, environment: Mapping[str, str]) -> Config:
             "Config(**settings) of a mapping or Config.from_toml(path) of a file."
         )
     return config
-
-
-def seconds_of(
-    name: str, option: object, variable: str, environment: Mapping[str, str], may_be_zero: bool = False
-) -> float | None:
-    """Return the option ``name``, by default the number in a variable; None if neither is given. Raises ConfigError."""
-    if option is None and (text := environment.get(variable)):
-        name, option = variable, text
-        with contextlib.suppress(ValueError):
-            option = float(text)
-    return None if option is None else checked_seconds(name, option, may_be_zero)
 
 
 def checked_seconds(name: str, seconds: object, may_be_zero: bool = False) -> float:
@@ -242,12 +240,15 @@ def checked_seconds(name: str, seconds: object, may_be_zero: bool = False) -> fl
     raise ConfigError(f"{name} is {seconds!r}: give a number of seconds, as 30.")
 
 
-def checked_members(count: object) -> int:
-    """Return the number of members to wait for. Raises ConfigError."""
+def checked_count(name: str, count: object, default: int) -> int:
+    """Return a number of members or tunnels, the default if none is given. Raises ConfigError."""
+    least, example = (1, "how many members to wait for, this one included, as 4") if name == "wait_for" else (
+        0, "how many links of others this node may carry at once, as 2"
+    )  # fmt: skip
     with contextlib.suppress(ValueError):
-        count = int(count or "1") if isinstance(count, str) else count
-    if isinstance(count, bool) or not isinstance(count, Integral) or count < 1:
-        raise ConfigError(f"wait_for is {count!r}: give how many members to wait for, this one included, as 4.")
+        count = default if count is None else int(count) if isinstance(count, str) else count
+    if isinstance(count, bool) or not isinstance(count, Integral) or count < least:
+        raise ConfigError(f"{name} is {count!r}: give {example}.")
     return int(count)
 
 

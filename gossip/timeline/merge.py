@@ -70,27 +70,21 @@ def read_timeline(path: Path) -> list[Event]:
         ConfigError: The file cannot be read, or is no timeline.
     """
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", "it is not text")
         raise ConfigError(f"Cannot read the timeline {path}: {reason}.") from error
-    events: list[Event] = []
-    no_timeline = ConfigError(f"{path} is no timeline: give files that --trace has written.")
-    if not lines or lines[0] != "[":
-        raise no_timeline
-    for number, line in enumerate(lines[1:], 2):
-        if line == "]":
+    if f"{text}\n".startswith("[\n"):
+        # A killed process leaves no closing bracket, and may leave a part of its last event.
+        for whole in (text, text + "]", text[: max(1, text.rfind(",\n"))] + "]"):
+            try:
+                events: list[Event] = json.loads(whole)
+            except (ValueError, RecursionError):
+                continue
+            if all(map(is_event, events)):
+                return events
             break
-        try:
-            event = json.loads(line.removesuffix(","))
-        except (ValueError, RecursionError) as error:
-            if number == len(lines):  # The process was killed while it wrote this line.
-                break
-            raise no_timeline from error
-        if not is_event(event):
-            raise no_timeline
-        events.append(event)
-    return events
+    raise ConfigError(f"{path} is no timeline: give files that --trace has written.")
 
 
 def is_event(value: object) -> bool:

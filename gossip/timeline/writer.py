@@ -12,12 +12,11 @@ import json
 import threading
 from pathlib import Path
 from queue import SimpleQueue
-from types import TracebackType
 from typing import Any, TextIO
 
 from gossip.errors import ConfigError
 
-__all__ = ["MAX_BYTES", "TimelineWriter"]
+__all__ = ["MAX_BYTES", "US", "TimelineWriter"]
 
 MAX_BYTES = 256_000_000  # About the size that Perfetto opens without a helper program.
 MAX_QUEUED_EVENTS = 65_536  # Half a minute of a fast loop, for a slow disk. Further events are dropped and counted.
@@ -28,9 +27,8 @@ US = 1e6  # Microseconds in a second: the format's unit of time.
 class TimelineWriter:
     """A file of trace events. Its methods may be called from any thread and never wait for the disk.
 
-    A *process* is a row of the picture with a name, here a node; each of its *tracks* holds spans that do not overlap
-    or that nest. Times are in seconds; a file's spans may come in any order. An error while writing, such as a full
-    disk, ends the timeline and nothing else: :meth:`close` returns it.
+    Times are in seconds; a file's events may come in any order. An error while writing, such as a full disk, ends the
+    timeline and nothing else: :meth:`close` returns it.
 
     Args:
         path: The file to write; an existing one is overwritten.
@@ -57,42 +55,22 @@ class TimelineWriter:
     def __enter__(self) -> TimelineWriter:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:  # fmt: skip
+    def __exit__(self, *_: object) -> None:
         self.close()
 
-    def name_process(self, number: int, name: str) -> None:
-        """Write the name of a process."""
-        self.queue_event({"ph": "M", "name": "process_name", "pid": number, "tid": 0, "args": {"name": name}})
-
-    def write_span(self, process: int, track: str, name: str, begin_s: float, end_s: float, **args: Any) -> None:
-        """Write a span; ``args`` are shown when it is selected."""
-        event = {"ph": "X", "name": name, "ts": begin_s * US, "dur": max(0.0, end_s - begin_s) * US}
-        self.queue_event(event | self.track_numbers(process, track) | {"args": args})
-
-    def write_instant(self, process: int, track: str, name: str, at_s: float, **args: Any) -> None:
-        """Write a mark without a duration."""
-        self.queue_event(
-            {"ph": "i", "s": "t", "name": name, "ts": at_s * US} | self.track_numbers(process, track) | {"args": args}
-        )
-
-    def write_arrow(self, process: int, track: str, name: str, at_s: float, arrives: bool) -> None:
-        """Write one end of an arrow, inside a span of this track. Both ends have the same ``name``."""
-        event = {"ph": "f", "bp": "e"} if arrives else {"ph": "s"}
-        event |= {"name": "exchange", "cat": "exchange", "id": name}
-        self.queue_event(event | {"ts": at_s * US} | self.track_numbers(process, track))
-
-    def track_numbers(self, process: int, track: str) -> dict[str, int]:
-        """Return the process and thread numbers of a track. Its name is written when it is first used."""
+    def write(self, process: int, track: str, kind: str, name: str, at_s: float, **fields: Any) -> None:
+        """Write an event on a track of a process. The track's name is written when it is first used."""
         with self.lock:
-            known = self.tracks.get((process, track))
+            is_new = (process, track) not in self.tracks
             number = self.tracks.setdefault((process, track), len(self.tracks) + 1)
-        if known is None:
-            metadata = {"ph": "M", "pid": process, "tid": number}
-            self.queue_event(metadata | {"name": "thread_name", "args": {"name": track}})
-            self.queue_event(metadata | {"name": "thread_sort_index", "args": {"sort_index": number}})
-        return {"pid": process, "tid": number}
+        if is_new:
+            self.name(process, number, "thread_name", name=track)
+            self.name(process, number, "thread_sort_index", sort_index=number)
+        self.queue_event({"ph": kind, "name": name, "ts": at_s * US, "pid": process, "tid": number} | fields)
+
+    def name(self, process: int, thread: int, what: str, **args: Any) -> None:
+        """Write metadata of a process, of its thread 0, or of one of its tracks."""
+        self.queue_event({"ph": "M", "pid": process, "tid": thread, "name": what, "args": args})
 
     def queue_event(self, event: dict[str, Any]) -> None:
         """Queue an event for the writing thread, or count it as dropped if the disk is too slow."""

@@ -117,8 +117,8 @@ class Stage:
 
     def play(self, nodes: int, limit_s: float) -> None:
         """Run until all nodes have ended, or time is up."""
-        wait_for = nodes, MAX_LIMITS * limit_s
-        first = self._swarm.add(wait_for=wait_for)
+        together: dict[str, Any] = {"wait_for": nodes, "wait_s": MAX_LIMITS * limit_s}
+        first = self._swarm.add(**together)
         self._tell(f"node 0 starts, then {nodes - 1} more; loading libraries takes seconds, on a busy machine a minute")
         while self._swarm.running:
             for child, row in self._swarm.new_rows():
@@ -129,7 +129,7 @@ class Stage:
             if len(self._swarm.children) < nodes and first.address is not None:
                 for number in range(1, nodes):  # The page belongs to a node that lives to the end.
                     paged_at = "127.0.0.1:0" if self._page and number == 1 else None
-                    self._swarm.add(seed=first.address, page=paged_at, wait_for=wait_for)
+                    self._swarm.add(seed=first.address, page=paged_at, **together)
                 self._tell(f"node 0 listens on {first.address}; nodes 1 to {nodes - 1} know nothing but that address")
             trained = max(int(child.figures.get("swarm_samples", 0)) for child in self._swarm.children)
             others = [child for child in self._swarm.running if child is not first and child.address is not None]

@@ -9,18 +9,19 @@ import socket
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from types import FrameType
-from typing import NoReturn, Self
+from typing import Any, NoReturn, Self
 
-from gossip.errors import LocalError
+from gossip.errors import ConfigError, LocalError
 from gossip.timeline import merge
 from node.child import Child, last_lines
 from node.cli.agreement import describe_agreement
-from node.local import ERROR_LINES, POLL_PERIOD_S, LocalSwarm
+from node.local import ERROR_LINES, POLL_PERIOD_S, TOGETHER_S, LocalSwarm
 from node.observe.figures import columns_of
+from node.settings import timeline_file
 from node.terminal import plain_console
 
 __all__ = ["Screen", "ending_on_signals", "free_port", "run_local"]
@@ -86,24 +87,42 @@ def with_coarse_wait(line: str) -> str:
 
 
 def run_local(
-    script: Path, args: Sequence[str], *, nodes: int, threads: int, config: Path | None, log_dir: Path | None,
-    wait_for: tuple[int, float] | None = None, trace: Path | None = None,
+    script: Path, args: Sequence[str], options: Mapping[str, Any], *, nodes: int, threads: int, log_dir: Path | None,
+    module: bool = False,
 ) -> int:  # fmt: skip
-    """Run a script in ``nodes`` processes, the first the seed of the others, with the options of `gossip local`.
+    """Run a script in ``nodes`` processes that wait for each other, the first the seed of the others.
+
+    Args:
+        script: The script, or with ``module`` the name of a module.
+        args: Its arguments.
+        options: The options of :mod:`node.options` that `gossip local` takes, for all nodes.
+        nodes: The number of processes.
+        threads: Threads of arithmetic per process.
+        log_dir: The folder for logs and outputs; None for a temporary one.
+        module: ``script`` is run as ``python -m`` does it.
 
     Returns:
         The highest exit code of the processes.
     """
+    given = {name: value for name, value in options.items() if value is not None}
+    if given.get("wait_for", 0) > nodes:
+        raise ConfigError(
+            f"--wait-for {given['wait_for']} waits for more members than -n {nodes} starts: lower it or raise -n."
+        )
+    if module:
+        script, args = Path("-m"), [str(script), *args]
+    trace = timeline_file(given.pop("trace", None))
+    each = {"wait_for": nodes, "wait_s": TOGETHER_S} | given
     with ending_on_signals(), folder_of(log_dir) as folder:
         for _ in range(PORT_TRIES):
             with LocalSwarm(
-                script, args, folder=folder, threads=threads, config=config, trace=trace is not None
+                script, args, folder=folder, threads=threads, config=given.get("config"), trace=trace is not None
             ) as swarm:  # fmt: skip
                 port = free_port()
                 seed = f"127.0.0.1:{port}"
-                first = swarm.add(listen=seed, wait_for=wait_for)
+                first = swarm.add(listen=seed, **each)
                 for _ in range(nodes - 1):
-                    swarm.add(seed=seed, wait_for=wait_for)
+                    swarm.add(seed=seed, **each)
                 if not watch(swarm, first, port):
                     continue
                 report(swarm)

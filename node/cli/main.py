@@ -17,7 +17,6 @@ import threading
 import time
 import traceback
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -27,12 +26,13 @@ from gossip.ids import PeerId, from_hex, parse_address
 from node import running
 from node.identity.keys import InviteToken, is_invite, keep_secret, parse_invite, read_secret
 from node.identity.keys import new_secret as make_secret
+from node.options import OPTIONS
 from node.terminal import plain_console
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-__all__ = ["RunSettings", "demo", "invite", "local", "run", "secret", "status", "top"]
+__all__ = ["inspect", "invite", "run", "secret", "status", "top"]
 
 
 # Seconds from a script's last import until its user is told that it made no Node. Building a model takes less. The line
@@ -46,38 +46,9 @@ OPEN_INVITE = (
 WITH_NODE = "Put 'with Node(model, optimizer) as node:' around its loop"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunSettings:
-    """The options of `gossip run`. None leaves a setting to the environment and to Node's defaults."""
-
-    seeds: tuple[str, ...] = ()  # host:port, invites, or @file
-    listen: str | None = None  # host:port
-    advertise: str | None = None
-    secret_file: Path | None = None
-    insecure: bool = False
-    state_dir: Path | None = None
-    must_join: float | None = None  # Seconds.
-    wait_for: int | None = None  # Members.
-    wait_s: float | None = None
-    config: Path | None = None
-    page: str | None = None  # host:port
-    grace: float | None = None  # Seconds.
-    on_fault: str | None = None  # restart or raise
-    log: Path | None = None
-    trace: Path | None = None
-    quiet: bool = False
-
-
-# The settings that a run passes to Node in variables of their names, like GOSSIP_LISTEN.
-PASSED = (
-    "listen", "advertise", "state_dir", "must_join", "wait_for", "wait_s", "config", "page", "grace", "on_fault", "log",
-    "trace",
-)  # fmt: skip
-
-
 # -- gossip run --------------------------------------------------------------------------------------------------------
-def run(script: Path, args: Sequence[str], settings: RunSettings, is_module: bool = False) -> int:
-    """Run a training script in this process with the settings in its environment; return its exit code.
+def run(script: Path, args: Sequence[str], options: Mapping[str, Any], is_module: bool = False) -> int:
+    """Run a training script in this process with the options in its environment; return its exit code.
 
     With ``is_module``, ``script`` is the name of a module, which is run as ``python -m`` does it.
 
@@ -88,16 +59,16 @@ def run(script: Path, args: Sequence[str], settings: RunSettings, is_module: boo
     from node.local import check_script  # Imported here, because it imports numpy.
 
     check_script(script, is_module)
-    for name, value in environment_of(settings, os.environ).items():
+    for name, value in environment_of(options, os.environ).items():
         if value is None:
             os.environ.pop(name, None)
         else:
             os.environ[name] = value
-    if any(map(is_invite, settings.seeds)):
+    if any(map(is_invite, options.get("seeds") or ())):
         print(OPEN_INVITE, file=sys.stderr)
     os.environ[running.MADE] = str(folder_of_this_process() / "made")
     signal.signal(signal.SIGTERM, leave)
-    threading.Thread(target=tell_of_missing_node, args=(script, settings.log), daemon=True).start()
+    threading.Thread(target=tell_of_missing_node, args=(script, options.get("log")), daemon=True).start()
     sys.argv = ["-m" if is_module else str(script), *args]
     put_first(Path.cwd() if is_module else script.resolve().parent)
     try:
@@ -129,7 +100,7 @@ def run(script: Path, args: Sequence[str], settings: RunSettings, is_module: boo
 def inspect(script: Path, args: Sequence[str], is_module: bool = False) -> int:
     """Run a training script until it makes a Node, which prints its inventory and ends the script."""
     os.environ[running.INSPECTS] = "1"
-    return run(script, args, RunSettings(quiet=True), is_module)
+    return run(script, args, {"quiet": True}, is_module)
 
 
 def find_module(name: str) -> None:
@@ -207,46 +178,47 @@ def leave(_signal: int, _frame: FrameType | None) -> NoReturn:
     raise SystemExit(128 + signal.SIGTERM)
 
 
-def environment_of(settings: RunSettings, environment: Mapping[str, str]) -> dict[str, str | None]:
-    """Return changes to the variables that Node reads (None: unset).
+def environment_of(options: Mapping[str, Any], environment: Mapping[str, str]) -> dict[str, str | None]:
+    """Return changes to the variables that Node reads (None: unset), by the options as :mod:`node.options` names them.
 
     They are checked here, since a script may take minutes to reach its Node.
 
     Raises:
-        GossipError: A setting cannot work.
+        GossipError: An option cannot work.
     """
-    from node.settings import NodeOptions, Settings  # Imported here, because it imports trio.
+    from node.settings import Settings  # Imported here, because it imports trio.
 
     changes: dict[str, str | None] = {}
-    secret_file = settings.secret_file
-    if settings.insecure and secret_file is not None:
+    secret_file, is_insecure, log = options.get("secret"), options.get("insecure"), options.get("log")
+    if is_insecure and secret_file is not None:
         raise ConfigError("--insecure and --secret-file exclude each other: leave one out.")
-    if settings.seeds:
-        seeds, invited = resolve_seeds(settings.seeds)
+    if options.get("seeds"):
+        seeds, invited = resolve_seeds(options["seeds"])
         changes["GOSSIP_SEEDS"] = ",".join(seeds)
         if invited is not None:
-            if settings.insecure or secret_file is not None:
+            if is_insecure or secret_file is not None:
                 raise ConfigError("An invite carries the swarm's secret: leave out --secret-file and --insecure.")
-            secret_file = keep_secret(invited, settings.state_dir or folder_of_this_process())
-    if not settings.insecure and secret_file is None and (inherited := environment.get("GOSSIP_SECRET_FILE")):
+            secret_file = keep_secret(invited, options.get("state_dir") or folder_of_this_process())
+    if not is_insecure and secret_file is None and (inherited := environment.get("GOSSIP_SECRET_FILE")):
         secret_file = Path(inherited)
-    if settings.insecure:
+    if is_insecure:
         changes |= {"GOSSIP_INSECURE": "1", "GOSSIP_SECRET_FILE": None}  # The option wins over an inherited secret.
     elif secret_file is not None:
         changes |= {"GOSSIP_SECRET_FILE": str(secret_file.resolve()), "GOSSIP_INSECURE": None}
-    if settings.advertise and parse_address(settings.advertise).port == 0:
-        raise ConfigError(f"--advertise {settings.advertise} cannot be dialled: name the port.")
-    if settings.log is not None and not settings.log.resolve().parent.is_dir():
-        raise ConfigError(f"The log's folder {settings.log.resolve().parent} does not exist: make it first.")
-    for name in PASSED:
-        value = getattr(settings, name)
+    if (advertise := options.get("advertise")) and parse_address(advertise).port == 0:
+        raise ConfigError(f"--advertise {advertise} cannot be dialled: name the port.")
+    if log is not None and not log.resolve().parent.is_dir():
+        raise ConfigError(f"The log's folder {log.resolve().parent} does not exist: make it first.")
+    for name, option in OPTIONS.items():
+        value = options.get(name)
+        if value in (None, "") or name in ("seeds", "secret", "insecure", "quiet"):
+            continue
         if isinstance(value, Path):
             value = value.resolve()  # Scripts may change their directory.
-        if value not in (None, ""):
-            changes[f"GOSSIP_{name.upper()}"] = f"{value:g}" if isinstance(value, float) else str(value)
-    changes["GOSSIP_PROGRESS"] = "off" if settings.quiet else "line"
+        changes[option.variable] = f"{value:g}" if isinstance(value, float) else str(value)
+    changes["GOSSIP_PROGRESS"] = "off" if options.get("quiet") else "line"
     changed = {name: value for name, value in {**environment, **changes}.items() if value is not None}
-    Settings.gather(NodeOptions(), changed)  # It raises the errors that Node would raise.
+    Settings.gather({}, changed)  # It raises the errors that Node would raise.
     return changes
 
 
@@ -290,34 +262,6 @@ def print_script_error(error: BaseException) -> None:
     while frames is not None and frames.tb_frame.f_code.co_filename.startswith((__file__, "<frozen ")):
         frames = frames.tb_next
     traceback.print_exception(type(error), error, frames)
-
-
-# -- gossip local and demo ---------------------------------------------------------------------------------------------
-def local(  # noqa: PLR0913  The options of a command.
-    script: Path, args: Sequence[str], *, module: bool, nodes: int, threads: int, wait_for: int | None,
-    wait_s: float | None, config: Path | None, log_dir: Path | None, trace: Path | None,
-) -> int:  # fmt: skip
-    """Run a swarm of processes on this machine; return the worst of their exit codes."""
-    from node.cli.local import run_local
-    from node.local import TOGETHER_S
-    from node.settings import timeline_file  # Imported here, because it imports trio.
-
-    if wait_for is not None and wait_for > nodes:
-        raise ConfigError(f"--wait-for {wait_for} waits for more members than -n {nodes} starts: lower it or raise -n.")
-    wait = (nodes if wait_for is None else wait_for, TOGETHER_S if wait_s is None else wait_s)
-    if module:
-        script, args = Path("-m"), [str(script), *args]
-    return run_local(
-        script, args, nodes=nodes, threads=threads, wait_for=wait, config=config,
-        log_dir=log_dir, trace=timeline_file(trace),
-    )  # fmt: skip
-
-
-def demo(*, nodes: int, as_json: bool, limit_s: float, page: bool = False, opens: bool = False) -> int:
-    """Run the demonstration; return 0 if every survivor and the newcomer learned the digits."""
-    from node.cli.demo import run_demo
-
-    return run_demo(nodes=nodes, as_json=as_json, limit_s=limit_s, page=page or opens, opens=opens)
 
 
 # -- gossip status, secret, invite -------------------------------------------------------------------------------------

@@ -21,7 +21,7 @@ from node.loop.network_side import NetworkSide
 from node.model import checkpoint
 from node.model.state import State
 from node.observe.members import SwarmView
-from node.storage.fetching import fetched_copy
+from node.storage.copies import fetched_copy
 from node.storage.older import checked_keep, companion
 from node.storage.uploads import CheckpointUploads
 from node.storage.urls import beside, is_url, public_url

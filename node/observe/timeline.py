@@ -33,22 +33,21 @@ class LoopTimeline:
 
     def __init__(self, path: Path, listeners: Listeners, model: State) -> None:
         self.writer, self.listeners = TimelineWriter(path), listeners
+        self.node = NodeTimeline(self.writer, 1)
         self.copies = model.record_copies() if isinstance(model, ModelState) else None
         self.me = ""  # This node's id, from the start on.
-        self.node: NodeTimeline | None = None  # From the node's start on.
         self.visit: Visit | None = None  # The latest visit to the step boundary, until its span is written.
         self.stream_begins = Recent[int, float](MAX_STREAM_BEGINS)  # By session, when the streams began.
 
     def start(self, me: str) -> None:
         """Begin to record, under this id."""
-        self.me, self.node = me, NodeTimeline(self.writer, 1, f"node {me[:8]}")
+        self.me = me
+        self.node.set_name(f"node {me[:8]}")
         self.listeners.on("*", self.on_event)
 
     # -- the training thread ---------------------------------------------------------------------------------------
     def record_step(self, steps: int, seconds: float) -> None:
         """Record a call of ``step()`` that has just returned, after this many seconds."""
-        if self.node is None:
-            return
         now, visit, self.visit = time.time(), self.visit, None
         figures = {} if visit is None else figures_of(visit)
         self.node.record_step(steps, now - seconds, now, **figures)
@@ -56,35 +55,31 @@ class LoopTimeline:
 
     def record_time(self, name: str, seconds: float) -> None:
         """Record this many seconds, which end now, that the loop spent on something other than steps."""
-        if self.node is not None:
-            now, self.visit = time.time(), None
-            self.node.record_time(name, now - seconds, now)
-            self.add_copies()
+        now, self.visit = time.time(), None
+        self.node.record_time(name, now - seconds, now)
+        self.add_copies()
 
     def add_copies(self) -> None:
         """Record the copies that have ended meanwhile."""
-        if self.node is not None and self.copies is not None:
-            for copy in self.copies.ended():
-                name = f"{copy.device} to host" if copy.direction == "down" else f"host to {copy.device}"
-                self.node.record_copy(name, copy.begin_s, copy.end_s, copy.size_bytes)
+        for copy in () if self.copies is None else self.copies.ended():
+            track = f"{copy.device} to host" if copy.direction == "down" else f"host to {copy.device}"
+            self.node.record_span(track, track, copy.begin_s, copy.end_s, bytes=copy.size_bytes)
 
     def close(self) -> None:
         """End the file; call it when the listeners are closed."""
         self.add_copies()
-        failure = self.writer.close()
+        failure, lost, path = self.writer.close(), self.writer.dropped, self.writer.path
         if failure is not None:
-            text = f"The timeline {self.writer.path} is incomplete, as it could not be written: {failure.strerror}."
-            notices.log(self.me, "timeline", text, True)
-        elif self.writer.dropped:
-            lost = self.writer.dropped
-            text = f"The timeline {self.writer.path} lacks its last {lost:,} events: it is full, or its disk is slow."
-            notices.log(self.me, "timeline", text, True)
+            text = f"The timeline {path} is incomplete, as it could not be written: {failure.strerror}."
+        elif lost:
+            text = f"The timeline {path} lacks its last {lost:,} events: it is full, or its disk is slow."
+        else:
+            return
+        notices.log(self.me, "timeline", text, True)
 
     # -- the listeners' thread -------------------------------------------------------------------------------------
     def on_event(self, event: NodeEvent) -> None:
         """Record an event; an exchange becomes a span from its request for a snapshot to its end."""
-        if self.node is None:
-            return
         if not isinstance(event, ExchangeEvent):
             name = f"{event.id[:8]} {event.after}" if isinstance(event, MemberEvent) else event.kind
             self.node.record_event(name, event.at_s, text=str(event))

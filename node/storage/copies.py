@@ -1,26 +1,33 @@
-"""Local copies of checkpoints on their way to a store or from there, and how often a store is asked."""
+"""Checkpoints on their way between local files and a store, and how often a store is asked.
+
+A checkpoint for a URL is first written to a local file, as one for a path is. A thread then sends that file. So sending
+takes no memory for the model, every attempt sends the same bytes, and a store that is slow, fails or hangs costs the
+training loop nothing. A checkpoint of a store is likewise read by way of a local copy. fsspec is imported for
+the first URL.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import errno
+import shutil
 import tempfile
+import threading
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Final
 
 from gossip.errors import CheckpointError
 from node.storage.older import companion
-from node.storage.urls import public_url
+from node.storage.urls import check_url, error_text, public_url, with_ending
 
-__all__ = ["CHECK_PERIOD_S", "FOLDER_PREFIX", "PERMANENT", "LocalCopy", "folder_in", "open_store", "retry"]
+__all__ = ["CHECK_PERIOD_S", "FOLDER_PREFIX", "PERMANENT", "LocalCopy", "fetched_copy"]
 
 # Enough to outlast the restart of a server. The packages of cloud stores retry by themselves, and no number outlasts an
 # outage.
 ATTEMPTS: Final = 5
 FIRST_WAIT_S: Final = 1.0  # Doubled after each attempt: 15 s in all.
-# A copy is stalled after this time without a moved byte. A piece of 100 MB takes as long at 3 Mbit/s.
-STALL_S: Final = 300.0
 CHECK_PERIOD_S: Final = 0.1  # Interval of the checks whether a store has finished.
 FOLDER_PREFIX: Final = "upload-"  # Of the folders for local files.
 PERMANENT: Final = (
@@ -29,83 +36,136 @@ PERMANENT: Final = (
 """Errors that another attempt does not change."""
 
 
-@dataclass(slots=True, eq=False)
 class LocalCopy:
     """A checkpoint of a store in local files, on its way to the store or from there.
 
-    Attributes:
-        url: Its URL, with an ending.
-        folder: The local folder that holds its files, and nothing else.
-        home: The folder around it, where a checkpoint stays that cannot be sent.
+    Args:
+        url: Its URL, which may lack an ending.
+        home: The folder for local files, where a checkpoint stays that cannot be sent.
         keep: The number of checkpoints to keep under its name in the store.
-        moved_at: time.monotonic() when the store last took or gave something.
+
+    Raises:
+        CheckpointError: The URL cannot be used, or ``home`` has no room.
     """
 
-    url: str
-    folder: Path
-    home: Path
-    keep: int = 1
-    moved_at: float = field(default_factory=time.monotonic)
+    # A copy is stalled after this time without a moved byte. A piece of 100 MB takes as long at 3 Mbit/s.
+    stall_s = 300.0
 
-    @property
-    def file(self) -> Path:
-        """Return the weights."""
-        return self.folder / self.url.partition("?")[0].rpartition("/")[2]
-
-    @property
-    def optimizer_file(self) -> Path:
-        """Return the optimizer's state, which a checkpoint may lack."""
-        return self.file.with_name(companion(self.file.name))
-
-    @property
-    def store_name(self) -> str:
-        """Return the part of the URL that names its store: protocol and host or bucket."""
-        return "/".join(public_url(self.url).split("/")[:3])
-
-    @property
-    def shown_url(self) -> str:
-        """Return the URL for users."""
-        return public_url(self.url)
-
-    @property
-    def stall_s(self) -> float:
-        """Return the time without progress after which the copy is stalled."""
-        return STALL_S
+    def __init__(self, url: str, home: Path, keep: int = 1) -> None:
+        check_url(url)
+        self.url, self.home, self.keep = with_ending(url), home, keep
+        self.shown_url = public_url(self.url)
+        # The part of the URL that names the store: protocol and host or bucket.
+        self.store_name = "/".join(self.shown_url.split("/")[:3])
+        self.moved_at = time.monotonic()  # When the store last took or gave something.
+        try:
+            self.folder = Path(tempfile.mkdtemp(prefix=FOLDER_PREFIX, dir=home))  # It holds these files alone.
+        except OSError as error:
+            raise CheckpointError(
+                f"{public_url(url)} needs a local file on its way, and no folder for it can be made in {home} "
+                f"({error.strerror}): give room there."
+            ) from error
+        self.file = self.folder / self.url.partition("?")[0].rpartition("/")[2]  # The weights.
+        self.optimizer_file = self.file.with_name(companion(self.file.name))  # A checkpoint may lack it.
 
     @property
     def is_stalled(self) -> bool:
-        return time.monotonic() - self.moved_at > STALL_S
+        return time.monotonic() - self.moved_at > self.stall_s
 
     def on_moved(self, *_: object, **__: object) -> None:
         self.moved_at = time.monotonic()
 
+    def remove(self) -> None:
+        """Delete the local files."""
+        shutil.rmtree(self.folder, ignore_errors=True)
 
-def open_store(url: str) -> tuple[Any, str]:
-    """Return the store and the checkpoint's path there. May connect."""
-    from fsspec.core import url_to_fs
+    def open_store(self, url: str) -> tuple[Any, str, Any]:
+        """Return the store, the checkpoint's path there, and a callback for each piece. May connect."""
+        from fsspec.callbacks import Callback
+        from fsspec.core import url_to_fs
 
-    store, path = url_to_fs(url)
-    store.invalidate_cache()  # Others write there too.
-    return store, path
+        self.on_moved()
+        store, path = url_to_fs(url)
+        store.invalidate_cache()  # Others write there too.
+        return store, path, Callback(hooks={"moved": self.on_moved})
 
-
-def retry(work: Callable[[], None]) -> None:
-    """Call ``work`` until it succeeds, ATTEMPTS times at most. Raise its last exception."""
-    for attempt in range(ATTEMPTS):
+    def download(self, given_url: str) -> None:
+        """Fetch the files of the checkpoint: the one with an ending, else the one at the URL as the user gave it."""
+        store, path, callback = self.open_store(self.url)
         try:
-            return work()
-        except PERMANENT:
-            raise
-        except Exception:
-            if attempt + 1 == ATTEMPTS:
+            store.get_file(path, str(self.file), callback=callback)
+        except FileNotFoundError:
+            if self.url == given_url:
                 raise
-        time.sleep(FIRST_WAIT_S * 2**attempt)
+            store, path, callback = self.open_store(given_url)  # Another program may have stored it without an ending.
+            store.get_file(path, str(self.file), callback=callback)
+        if path.endswith(self.file.name):  # A signed URL names one file.
+            with contextlib.suppress(*PERMANENT):  # The weights name their save, so that a missing one is noticed.
+                optimizer_path = path.removesuffix(self.file.name) + self.optimizer_file.name
+                store.get_file(optimizer_path, str(self.optimizer_file), callback=callback)
 
 
-def folder_in(home: Path, url: str) -> Path:
-    """Make a folder for local files. Raise CheckpointError if that fails."""
+def retry(work: Callable[[], None]) -> Exception | None:
+    """Call ``work`` until it succeeds, ATTEMPTS times at most. Return its last exception, or None after a success."""
+    for attempt in range(ATTEMPTS):
+        if attempt:
+            time.sleep(FIRST_WAIT_S * 2 ** (attempt - 1))
+        try:
+            work()
+            return None
+        except Exception as error:  # A store's package may raise anything.
+            last_error = error
+            if isinstance(error, PERMANENT):
+                break
+    return last_error
+
+
+@contextlib.contextmanager
+def fetched_copy(url: str, home: Path, beat: Callable[[], None] = lambda: None) -> Iterator[Path]:
+    """Yield a local copy of a checkpoint in a store, and delete it at the end.
+
+    Errors inside the block that name the copy name the URL instead.
+
+    Args:
+        url: Its URL.
+        home: The folder for the copy.
+        beat: Called about ten times a second while the store is read.
+
+    Raises:
+        CheckpointError: The URL cannot be used, or the store has no such file, refuses it or gives nothing.
+    """
+    copy = LocalCopy(url, home)
+    errors: list[Exception | None] = []
+    thread = threading.Thread(
+        target=lambda: errors.append(retry(lambda: copy.download(url))), name="gossip-fetch", daemon=True
+    )
     try:
-        return Path(tempfile.mkdtemp(prefix=FOLDER_PREFIX, dir=home))
-    except OSError as error:
-        text = f"{public_url(url)} needs a local file on its way, and no folder for it can be made in {home}"
-        raise CheckpointError(f"{text} ({error.strerror}): give room there.") from error
+        thread.start()  # A store may hang.
+        while thread.is_alive():
+            thread.join(CHECK_PERIOD_S)
+            beat()
+            if copy.is_stalled:
+                raise CheckpointError(
+                    f"Could not read {copy.shown_url}: the store gives nothing for {copy.stall_s:g} s; look at it and "
+                    "at the network."
+                )
+        if (error := errors[0]) is not None:
+            raise CheckpointError(unread_text(copy, error)) from error
+        try:
+            yield copy.file
+        except CheckpointError as error:
+            raise CheckpointError(str(error).replace(str(copy.file), copy.shown_url)) from error
+    finally:
+        copy.remove()
+
+
+def unread_text(copy: LocalCopy, error: Exception) -> str:
+    """Return the sentence for a checkpoint that a store did not give."""
+    reason = error_text(error, copy.url)
+    if isinstance(error, FileNotFoundError):
+        return f"There is no checkpoint at {copy.shown_url}; check the URL."
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return f"Could not read {copy.shown_url}: {reason} in {copy.home}, where it is copied first; free room there."
+    if isinstance(error, PERMANENT):
+        return f"The store refuses to give {copy.shown_url} ({reason}); check its name, credentials and permissions."
+    return f"Could not read {copy.shown_url}: {reason}; check the URL, the store and the network."

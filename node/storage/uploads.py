@@ -8,15 +8,14 @@ import secrets
 import shutil
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Final
 
 from gossip.errors import CheckpointError
-from node.storage.copies import CHECK_PERIOD_S, FOLDER_PREFIX, PERMANENT, LocalCopy, folder_in, open_store, retry
+from node.storage.copies import CHECK_PERIOD_S, FOLDER_PREFIX, PERMANENT, LocalCopy, retry
 from node.storage.older import companion, keep_older_in_store
-from node.storage.urls import BUCKETS, check_url, error_text, public_url, with_ending
+from node.storage.urls import BUCKETS, error_text, with_ending
 
 __all__ = ["CheckpointUploads"]
 
@@ -39,7 +38,7 @@ class CheckpointUploads:
     def __init__(self, notice: Callable[[str, str], None]) -> None:
         self.notice = notice
         self.changed = threading.Condition()  # Guards the next three.
-        self.waiting: deque[LocalCopy] = deque()
+        self.waiting: dict[str, LocalCopy] = {}  # By URL, in the order of sending.
         self.sending: LocalCopy | None = None  # The copy that is being sent; None without one, as the thread.
         self.thread: threading.Thread | None = None
         self.failing_stores: set[str] = set()  # Stores whose failure was reported. It needs no bound: there are few.
@@ -58,41 +57,38 @@ class CheckpointUploads:
         Raises:
             CheckpointError: The URL cannot be used, or the file could not be written.
         """
-        check_url(url)
-        url = with_ending(url)
         if self.thread is None:
             for leftover in home.glob(f"{FOLDER_PREFIX}*"):  # An earlier process was killed.
                 shutil.rmtree(leftover, ignore_errors=True)
-        upload = LocalCopy(url, folder_in(home, url), home, keep)
+        upload = LocalCopy(url, home, keep)
         try:
             yield upload.file
         except BaseException as error:
-            shutil.rmtree(upload.folder, ignore_errors=True)
+            upload.remove()
             if isinstance(error, CheckpointError):
-                both_places = f"{upload.file}, from where it goes to {public_url(url)}"
+                both_places = f"{upload.file}, from where it goes to {upload.shown_url}"
                 raise CheckpointError(str(error).replace(str(upload.file), both_places)) from error
             raise
         self.queue(upload)
 
     def queue(self, upload: LocalCopy) -> None:
         """Send this checkpoint. It replaces one of the same URL that still waits."""
+        surplus = None
         with self.changed:
-            replaced = [waiting for waiting in self.waiting if waiting.url == upload.url]
-            for waiting in replaced:
-                self.waiting.remove(waiting)
-            self.waiting.append(upload)
-            surplus = self.waiting.popleft() if len(self.waiting) > MAX_WAITING else None
-            stalled = self.sending if self.sending is not None and self.sending.is_stalled else None
+            if (replaced := self.waiting.pop(upload.url, None)) is not None:
+                replaced.remove()
+            self.waiting[upload.url] = upload
+            if len(self.waiting) > MAX_WAITING:
+                surplus = self.waiting.pop(next(iter(self.waiting)))
+                surplus.remove()
+            sending = self.sending
             if self.thread is None:
                 self.thread = threading.Thread(target=self.send_queued, name="gossip-storage", daemon=True)
                 self.thread.start()
-        for dropped in (*replaced, *([surplus] if surplus else [])):
-            shutil.rmtree(dropped.folder, ignore_errors=True)
         if surplus is not None:
             text = "is slower than the checkpoints come, and the oldest that waits is given up: save less often."
             self.report_failure(surplus, f"{surplus.store_name} {text}")
-        if stalled is not None:
-            self.report_failure(stalled, stalled_text(stalled))
+        self.report_stall(sending)
 
     def send_queued(self) -> None:
         """Send the checkpoints that wait until there are none. This is the work of the thread."""
@@ -102,21 +98,17 @@ class CheckpointUploads:
                     self.sending = self.thread = None
                     self.changed.notify_all()
                     return
-                upload = self.sending = self.waiting.popleft()
+                upload = self.sending = self.waiting.pop(next(iter(self.waiting)))
                 upload.on_moved()
-            try:
-                retry(lambda: self.send(upload))  # noqa: B023 (called before the next one)
-            except Exception as error:  # A store's package may raise anything.
+            error = retry(lambda: self.send(upload))  # noqa: B023 (called before the next one)
+            if error is not None:
                 self.on_failed(upload, error)
             else:
                 self.on_sent(upload)
 
     def send(self, upload: LocalCopy) -> None:
         """Send the files of one checkpoint, and replace each as a whole, the weights last."""
-        from fsspec.callbacks import Callback
-
-        upload.on_moved()
-        store, path = open_store(upload.url)
+        store, path, callback = upload.open_store(upload.url)
         is_atomic = not ATOMIC.isdisjoint([store.protocol] if isinstance(store.protocol, str) else store.protocol)
         folder = path[: len(path) - len(upload.file.name)]
         # An object store has no folders, and may take one for a bucket to make.
@@ -128,7 +120,6 @@ class CheckpointUploads:
             self.shifted_urls.add(upload.url)  # A later attempt would push the older ones out.
         targets = [folder + file.name for file in files]
         places = targets if is_atomic else [f"{folder}.{file.name}.{self.token}.tmp" for file in files]
-        callback = Callback(hooks={"moved": upload.on_moved})
         try:
             for file, place in zip(files, places, strict=True):
                 store.put_file(str(file), place, callback=callback)
@@ -143,7 +134,7 @@ class CheckpointUploads:
         self.shifted_urls.discard(upload.url)
 
     def on_sent(self, upload: LocalCopy) -> None:
-        shutil.rmtree(upload.folder, ignore_errors=True)
+        upload.remove()
         if upload.store_name in self.failing_stores:
             self.failing_stores.discard(upload.store_name)
             for name in (UNSENT, companion(UNSENT)):
@@ -159,12 +150,12 @@ class CheckpointUploads:
             if upload.optimizer_file.exists():
                 os.replace(upload.optimizer_file, upload.home / companion(UNSENT))
             os.replace(upload.file, kept_file)
-        shutil.rmtree(upload.folder, ignore_errors=True)
-        shown_url, reason = upload.shown_url, error_text(error, upload.url)
+        upload.remove()
+        url, reason = upload.shown_url, error_text(error, upload.url)
         if isinstance(error, PERMANENT):
-            text = f"The store refuses {shown_url} ({reason}): look at its name, credentials and permissions"
+            text = f"The store refuses {url} ({reason}): look at its name, credentials and permissions"
         else:
-            text = f"The checkpoint cannot be stored at {shown_url} ({reason}): look at the store and the network"
+            text = f"The checkpoint cannot be stored at {url} ({reason}): look at the store and the network"
         self.report_failure(
             upload, f"{text}; training goes on, the next save tries again, and this one is kept in {kept_file}."
         )
@@ -174,6 +165,16 @@ class CheckpointUploads:
         if upload.store_name not in self.failing_stores:
             self.failing_stores.add(upload.store_name)
             self.notice("storage", sentence)
+
+    def report_stall(self, upload: LocalCopy | None) -> bool:
+        """Tell the user if the copy that is being sent is stalled, and return True then."""
+        if upload is None or not upload.is_stalled:
+            return False
+        text = f"The store takes nothing of {upload.shown_url} for {upload.stall_s:g} s: look at it and at the network"
+        self.report_failure(
+            upload, f"{text}; training goes on, and the checkpoint is in {upload.file} while this program runs."
+        )
+        return True
 
     def wait(self, beat: Callable[[], None] = lambda: None, url: str | None = None) -> None:
         """Return when all checkpoints, or those of one URL, are sent or given up, or the store moves nothing.
@@ -185,24 +186,18 @@ class CheckpointUploads:
         while True:
             with self.changed:
                 sending = self.sending
-                unsent = [upload for upload in (sending, *self.waiting)
+                unsent = [upload for upload in (sending, *self.waiting.values())
                           if upload is not None and wanted_url in (None, upload.url)]  # fmt: skip
                 if self.thread is None or not unsent:
                     return
                 self.changed.wait(CHECK_PERIOD_S)
-            if sending is not None and sending.is_stalled:
-                self.report_failure(sending, stalled_text(sending))
+            if self.report_stall(sending):
                 return
             if not is_told and url is None and time.monotonic() - began > QUIET_S:
                 is_told = True
-                self.notice("storage", on_its_way_text(unsent[0].store_name))
+                self.notice(
+                    "storage",
+                    f"This node has left, and its checkpoint is still on its way to {unsent[0].store_name}: the "
+                    "program ends when it is there.",
+                )
             beat()
-
-
-def on_its_way_text(store: str) -> str:
-    return f"This node has left, and its checkpoint is still on its way to {store}: the program ends when it is there."
-
-
-def stalled_text(upload: LocalCopy) -> str:
-    text = f"The store takes nothing of {upload.shown_url} for {upload.stall_s:g} s: look at it and at the network"
-    return f"{text}; training goes on, and the checkpoint is in {upload.file} while this program runs."

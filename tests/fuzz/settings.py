@@ -14,7 +14,8 @@ from gossip.config.setting import settings_of
 from gossip.errors import ConfigError, IdentityError
 from gossip.ids import parse_address
 from gossip.selection.graphs import Graph
-from node.settings import NodeOptions, Settings
+from node.options import NodeOptions
+from node.settings import Settings
 from sim.scenario.scenario import Scenario
 from sim.scenario.tables import toml_text
 from tests.fuzz.engine import Input, Target

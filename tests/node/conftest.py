@@ -186,7 +186,7 @@ def store(monkeypatch):
     import fsspec
     from fsspec.implementations.memory import MemoryFileSystem
 
-    from node.storage import copies, fetching, uploads
+    from node.storage import copies, uploads
     from tests.node.storage.stores import Faulty
 
     fsspec.register_implementation("faulty", Faulty, clobber=True)
@@ -195,8 +195,8 @@ def store(monkeypatch):
     monkeypatch.setattr(MemoryFileSystem, "store", {})  # Examples of the documents save here as well.
     Faulty.goes_on.set()
     monkeypatch.setattr(copies, "FIRST_WAIT_S", 0.001)
-    monkeypatch.setattr(uploads, "CHECK_PERIOD_S", 0.01)
-    monkeypatch.setattr(fetching, "CHECK_PERIOD_S", 0.01)
+    for module in (copies, uploads):
+        monkeypatch.setattr(module, "CHECK_PERIOD_S", 0.01)
     yield Faulty
     Faulty.goes_on.set()
     MemoryFileSystem.store.clear()

@@ -37,9 +37,8 @@ def test_no_folder_is_full():
 
 
 def test_a_constructor_takes_what_a_reader_keeps_in_mind():
-    public = {"Node": 18}
     of_one_caller = {"Presence": 9, "Swarm": 8}
-    assert figures.constructors(7) == public | of_one_caller
+    assert figures.constructors(7) == of_one_caller
 
 
 def test_no_class_has_anothers_name():

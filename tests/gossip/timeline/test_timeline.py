@@ -26,9 +26,9 @@ def spans(found, name=None):
 
 def test_the_file_is_json_whose_times_are_microseconds(tmp_path):
     with TimelineWriter(tmp_path / "one.json") as writer:
-        writer.name_process(7, "node")
-        writer.write_span(7, "loop", "train", 1.0, 1.5, step=3)
-        writer.write_instant(7, "loop", "joined", 2.0)
+        node = NodeTimeline(writer, 7, "node")
+        node.record_span("loop", "train", 1.0, 1.5, step=3)
+        node.record_event("joined", 2.0, "loop")
     named, track, order, span, mark = events(tmp_path / "one.json")
     assert named["args"] == {"name": "node"}
     assert track["args"] == {"name": "loop"}
@@ -45,7 +45,7 @@ def test_an_empty_timeline_is_json(tmp_path):
 def test_events_beyond_the_bound_are_counted_and_not_written(tmp_path):
     writer = TimelineWriter(tmp_path / "one.json", max_bytes=1_000)
     for number in range(100):
-        writer.write_span(1, "loop", "train", number, number + 1)
+        writer.write(1, "loop", "X", "train", number, dur=1.0)
     assert writer.close() is None
     assert (tmp_path / "one.json").stat().st_size <= 1_010
     written = len(spans(events(tmp_path / "one.json")))
@@ -56,7 +56,7 @@ def test_events_beyond_the_bound_are_counted_and_not_written(tmp_path):
 def test_a_full_disk_ends_the_timeline_and_raises_nowhere():
     writer = TimelineWriter(Path("/dev/full"))
     for number in range(10_000):
-        writer.write_span(1, "loop", "train", number, number + 1)
+        writer.write(1, "loop", "X", "train", number, dur=1.0)
     failure = writer.close()
     assert failure is not None
     assert "space" in failure.strerror
@@ -71,7 +71,7 @@ def test_a_file_that_cannot_be_written_is_refused_at_once(tmp_path):
 def test_threads_may_write_at_the_same_time(tmp_path):
     with TimelineWriter(tmp_path / "one.json") as writer:
         threads = [
-            threading.Thread(target=lambda: [writer.write_span(1, f"track {n}", "x", n, n + 1) for n in range(200)])
+            threading.Thread(target=lambda: [writer.write(1, f"track {n}", "X", "x", n) for n in range(200)])
             for _ in range(4)
         ]
         for thread in threads:

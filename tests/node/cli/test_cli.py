@@ -15,7 +15,8 @@ from gossip.errors import ConfigError
 from gossip.ids import Address
 from node.cli import main as cli
 from node.identity.keys import InviteToken, new_secret, parse_secret, read_secret
-from node.settings import NodeOptions, Settings
+from node.options import NodeOptions
+from node.settings import Settings
 from tests.node.commands import SEED_ID, gossip, refused, secret_of
 from tests.node.pretended import script_of
 
@@ -24,7 +25,7 @@ from tests.node.pretended import script_of
 def test_help_imports_nothing_heavy():
     probe = (
         "import sys\nfrom gossip.__main__ import main\nsys.argv[1:] = ['--help']\ntry:\n    main()\nfinally:\n"
-        "    print(*({'torch', 'trio', 'numpy', 'rich', 'cryptography', 'node', 'sim'} & set(sys.modules)), 'END')"
+        "    print(*({'torch', 'trio', 'numpy', 'rich', 'cryptography', 'node.node', 'sim'} & set(sys.modules)), 'END')"
     )
     done = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, timeout=60, check=True)
     assert "run a training script" in done.stdout.lower()
@@ -102,22 +103,22 @@ def test_each_setting_that_cannot_work_gets_its_own_sentence_and_code_2(monkeypa
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.8.9.1", "::1", "localhost"])
 def test_loopback_needs_no_secret(host):
     listen = str(Address(host, 7700))
-    assert cli.environment_of(cli.RunSettings(listen=listen), {})["GOSSIP_LISTEN"] == listen
+    assert cli.environment_of(dict(listen=listen), {})["GOSSIP_LISTEN"] == listen
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.0.0.5", "node-3.example.org", "localhost.example.org"])
 def test_every_other_host_needs_a_secret_or_a_clear_word(host, tmp_path):
     listen = str(Address(host, 7700))
     with pytest.raises(ConfigError, match="without a secret"):
-        cli.environment_of(cli.RunSettings(listen=listen), {})
+        cli.environment_of(dict(listen=listen), {})
     with pytest.raises(ConfigError, match="without a secret"):
-        cli.environment_of(cli.RunSettings(), {"GOSSIP_LISTEN": listen})
+        cli.environment_of({}, {"GOSSIP_LISTEN": listen})
     secret_file = secret_of(tmp_path)
     for settings, environment in (
-        (cli.RunSettings(listen=listen, secret_file=secret_file), {}),
-        (cli.RunSettings(listen=listen), {"GOSSIP_SECRET_FILE": str(secret_file)}),
-        (cli.RunSettings(listen=listen, insecure=True), {}),
-        (cli.RunSettings(listen=listen), {"GOSSIP_INSECURE": "1"}),
+        (dict(listen=listen, secret=secret_file), {}),
+        (dict(listen=listen), {"GOSSIP_SECRET_FILE": str(secret_file)}),
+        (dict(listen=listen, insecure=True), {}),
+        (dict(listen=listen), {"GOSSIP_INSECURE": "1"}),
     ):
         assert cli.environment_of(settings, environment)["GOSSIP_LISTEN"] == listen
 
@@ -209,12 +210,10 @@ def test_what_an_invite_brought_is_found_at_the_next_start_without_one(tmp_path)
     secret = parse_secret(new_secret())
     invite = InviteToken(secret, (Address("10.0.0.5", 7700),), SEED_ID).text
     state = tmp_path / "state"
-    first = cli.environment_of(cli.RunSettings(seeds=(invite,), state_dir=state), {})
+    first = cli.environment_of(dict(seeds=(invite,), state_dir=state), {})
     assert first["GOSSIP_SECRET_FILE"] == str(state / "swarm.secret")
-    again = cli.environment_of(cli.RunSettings(state_dir=state, listen="0.0.0.0:7700"), {})
+    again = cli.environment_of(dict(state_dir=state, listen="0.0.0.0:7700"), {})
     assert Settings.gather(NodeOptions(), again).secret == secret
     other = secret_of(tmp_path)
-    assert cli.environment_of(cli.RunSettings(state_dir=state, secret_file=other), {})["GOSSIP_SECRET_FILE"] == str(
-        other
-    )
-    assert cli.environment_of(cli.RunSettings(state_dir=state, insecure=True), {})["GOSSIP_SECRET_FILE"] is None
+    assert cli.environment_of(dict(state_dir=state, secret=other), {})["GOSSIP_SECRET_FILE"] == str(other)
+    assert cli.environment_of(dict(state_dir=state, insecure=True), {})["GOSSIP_SECRET_FILE"] is None

@@ -155,7 +155,7 @@ def test_a_port_that_another_program_took_is_replaced(tmp_path, monkeypatch, cap
         monkeypatch.setattr(local, "free_port", lambda: next(ports))
         if is_free_again:  # when we look
             monkeypatch.setattr(local, "is_taken", lambda port: False)
-        code = local.run_local(script, [], nodes=2, threads=1, config=None, log_dir=None)
+        code = local.run_local(script, [], {}, nodes=2, threads=1, log_dir=None)
     assert code == 0
     assert set(capsys.readouterr().out.splitlines()) == {"node 0: done", "node 1: done"}
 
@@ -180,7 +180,7 @@ def test_a_node_that_fails_is_shown_with_its_traceback_while_the_others_go_on(tm
             shown.touch()
 
     monkeypatch.setattr(local.Screen, "say", say)
-    assert local.run_local(script, [], nodes=2, threads=1, config=None, log_dir=None) == 1  # Node 0 ends with code 0.
+    assert local.run_local(script, [], {}, nodes=2, threads=1, log_dir=None) == 1  # Node 0 ends with code 0.
     (told,) = [text for text in said if "node 1 ended with code" in text]  # Lines of ten seconds have two spaces.
     assert told.startswith("node 1 ended with code 1:\n  Traceback (most recent call last):\n")
     assert told.endswith("\n  ValueError: broke here")

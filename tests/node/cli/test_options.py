@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import stat
 import subprocess
@@ -14,6 +15,9 @@ from gossip.errors import ConfigError, IdentityError
 from gossip.ids import Address
 from node.cli import main as cli
 from node.identity.keys import InviteToken, new_secret, parse_secret, read_secret
+from node.local import REMOVED_VARIABLES
+from node.options import OPTIONS
+from node.settings import Settings
 from tests.node.commands import SEED_ID, gossip, secret_of
 from tests.node.pretended import script_of
 
@@ -21,9 +25,9 @@ from tests.node.pretended import script_of
 def test_settings_become_the_variables_that_node_reads(tmp_path):
     secret_file = secret_of(tmp_path)
     config = script_of(tmp_path, 'preset = "wan"', "config.toml")
-    settings = cli.RunSettings(
-        seeds=("10.0.0.5:7700", "[::1]:7701"), listen="0.0.0.0:7700", advertise="1.2.3.4:80", secret_file=secret_file,
-        state_dir=tmp_path / "state", config=config, log=tmp_path / "log", quiet=True, must_join=2.5, wait_for=4,
+    settings = dict(
+        seeds=("10.0.0.5:7700", "[::1]:7701"), listen="0.0.0.0:7700", advertise="1.2.3.4:80", secret=secret_file,
+        state_dir=tmp_path / "state", config=config, log=tmp_path / "log", quiet=True, join_or_fail_s=2.5, wait_for=4,
         wait_s=2.5,
     )  # fmt: skip
     assert cli.environment_of(settings, {"GOSSIP_INSECURE": "1"}) == {
@@ -43,25 +47,25 @@ def test_settings_become_the_variables_that_node_reads(tmp_path):
 
 
 def test_what_is_not_given_is_left_to_the_environment_which_is_checked():
-    assert cli.environment_of(cli.RunSettings(), {"GOSSIP_SEEDS": "a:1"}) == {"GOSSIP_PROGRESS": "line"}
+    assert cli.environment_of({}, {"GOSSIP_SEEDS": "a:1"}) == {"GOSSIP_PROGRESS": "line"}
     with pytest.raises(ConfigError, match="wait_for"):
-        cli.environment_of(cli.RunSettings(), {"GOSSIP_WAIT_FOR": "all"})
+        cli.environment_of({}, {"GOSSIP_WAIT_FOR": "all"})
 
 
 def test_a_file_of_seeds_is_passed_on_as_one_and_from_where_the_command_was_given(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     one = f"h:1#{SEED_ID.hex()}"
-    assert cli.environment_of(cli.RunSettings(seeds=("@seeds", one)), {})["GOSSIP_SEEDS"] == f"@{tmp_path}/seeds,{one}"
+    assert cli.environment_of(dict(seeds=("@seeds", one)), {})["GOSSIP_SEEDS"] == f"@{tmp_path}/seeds,{one}"
     for text, words in (("@a,b", "comma"), ("@", "names no file"), ("h:0", "name the port"), ("h:1#ab", "32 hexa")):
         with pytest.raises(ConfigError, match=words):
-            cli.environment_of(cli.RunSettings(seeds=(text,)), {})
+            cli.environment_of(dict(seeds=(text,)), {})
 
 
 @pytest.mark.parametrize("with_state_dir", [False, True])
 def test_an_invite_becomes_seeds_with_their_id_and_a_private_secret_file(tmp_path, with_state_dir):
     secret = parse_secret(new_secret())
     invite = InviteToken(secret, (Address("10.0.0.5", 7700), Address("::1", 7700)), SEED_ID).text
-    settings = cli.RunSettings(seeds=(invite, "h:1"), state_dir=tmp_path / "state" if with_state_dir else None)
+    settings = dict(seeds=(invite, "h:1"), state_dir=tmp_path / "state" if with_state_dir else None)
     variables = cli.environment_of(settings, {})
     assert variables["GOSSIP_SEEDS"] == f"10.0.0.5:7700#{SEED_ID.hex()},[::1]:7700#{SEED_ID.hex()},h:1"
     path = Path(variables["GOSSIP_SECRET_FILE"] or "")
@@ -74,12 +78,22 @@ def test_an_invite_becomes_seeds_with_their_id_and_a_private_secret_file(tmp_pat
 def test_invites_that_contradict_each_other_or_the_options_are_refused(tmp_path):
     mine, other = (InviteToken(parse_secret(new_secret()), (Address("h", 1),), SEED_ID).text for _ in range(2))
     with pytest.raises(ConfigError, match="different swarms"):
-        cli.environment_of(cli.RunSettings(seeds=(mine, other)), {})
-    for options in ({"insecure": True}, {"secret_file": tmp_path / "secret"}):
+        cli.environment_of(dict(seeds=(mine, other)), {})
+    for options in ({"insecure": True}, {"secret": tmp_path / "secret"}):
         with pytest.raises(ConfigError, match="An invite carries the swarm's secret"):
-            cli.environment_of(cli.RunSettings(seeds=(mine,), **options), {})
+            cli.environment_of(dict(seeds=(mine,), **options), {})
     with pytest.raises(IdentityError):
-        cli.environment_of(cli.RunSettings(seeds=(mine[:-3],)), {})
+        cli.environment_of(dict(seeds=(mine[:-3],)), {})
+
+
+def test_every_option_reaches_the_settings_of_a_node():
+    fields = {field.name for field in dataclasses.fields(Settings)}
+    assert {name for name in OPTIONS if name not in fields} == {"insecure", "log", "quiet"}, "these the command reads"
+    for rows in ([option.flag for option in OPTIONS.values()], [option.variable for option in OPTIONS.values()]):
+        assert len(set(rows)) == len(OPTIONS)
+    assert OPTIONS.keys() - {"on_fault", "grace_s"} == {
+        name for name, option in OPTIONS.items() if option.variable in REMOVED_VARIABLES
+    }, "a node of gossip local inherits no place of another one"
 
 
 def test_options_after_the_script_are_the_script_s_own(tmp_path):

@@ -13,7 +13,8 @@ from gossip.ids import Address
 from node import Node, running
 from node.cli.local import free_port, run_local
 from node.identity.keys import new_secret
-from node.settings import NodeOptions, Settings
+from node.options import NodeOptions
+from node.settings import Settings
 from tests.harness import warm
 from tests.node.commands import gossip
 from tests.node.pretended import script_of
@@ -112,7 +113,7 @@ GAN = """
 @pytest.mark.usefixtures("warm_nodes")
 def test_a_generator_and_a_discriminator_as_two_nodes_find_their_kind_in_all_processes(tmp_path, capsys):
     script = script_of(tmp_path, GAN)
-    code = run_local(script, [], nodes=3, threads=1, config=None, log_dir=tmp_path / "logs", wait_for=(3, 600.0))
+    code = run_local(script, [], {"wait_for": 3, "wait_s": 600.0}, nodes=3, threads=1, log_dir=tmp_path / "logs")
     shown = capsys.readouterr()
     assert code == 0, shown.err
     assert sorted(shown.out.splitlines()) == [f"node {number}: [3, 3]" for number in range(3)]

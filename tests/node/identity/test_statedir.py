@@ -17,7 +17,8 @@ from gossip.wire.records import MAX_COUNT
 from node import Node
 from node.identity.keys import InviteToken, new_secret, parse_secret, read_secret
 from node.identity.statedir import VERSION, Memory, StateDir, checksum
-from node.settings import NodeOptions, Settings, advertised_address, own_addresses
+from node.options import NodeOptions
+from node.settings import Settings, advertised_address, own_addresses
 from node.transport.tcp import is_loopback
 from tests.harness import warm
 

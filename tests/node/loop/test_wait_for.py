@@ -20,7 +20,8 @@ from node import Node
 from node.identity.keys import Identity
 from node.loop.startup import Startup
 from node.observe.reduced import STARTED, Figures
-from node.settings import NodeOptions, Settings
+from node.options import NodeOptions
+from node.settings import Settings
 from tests.node.conftest import QUICK
 from tests.node.trainees import linear
 

@@ -11,8 +11,10 @@ import pytest
 
 from node import Member, Node
 from node.observe.figures import MEASURED
+from node.options import reference_page
 
 PAGE = (Path(__file__).parents[3] / "docs" / "node.md").read_text(encoding="utf-8")
+OPTIONS = (Path(__file__).parents[3] / "docs" / "options.md").read_text(encoding="utf-8")
 FIGURES = (Path(__file__).parents[3] / "docs" / "figures.md").read_text(encoding="utf-8")
 CALLS = re.findall(r"^### .*$", PAGE, re.MULTILINE)
 
@@ -31,8 +33,18 @@ def test_the_examples_run_one_after_the_other(tmp_path, monkeypatch, capsys):
 
 
 def test_every_argument_of_the_constructor_is_in_the_table():
-    table = re.findall(r"^\| `(\w+)` \|", PAGE.partition("### What travels")[0], re.MULTILINE)
+    table = re.findall(r"^\| `(\w+)` \|", PAGE.partition("### What travels")[0] + OPTIONS, re.MULTILINE)
     assert table == [name for name in inspect.signature(Node.__init__).parameters if name != "self"]
+    assert all(f"\n        {name}: " in Node.__doc__ for name in table)
+
+
+def test_the_page_of_options_is_what_the_rows_say():
+    assert reference_page() == OPTIONS, "make reference"
+
+
+def test_a_name_that_is_no_option_is_refused_as_python_does():
+    with pytest.raises(TypeError, match="unexpected keyword argument 'listens'"):
+        Node(None, listens="127.0.0.1:0")
 
 
 @pytest.mark.parametrize("call", re.findall(r"node\.\w+(?:\((?:[^()]|\([^)]*\))*\))?", "\n".join(CALLS)))

@@ -9,7 +9,8 @@ import pytest
 from gossip.errors import ConfigError
 from gossip.ids import Address
 from node.observe.page.guard import Guard, token_of
-from node.settings import NodeOptions, Settings
+from node.options import NodeOptions
+from node.settings import Settings
 
 SECRET = b"s" * 32
 HERE, AWAY = Address("127.0.0.1", 7780), Address("192.0.2.7", 7780)

@@ -170,7 +170,7 @@ def test_a_failure_at_the_end_is_logged_and_the_checkpoint_stays(quick, store, c
 
 def test_leaving_says_what_it_waits_for_and_not_for_ever(quick, store, caplog, monkeypatch):
     monkeypatch.setattr(uploads, "QUIET_S", 0.05)
-    monkeypatch.setattr(copies, "STALL_S", 0.4)
+    monkeypatch.setattr(copies.LocalCopy, "stall_s", 0.4)
     with Node(linear(), config=quick) as node:
         store.goes_on.clear()
         node.save("faulty://b/run")

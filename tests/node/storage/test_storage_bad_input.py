@@ -71,7 +71,7 @@ def test_a_checkpoint_that_cannot_be_loaded_is_named_by_its_url(content, sentenc
 
 
 def test_loading_from_a_store_that_hangs_ends(store, node, monkeypatch):
-    monkeypatch.setattr(copies, "STALL_S", 0.2)
+    monkeypatch.setattr(copies.LocalCopy, "stall_s", 0.2)
     store.goes_on.clear()
     with pytest.raises(CheckpointError, match=r"the store gives nothing for 0\.2 s; look at it") as raised:
         node.load("faulty://b/run")

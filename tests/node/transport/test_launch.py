@@ -8,7 +8,8 @@ from torch import nn
 from gossip.errors import ConfigError, LocalError
 from gossip.ids import Address
 from node import Node
-from node.settings import NodeOptions, Settings, advertised_address
+from node.options import NodeOptions
+from node.settings import Settings, advertised_address
 from node.transport.launch import other_hosts
 from tests.node.conftest import QUICK
 

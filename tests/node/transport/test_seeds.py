@@ -16,7 +16,8 @@ from gossip.errors import ConfigError, LocalError
 from gossip.ids import Address, PeerId, parse_address
 from node import Node
 from node.identity.keys import InviteToken, new_secret, parse_secret
-from node.settings import NodeOptions, Settings
+from node.options import NodeOptions
+from node.settings import Settings
 from node.transport import seeds as module
 from node.transport.seeds import MAX_FOUND, MAX_TEXTS, SeedLookup
 from tests.harness.ports import free_port
