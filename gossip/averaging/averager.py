@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 
@@ -43,7 +43,7 @@ from gossip.averaging.jobs import (
     moments_vector,
 )  # fmt: skip
 from gossip.averaging.pair import PairAverage
-from gossip.averaging.reports import Reports
+from gossip.averaging.transfer import VectorTransfer
 from gossip.averaging.vectors import Cut, Floats, Moments, Vector, Vectors, count_weights
 from gossip.averaging.visit import Adoption, Visit
 from gossip.codecs import Spread, get_codec, needs_spread
@@ -72,6 +72,7 @@ from gossip.effects import (
     Transfer,
     UseLastSnapshot,
 )  # fmt: skip
+from gossip.peer import Peer
 
 __all__ = ["CHECKED_BY_DRIVER_ELEMENTS", "PERFORM", "Averager"]
 
@@ -80,29 +81,27 @@ __all__ = ["CHECKED_BY_DRIVER_ELEMENTS", "PERFORM", "Averager"]
 CHECKED_BY_DRIVER_ELEMENTS = 1 << 20
 LAST_SETTLEMENTS = 4  # Settlements whose furthest tensors are remembered: a node's last partners, most of them unlike.
 NO_SNAPSHOT = "layout"  # The code of a failure: the session has no snapshot of the agreed size.
+AnyTransfer = TypeVar("AnyTransfer", bound=VectorTransfer)
 
 
-class Averager:
+class Averager(Generic[AnyTransfer]):
     """The averaging of one node. ``lock`` guards the outer step if jobs run in another thread than boundary visits."""
 
     __slots__ = (
-        "boundary", "config", "counted_visit", "delivery", "driver", "furthest", "groups", "hash_job", "joining_vector",
-        "layout", "lock", "moments", "movement", "next_part", "outer_step", "outside_replacements", "pairs", "peer",
-        "sketcher", "snapshots", "spreads", "vectors",
+        "boundary", "config", "counted_visit", "delivery", "driver", "furthest", "hash_job", "joining_vector",
+        "layout", "lock", "movement", "next_part", "outer_step", "outside_replacements", "peer",
+        "sketcher", "spreads", "transfers", "vectors",
     )  # fmt: skip
 
     def __init__(
-        self, peer: Reports, config: Config, boundary: Boundary, vectors: Vectors, outer_step: OuterStep,
-        driver: Driver, lock: AbstractContextManager[object] | None = None,
+        self, peer: Peer, config: Config, boundary: Boundary, vectors: Vectors, outer_step: OuterStep,
+        driver: Driver[AnyTransfer], lock: AbstractContextManager[object] | None = None,
     ) -> None:  # fmt: skip
         self.peer, self.config, self.boundary, self.vectors = peer, config, boundary, vectors
         self.outer_step, self.driver = outer_step, driver
         self.lock: AbstractContextManager[object] = nullcontext() if lock is None else lock
-        self.snapshots: dict[int, Vector] = {}  # Snapshots by session.
-        self.pairs: dict[int, PairAverage] = {}  # Pairs and pushes by session.
-        self.groups: dict[int, GroupAverage] = {}  # Groups by session.
+        self.transfers: dict[int, AnyTransfer] = {}  # By session.
         self.joining_vector: Vector | None = None  # State of another run, as far as it has arrived.
-        self.moments: dict[int, Vector] = {}  # Partners' moments by session, as far as they have arrived.
         self.layout: Layout | None = None  # The names of the tensors; None if the driver has none.
         # The furthest tensors in the last settlements: the relative distance, and the name.
         self.furthest: deque[tuple[float, str]] = deque(maxlen=LAST_SETTLEMENTS)
@@ -118,7 +117,7 @@ class Averager:
         self.movement = Movement(outer_step.parameters) if config.finds_radius else None
         self.sketcher = Sketcher(size, driver.sketch_seed) if config.limits_directions else None
         self.delivery = CopyDelivery(
-            peer, driver, boundary, vectors, self.snapshots, self.movement, self.return_mass
+            peer, driver, boundary, vectors, self.open, self.movement, self.return_mass
         )  # fmt: skip
         self.delivery.encode_moments = self.encode_moments
 
@@ -149,8 +148,31 @@ class Averager:
         """Perform an effect of vectors alone. Raises KeyError for an effect that needs the driver."""
         PERFORM[type(effect)](self, effect)
 
+    # -- transfers -----------------------------------------------------------------------------------------------
+    def open(self, session: int) -> AnyTransfer:
+        """Return the session's transfer, a new one if it has none."""
+        transfer = self.transfers.get(session)
+        if transfer is None:
+            transfer = self.transfers[session] = self.driver.new_transfer(session)
+        return transfer
+
+    def rename(self, effect: Rename) -> None:
+        """Move a snapshot to the session of the next partner that is asked, or of the exchange that it serves now."""
+        transfer = self.transfers.pop(effect.session, None)
+        if transfer is not None:
+            self.open(effect.to).continue_from(transfer)
+
+    def release(self, session: int) -> None:
+        """Return a session's vectors to the pool, and forget the session and its request."""
+        self.boundary.cancel_snapshot(session)
+        transfer = self.transfers.pop(session, None)
+        if transfer is not None:
+            transfer.give_vectors(self.vectors)
+
     # -- snapshots -----------------------------------------------------------------------------------------------
     def request_snapshot(self, effect: Snapshot) -> None:
+        """Request the snapshot of an exchange, whose duration begins here."""
+        self.open(effect.session).requested_at = self.driver.now
         self.request_copy(effect.session, effect.pushes, self.cut_of(effect.part, effect.session))
 
     def request_copy(self, session: int, pushes: int = 0, cut: Cut | None = None) -> None:
@@ -194,12 +216,12 @@ class Averager:
                 self.request_copy(effect.session)
             return
         self.boundary.cancel_snapshot(effect.session)
-        self.snapshots[effect.session] = vector
+        self.open(effect.session).snapshot = vector
         self.driver.call_soon(self.report_recalled, effect.session)
 
     def report_recalled(self, session: int) -> None:
         """Report a copy that needed no boundary, unless its session has ended meanwhile."""
-        vector = self.snapshots.get(session)
+        vector = self.snapshot_of(session)
         if vector is not None:
             now = self.driver.now
             if is_sound(vector):
@@ -212,22 +234,10 @@ class Averager:
         self.hash_job = HashFrozenJob(self, effect)
         self.driver.run_job(self.hash_job)
 
-    def rename(self, effect: Rename) -> None:
-        """Move a snapshot to the session of the next partner that is asked."""
-        snapshot = self.snapshots.pop(effect.session, None)
-        if snapshot is not None:
-            self.snapshots[effect.to] = snapshot
-
-    def release(self, session: int) -> None:
-        """Return a session's vectors to the pool, and forget its request."""
-        self.boundary.cancel_snapshot(session)
-        average = self.pairs.pop(session, None) or (self.groups.pop(session, None) if self.groups else None)
-        if average is not None:
-            average.release()
-        snapshot = self.snapshots.pop(session, None)
-        if snapshot is not None:
-            self.vectors.give(snapshot)
-        self.moments.pop(session, None)  # Not given back, because a link may still write to it.
+    def snapshot_of(self, session: int) -> Vector | None:
+        """Return the session's snapshot, None if it has none."""
+        transfer = self.transfers.get(session)
+        return None if transfer is None else transfer.snapshot
 
     # -- averages ------------------------------------------------------------------------------------------------
     def begin_pair(self, effect: Transfer) -> PairAverage | str:
@@ -235,8 +245,9 @@ class Averager:
 
         The driver passes the code to :meth:`report_failed_soon`.
         """
-        snapshot = self.snapshots.get(effect.session)
-        if snapshot is None:
+        transfer = self.transfers.get(effect.session)
+        snapshot = None if transfer is None else transfer.snapshot
+        if transfer is None or snapshot is None:
             return NO_SNAPSHOT
         codec = get_codec(effect.codec)
         spread = self.spreads.get(snapshot.part)
@@ -245,9 +256,8 @@ class Averager:
                 return "overflow"  # As for a difference beyond the codec's bound: another codec would do.
             codec = codec.with_bounds(spread)
         tail = count_weights(snapshot, self.outer_step.parameters) if effect.has_statistics else snapshot.elements
-        pair = self.pairs[effect.session] = PairAverage(
-            effect, snapshot, with_raw_tail(codec, tail, snapshot.elements), spread, self.vectors, self.sketcher
-        )
+        codec = with_raw_tail(codec, tail, snapshot.elements)
+        pair = transfer.pair = PairAverage(effect, snapshot, codec, spread, self.vectors, self.sketcher)
         return pair
 
     def report_streamed(self, pair: PairAverage) -> None:
@@ -258,16 +268,14 @@ class Averager:
 
     def begin_group(self, effect: Gather) -> GroupAverage | str:
         """Return the group's average for its streams, the same at every call, or the code of the reason for none."""
-        group = self.groups.get(effect.session)
-        if group is None:
-            snapshot = self.snapshots.get(effect.session)
-            if snapshot is None:
-                return NO_SNAPSHOT
+        transfer = self.transfers.get(effect.session)
+        if transfer is None or transfer.snapshot is None:
+            return NO_SNAPSHOT
+        if transfer.group is None:
             tail = self.outer_step.parameters
-            codec = with_raw_tail(get_codec(effect.codec), tail, snapshot.elements)
-            group = GroupAverage(effect, snapshot, codec, self.config, self.vectors)
-            self.groups[effect.session] = group
-        return group
+            codec = with_raw_tail(get_codec(effect.codec), tail, transfer.snapshot.elements)
+            transfer.group = GroupAverage(effect, transfer.snapshot, codec, self.config, self.vectors)
+        return transfer.group
 
     def average_slice(self, group: GroupAverage, on_averaged: Callable[[], None]) -> None:
         """Compute the mean of our slice once all of it has arrived, then call ``on_averaged``."""
@@ -275,11 +283,13 @@ class Averager:
             group.is_averaging = True
             self.driver.run_job(AverageSliceJob(self, group, on_averaged))
 
-    def leave_out(self, effect: LeaveOut) -> None:
-        """Let a group go on without some of its members."""
-        group = self.groups.get(effect.session)
+    def leave_out(self, effect: LeaveOut) -> GroupAverage | None:
+        """Let a group go on without some of its members. Return the group, with which the driver then goes on."""
+        transfer = self.transfers.get(effect.session)
+        group = None if transfer is None else transfer.group
         if group is not None and not group.is_reported:
             group.leave_out(effect.peers, effect.means)
+        return group
 
     def report_gathered(self, group: GroupAverage) -> None:
         """Report the group's means once all are here."""
@@ -297,11 +307,11 @@ class Averager:
     # -- results -------------------------------------------------------------------------------------------------
     def mix(self, effect: Mix) -> bool:
         """Apply a committed pair or group at the next boundary. Return False if there is nothing to mix."""
-        pair = self.pairs.get(effect.session)
-        average = pair or self.groups.get(effect.session)
-        if average is None or average.difference is None:
+        transfer = self.transfers.get(effect.session)
+        average = None if transfer is None else transfer.average
+        if transfer is None or average is None or average.difference is None:
             return False
-        snapshot = self.snapshots.pop(effect.session, None)
+        pair, snapshot = transfer.pair, transfer.take_snapshot()
         if snapshot is None:
             return False
         if pair is not None:
@@ -317,17 +327,19 @@ class Averager:
 
     def furthest_of(self, session: int) -> str:
         """Return the tensor that carries most of the difference of a session, for a sentence."""
-        pair = self.pairs.get(session)
+        transfer = self.transfers.get(session)
+        pair = None if transfer is None else transfer.pair
         if pair is None or not pair.is_complete or pair.difference is None or pair.positions is not None:
             return "model"
         return "model" if self.layout is None else largest_share(self.layout, pair.difference.array[: pair.weights])
 
     def merge(self, effect: Merge) -> bool:
         """Merge the partner's vector with its mass, or our own that comes back. Return True if it is the partner's."""
-        pair, snapshot = self.pairs.get(effect.session), self.snapshots.pop(effect.session, None)
-        if snapshot is None:
+        transfer = self.transfers.get(effect.session)
+        snapshot = None if transfer is None else transfer.take_snapshot()
+        if transfer is None or snapshot is None:
             return False
-        difference = None if pair is None else pair.take_difference()
+        difference = None if transfer.pair is None else transfer.pair.take_difference()
         self.start_mixing(MixJob(self, snapshot, difference, None, effect))
         return difference is not None
 
@@ -358,17 +370,18 @@ class Averager:
         if not peer.view.needs_snapshot(session):
             self.vectors.give(vector)
             return
-        self.snapshots[session] = vector
+        self.open(session).snapshot = vector
         self.driver.perform(peer.on_snapshotted(session, now) if is_sound else peer.on_not_taken(session, now))
 
     def begin_moments(self, effect: ReceiveMoments) -> Floats:
         """Return the array that a partner's moments arrive in."""
-        vector = self.moments[effect.session] = moments_vector(self.vectors, effect)
+        vector = self.open(effect.session).moments = moments_vector(self.vectors, effect)
         return vector.array
 
     def report_moments(self, session: int) -> None:
         """Decode a partner's moments, which have arrived whole, and report them."""
-        vector = self.moments.get(session)
+        transfer = self.transfers.get(session)
+        vector = None if transfer is None else transfer.moments
         if vector is not None and vector.moments is not None:
             report = partial(self.report_decoded, session)
             self.driver.run_job(MomentsJob(self, session, vector, vector.moments.decode, report))
@@ -378,7 +391,10 @@ class Averager:
 
     def mix_moments(self, effect: MixMoments) -> None:
         """Mix a session's moments at the next boundary."""
-        vector = self.moments.pop(effect.session, None)
+        transfer = self.transfers.get(effect.session)
+        if transfer is None:
+            return
+        vector, transfer.moments = transfer.moments, None
         if vector is not None and vector.moments is not None:
             self.boundary.deliver_moments(Moments(vector, vector.moments, vector.start, vector.stop))
 
@@ -410,7 +426,7 @@ class Averager:
 
     def served_snapshot(self, effect: SendPiece) -> Vector | None:
         """Return the snapshot that holds a newcomer's piece, or None."""
-        snapshot = self.snapshots.get(effect.session)
+        snapshot = self.snapshot_of(effect.session)
         return snapshot if snapshot is not None and snapshot.has_piece(effect.start, effect.stop) else None
 
     def adopt(self, effect: Adopt) -> None:
@@ -470,7 +486,7 @@ class Averager:
             self.delivery.deliver(visit)
 
 
-PERFORM: dict[type, Callable[[Averager, Any], None]] = {
+PERFORM: dict[type, Callable[[Averager[Any], Any], None]] = {
     Snapshot: Averager.request_snapshot, UseLastSnapshot: Averager.use_last_snapshot,
     CopyPiece: lambda averager, effect: averager.driver.run_job(AllocatePieceJob(averager, effect)),
     CopyFrozen: lambda averager, effect: averager.driver.run_job(CopyFrozenJob(averager, effect)),

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
@@ -16,10 +17,11 @@ from gossip.arithmetic.mixing import is_finite
 from gossip.arithmetic.movement import Movement
 from gossip.averaging.boundary import Boundary
 from gossip.averaging.jobs import Driver
-from gossip.averaging.reports import Reports
+from gossip.averaging.transfer import VectorTransfer
 from gossip.averaging.vectors import Vector, Vectors
 from gossip.averaging.visit import Visit
 from gossip.effects import Notice
+from gossip.peer import Peer
 
 __all__ = ["CopyDelivery", "is_sound"]
 
@@ -32,22 +34,23 @@ def is_sound(vector: Vector) -> bool:
 
 
 class CopyDelivery:
-    """The delivery of one averager's copies, which become its ``snapshots`` by session.
+    """The delivery of one averager's copies, which become the snapshots of transfers that ``open`` returns.
 
     ``return_mass`` takes the copy of a session that has ended, with the push-sum mass that must not be lost.
     """
 
     __slots__ = (
-        "boundary", "driver", "encode_moments", "movement", "peer", "return_mass", "snapshots", "vectors",
+        "boundary", "driver", "encode_moments", "movement", "open", "peer", "return_mass", "vectors",
         "warnings_shown",
     )  # fmt: skip
 
     def __init__(
-        self, peer: Reports, driver: Driver, boundary: Boundary, vectors: Vectors, snapshots: dict[int, Vector],
-        movement: Movement | None, return_mass: Callable[[int, Vector, float], None],
+        self, peer: Peer, driver: Driver[Any], boundary: Boundary, vectors: Vectors,
+        open_transfer: Callable[[int], VectorTransfer], movement: Movement | None,
+        return_mass: Callable[[int, Vector, float], None],
     ) -> None:  # fmt: skip
         self.peer, self.driver, self.boundary, self.vectors = peer, driver, boundary, vectors
-        self.snapshots, self.movement, self.return_mass = snapshots, movement, return_mass
+        self.open, self.movement, self.return_mass = open_transfer, movement, return_mass
         self.encode_moments: Callable[[int, Vector], None]  # Set by the averager: it encodes moments and reports them.
         self.warnings_shown: set[str] = set()  # Sentences that the user has seen.
 
@@ -98,10 +101,11 @@ class CopyDelivery:
         if vector.moments is not None:
             self.encode_moments(session, vector)
             return
-        if session in self.snapshots:  # It got another copy meanwhile.
+        transfer = self.open(session)
+        if transfer.snapshot is not None:  # It got another copy meanwhile.
             self.vectors.give(vector)
             return
-        self.snapshots[session] = vector
+        transfer.snapshot = vector
         if not is_sound(vector):
             driver.perform(peer.on_spoiled(session, driver.now, self.name_spoiled(vector)))
             return

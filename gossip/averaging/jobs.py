@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import hashlib
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
-from typing import Protocol
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
@@ -21,10 +21,11 @@ from gossip.arithmetic.mixing import OuterStep, join_weight
 from gossip.arithmetic.movement import Movement
 from gossip.averaging.all_reduce import GroupAverage
 from gossip.averaging.boundary import Boundary
-from gossip.averaging.reports import Reports
+from gossip.averaging.transfer import VectorTransfer
 from gossip.averaging.vectors import Cut, Floats, Positions, Statistics, Vector, Vectors, count_weights
 from gossip.averaging.visit import Adoption, Update, Visit
 from gossip.effects import CopyFrozen, CopyMoments, CopyPiece, Effect, HashFrozen, Merge, Mix, ReceiveMoments
+from gossip.peer import Peer
 
 __all__ = [
     "AdoptJob", "AllocateMomentsJob", "AllocatePieceJob", "AllocateSnapshotJob", "AverageSliceJob", "CopyFrozenJob",
@@ -34,6 +35,7 @@ __all__ = [
 # Elements of the frozen weights that are hashed at once, in some 10 ms. Mixes wait for one block and not for all of a
 # large base. A block is longer than any job that a driver runs in its own thread.
 BLOCK_ELEMENTS = 2 << 20
+NewTransfer = TypeVar("NewTransfer", bound=VectorTransfer, covariant=True)
 
 
 class Job(Protocol):
@@ -57,7 +59,7 @@ class Job(Protocol):
     def fail(self) -> None: ...
 
 
-class Driver(Protocol):
+class Driver(Protocol[NewTransfer]):
     """The services of a driver that an averager and its jobs use."""
 
     @property
@@ -66,6 +68,9 @@ class Driver(Protocol):
 
     @property
     def now(self) -> float: ...
+    def new_transfer(self, session: int) -> NewTransfer:
+        """Return a transfer, with room for what the driver holds for the session."""
+
     def perform(self, effects: list[Effect], /) -> None: ...
     def call_soon(self, report: Callable[..., None], *arguments: object) -> None:
         """Call ``report`` after the effects that are being performed."""
@@ -80,14 +85,13 @@ class Driver(Protocol):
 class JobOwner(Protocol):
     """The parts of an :class:`gossip.averaging.averager.Averager` that its jobs use."""
 
-    peer: Reports
-    driver: Driver
+    peer: Peer
+    driver: Driver[Any]
     boundary: Boundary
     vectors: Vectors
     outer_step: OuterStep
     lock: AbstractContextManager[object]
     movement: Movement | None
-    snapshots: dict[int, Vector]
     joining_vector: Vector | None
     counted_visit: int
     outside_replacements: int
@@ -95,6 +99,10 @@ class JobOwner(Protocol):
     layout: Layout | None
     furthest: deque[tuple[float, str]]
 
+    @property
+    def transfers(self) -> Mapping[int, VectorTransfer]: ...
+    def open(self, session: int) -> VectorTransfer: ...
+    def snapshot_of(self, session: int) -> Vector | None: ...
     def report_failed(self, session: int, code: str) -> None: ...
     def report_recalled(self, session: int) -> None: ...
 
@@ -159,8 +167,9 @@ class MixJob(Job):
         self.added_since, self.is_late = snapshot.added_since, snapshot.visit_number < averager.counted_visit
         averager.counted_visit = max(averager.counted_visit, snapshot.visit_number)
         newer_snapshots = {  # By id, since sessions may share a snapshot.
-            id(newer): newer for session, newer in averager.snapshots.items()
-            if newer.visit_number >= averager.counted_visit and newer.part == snapshot.part
+            id(newer): newer for session, transfer in averager.transfers.items()
+            if (newer := transfer.snapshot) is not None
+            and newer.visit_number >= averager.counted_visit and newer.part == snapshot.part
             and not (newer.is_transient or averager.peer.view.has_donation(session))
         }  # fmt: skip
         for newer in newer_snapshots.values():
@@ -327,7 +336,7 @@ class AllocatePieceJob(Job):
     def finish(self) -> None:
         averager, vector, session = self.averager, self.vector, self.effect.session
         assert vector is not None
-        if averager.peer.view.needs_snapshot(session) and session not in averager.snapshots:
+        if averager.peer.view.needs_snapshot(session) and averager.snapshot_of(session) is None:
             averager.boundary.request_snapshot(session, vector)
         else:
             averager.vectors.give(vector)
@@ -435,8 +444,8 @@ class CopyFrozenJob(Job):
     def finish(self) -> None:
         averager, vector, session = self.averager, self.vector, self.effect.session
         assert vector is not None
-        if averager.peer.view.needs_snapshot(session) and session not in averager.snapshots:
-            averager.snapshots[session] = vector
+        if averager.peer.view.needs_snapshot(session) and averager.snapshot_of(session) is None:
+            averager.open(session).snapshot = vector
             averager.driver.call_soon(averager.report_recalled, session)
         else:
             averager.vectors.give(vector)
