@@ -21,7 +21,7 @@ import trio
 from gossip.arithmetic.mixing import OuterStep, is_finite
 from gossip.averaging.averager import CHECKED_BY_DRIVER_ELEMENTS, Averager
 from gossip.averaging.boundary import Boundary
-from gossip.averaging.jobs import Job
+from gossip.averaging.jobs import FunctionJob, Job
 from gossip.averaging.streams import (
     ComparingReceiver,
     DifferenceReceiver,
@@ -390,13 +390,34 @@ class Streams:
         is_first = self.averager.joining_vector is None
         vector, link = self.averager.joining_array(effect), self.links.newest(effect.partner)
         if is_first and self.allocates_ahead and not self.is_allocated:
-            self.run_job(MemoryAllocation(self))
+            self.allocate_meanwhile()
         if link is None:
             self.fail_later(effect.session, "broken")
             return
         receiver_class = ComparingReceiver if effect.compare else PieceReceiver
         receiver = receiver_class(effect.session, vector, effect.start, effect.stop)
         self.start(self.averager.open(effect.session), link, None, receiver)
+
+    def allocate_meanwhile(self) -> None:
+        """Allocate the memory of exchanges while pieces of the weights arrive.
+
+        The job that adopts the weights is queued after it, so that no step boundary finds the memory missing. If the
+        pieces are collected in a vector of the pool, that is one of the two that exchanges need.
+        """
+        joining = self.averager.joining_vector
+
+        def allocate() -> Exception | None:
+            try:
+                self.allocate_memory(1 if joining is not None and not joining.is_transient else 2)
+            except Exception as error:
+                return error
+            return None
+
+        def report(error: Exception | None) -> None:
+            if error is not None:
+                self.faults.contain(error, "Taking the memory of an exchange", "it is taken when it is needed")
+
+        self.run_job(FunctionJob(self.peer.view.elements, allocate, report))
 
     def receive_moments(self, effect: ReceiveMoments) -> None:
         """Receive a partner's moments over the newest link."""
@@ -425,34 +446,6 @@ class Streams:
         values = copy.array if isinstance(effect, SendMoments) else copy.piece(effect.start, effect.stop)
         sender = self.make_sender(link, effect.session, values, codec, copy)
         self.start(transfer, link, sender, None, is_large(codec, values.size))
-
-
-class MemoryAllocation(Job):
-    """A job that allocates the memory of exchanges while pieces of the weights arrive.
-
-    The job that adopts the weights is queued after it, so that no step boundary finds the memory missing. If the pieces
-    are collected in a vector of the pool, that is one of the two that exchanges need.
-    """
-
-    def __init__(self, streams: Streams) -> None:
-        joining = streams.averager.joining_vector
-        self.streams, self.elements = streams, streams.peer.view.elements
-        self.vectors = 1 if joining is not None and not joining.is_transient else 2
-        self.error: Exception | None = None  # A failure of :meth:`run`, which :meth:`finish` reports.
-
-    def run(self) -> None:
-        try:
-            self.streams.allocate_memory(self.vectors)
-        except Exception as error:
-            self.error = error
-
-    def finish(self) -> None:
-        if self.error is not None:
-            consequence = "it is taken when it is needed"
-            self.streams.faults.contain(self.error, "Taking the memory of an exchange", consequence)
-
-    def fail(self) -> None:
-        """Do nothing, because nothing waits for this job."""
 
 
 def is_large(codec: Codec, elements: int) -> bool:

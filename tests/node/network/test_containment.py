@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import trio
 
-from gossip.averaging.jobs import AverageSliceJob, MixJob
+from gossip.averaging.jobs import MixJob
 from gossip.errors import LocalError, ProtocolError
 from gossip.wire.frames import PREFIX_BYTES, decode, encode
 from gossip.wire.messages import (
@@ -59,11 +59,11 @@ def test_a_fault_in_mixing_loses_that_exchange_and_nothing_else(train, until, mo
 @in_trio
 async def test_a_mean_that_meets_a_fault_fails_its_exchange(size):
     node = runtime()
-    failures, group = [], SimpleNamespace(session=7, is_averaging=True, rows=SimpleNamespace(size=size))
+    failures, group = [], SimpleNamespace(session=7, can_average=True, rows=SimpleNamespace(size=size))
     group.average_slice, failed = lambda: 1 / 0, trio.Event()
     report = lambda *what: (failures.append(what[:2]), failed.set(), [])[-1]  # noqa: E731
     node.averager.peer = SimpleNamespace(on_failed=report)
-    node.streams.run_job(AverageSliceJob(node.averager, group, lambda: None))
+    node.averager.average_slice(group, lambda: None)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(node.streams.run_jobs)
         with trio.fail_after(10):
