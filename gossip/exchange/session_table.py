@@ -101,6 +101,11 @@ class Ledger(Generic[AnySession]):
         return [session for session in self.table.values() if session.is_initiator and session.has_slot]
 
     @property
+    def has_own(self) -> bool:
+        """Return True if there are any. The initiator reads it after every decision."""
+        return bool(self.table) and any([session.has_slot for session in self.table.values() if session.is_initiator])
+
+    @property
     def used_slots(self) -> int:
         """Return how many exchanges take a slot. Those in doubt and backgrounded ones take none."""
         used = 0
