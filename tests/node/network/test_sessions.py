@@ -69,3 +69,16 @@ def test_bytes_of_an_incomplete_chunk_are_movement():
     transfer.link.received_at = begun + 5.0
     assert transfers.stalled_links(begun + 7.9, 3.0) == []
     assert transfers.stalled_links(begun + 8.1, 3.0) == [transfer.link]
+
+
+@in_trio
+def test_a_transfer_whose_link_has_ended_does_not_stall():
+    """Once, an exchange in doubt whose link had broken was found stalled every second, and its partner blamed."""
+    transfers, transfer = under_way(Fills())
+    link, stopped = transfer.link, []
+    link.stop_bulk = lambda session, sender: stopped.append((session, sender))
+    assert transfers.stalled_links(transfer.moved_at + 9.0, 3.0) == [link]
+    assert not transfer.on_link_ended(SimpleNamespace())
+    assert transfer.on_link_ended(link)
+    assert stopped == [(1, transfer.sender)], "so that its vector goes back to the pool"
+    assert transfers.stalled_links(transfer.moved_at + 9.0, 3.0) == []
