@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 
 from gossip.averaging.pair import PairAverage
 from sim import Scenario
-from sim.engine.host import Host
+from sim.engine.host import FlowTransfer, Host
 from sim.engine.sessions import Sessions
 from sim.scenario.adversaries import Attacker, Sight
 from sim.simulation import Simulation
@@ -55,17 +55,17 @@ def push(sessions: Sessions, direction: Floats, share: float) -> None:
     """Make attackers send their partner's vector plus this share of the longest step that the radius does not clip."""
     usual_send = sessions.send_snapshot
 
-    def send(host: Host, pair: PairAverage) -> None:
+    def send(host: Host, transfer: FlowTransfer, pair: PairAverage) -> None:
         partner = sessions.links.by_id[pair.partner]
         if host.attacker is None or partner.attacker is not None:
-            usual_send(host, pair)
+            usual_send(host, transfer, pair)
             return
-        snapshot = partner.averager.snapshots.get(pair.session)
+        snapshot = partner.averager.snapshot_of(pair.session)
         theirs = pair.ours if snapshot is None else snapshot.array
         longest = partner.peer.exchanges.filter.longest_whole(theirs.size)  # type: ignore[attr-defined]
         vector = theirs + np.float32(share * longest) * direction
         host.attacker = Pushing(host.attacker, vector)
-        usual_send(host, pair)
+        usual_send(host, transfer, pair)
         host.attacker = host.attacker.before
 
     sessions.send_snapshot = send  # type: ignore[method-assign]

@@ -21,7 +21,7 @@ import goodput_page as page
 import numpy as np
 from pages import Runs, put
 
-from sim.engine.host import Host
+from sim.engine.host import FlowTransfer, Host
 from sim.scenario.scenario import Scenario
 from sim.simulation import Simulation
 from sim.threads import one_thread
@@ -102,9 +102,10 @@ class Losses:
         learners, sessions = simulation.learners, self.swarm.sessions
         usual_count, usual_on_replaced, usual_kill = sessions.count_mix, learners.on_weights_replaced, self.swarm.kill
 
-        def count(host: Host, session: int, share: float) -> None:
-            usual_count(host, session, share)
-            since = (self.swarm.now - host.asked_at[session]) / STEP_S
+        def count(host: Host, transfer: FlowTransfer, share: float) -> None:
+            usual_count(host, transfer, share)
+            assert transfer.requested_at is not None
+            since = (self.swarm.now - transfer.requested_at) / STEP_S
             self.shared[host.row] = max(self.shared[host.row], self.now(host) - since)
 
         def joined(row: int) -> None:

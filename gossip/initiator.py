@@ -49,7 +49,7 @@ class Initiator:
         exchanges = self.exchanges
         if self.local.paused:
             return True
-        return exchanges.is_engaged if exchanges.is_overlapping else bool(exchanges.own_exchanges)
+        return exchanges.is_engaged if exchanges.is_overlapping else exchanges.has_own
 
     @property
     def due_steps(self) -> int:
@@ -121,7 +121,7 @@ class Initiator:
         if exchanges.mixed_partners:
             self.has_mixed = self.has_mixed or self.partners.counts_as_mix(exchanges.mixed_partners)
             exchanges.mixed_partners.clear()
-        if self.has_mixed and not (self.partners.mixes_with_several and exchanges.own_exchanges):
+        if self.has_mixed and not (self.partners.mixes_with_several and exchanges.has_own):
             self.has_mixed = False
             if self.config.auto_interval:
                 self.adapt_interval()

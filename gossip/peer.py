@@ -439,7 +439,10 @@ class Peer:
 
     # -- snapshots and streams -----------------------------------------------------------------------------------
     def on_snapshotted(self, session: int, now: float, mass: float = 0.0, moved: float = math.nan) -> list[Effect]:
-        """Handle a snapshot; :class:`gossip.averaging.reports.Reports` describes ``mass`` and ``moved``."""
+        """Handle a snapshot that took push-sum ``mass`` from the model, which has 1 at first.
+
+        ``moved`` is the norm of the local steps since the last snapshot; NaN if unknown.
+        """
         self.local.boundary_at = now
         self.initiator.on_moved(moved)
         if session in self.donating.table:

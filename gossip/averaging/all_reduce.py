@@ -117,6 +117,20 @@ class GroupAverage:
                     receiver.out = np.empty_like(receiver.out)
 
     @property
+    def received_elements(self) -> int:
+        """Return the number of elements that have come from the other members, once the receivers exist."""
+        received, own_slice = 0, self.slices[self.place]
+        for place, their_slice in enumerate(self.slices):
+            if place == self.place:
+                continue
+            for due_slice, missing in ((own_slice, self.missing_values), (their_slice, self.missing_means)):
+                if place not in missing:  # All of it has come.
+                    received += due_slice.stop - due_slice.start
+                elif (receiver := missing[place]) is not None:
+                    received += receiver.elements_arrived
+        return received
+
+    @property
     def absent(self) -> list[PeerId]:
         """Return the members that were left out."""
         return [self.members[place] for place in sorted({*self.late_values, *self.late_means})]

@@ -11,39 +11,22 @@ back. Methods called ``report_...`` tell the peer what happened, and the driver 
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any
 
 import numpy as np
 
 from gossip.arithmetic.distances import largest_share
-from gossip.arithmetic.layout import Layout
 from gossip.arithmetic.mixing import OuterStep, is_finite, subtract
-from gossip.arithmetic.movement import Movement
 from gossip.arithmetic.sketch import Sketcher
 from gossip.arithmetic.subsets import ALL, Subset, lasting_parts
 from gossip.averaging.all_reduce import GroupAverage
 from gossip.averaging.boundary import Boundary
-from gossip.averaging.delivery import CopyDelivery, is_sound
-from gossip.averaging.jobs import (
-    AdoptJob,
-    AllocateMomentsJob,
-    AllocatePieceJob,
-    AllocateSnapshotJob,
-    AverageSliceJob,
-    CopyFrozenJob,
-    Driver,
-    HashFrozenJob,
-    MixJob,
-    MomentsJob,
-    PrepareOuterStepJob,
-    moments_vector,
-)  # fmt: skip
+from gossip.averaging.delivery import deliver, is_sound, name_spoiled
+from gossip.averaging.jobs import AnyTransfer, AveragerState, Driver, FunctionJob, HashFrozenJob, MixJob
 from gossip.averaging.pair import PairAverage
-from gossip.averaging.reports import Reports
 from gossip.averaging.vectors import Cut, Floats, Moments, Vector, Vectors, count_weights
 from gossip.averaging.visit import Adoption, Visit
 from gossip.codecs import Spread, get_codec, needs_spread
@@ -65,62 +48,36 @@ from gossip.effects import (
     Notice,
     ReceiveMoments,
     ReceivePiece,
-    Rename,
     Restore,
     SendPiece,
     Snapshot,
     Transfer,
     UseLastSnapshot,
 )  # fmt: skip
+from gossip.peer import Peer
 
 __all__ = ["CHECKED_BY_DRIVER_ELEMENTS", "PERFORM", "Averager"]
 
 # A check of so many elements for finite values takes about a millisecond. The driver does it, in another thread if it
 # has one.
 CHECKED_BY_DRIVER_ELEMENTS = 1 << 20
-LAST_SETTLEMENTS = 4  # Settlements whose furthest tensors are remembered: a node's last partners, most of them unlike.
 NO_SNAPSHOT = "layout"  # The code of a failure: the session has no snapshot of the agreed size.
 
 
-class Averager:
+class Averager(AveragerState[AnyTransfer]):
     """The averaging of one node. ``lock`` guards the outer step if jobs run in another thread than boundary visits."""
 
-    __slots__ = (
-        "boundary", "config", "counted_visit", "delivery", "driver", "furthest", "groups", "hash_job", "joining_vector",
-        "layout", "lock", "moments", "movement", "next_part", "outer_step", "outside_replacements", "pairs", "peer",
-        "sketcher", "snapshots", "spreads", "vectors",
-    )  # fmt: skip
-
     def __init__(
-        self, peer: Reports, config: Config, boundary: Boundary, vectors: Vectors, outer_step: OuterStep,
-        driver: Driver, lock: AbstractContextManager[object] | None = None,
+        self, peer: Peer, config: Config, boundary: Boundary, vectors: Vectors, outer_step: OuterStep,
+        driver: Driver[AnyTransfer], lock: AbstractContextManager[object] | None = None,
     ) -> None:  # fmt: skip
-        self.peer, self.config, self.boundary, self.vectors = peer, config, boundary, vectors
-        self.outer_step, self.driver = outer_step, driver
-        self.lock: AbstractContextManager[object] = nullcontext() if lock is None else lock
-        self.snapshots: dict[int, Vector] = {}  # Snapshots by session.
-        self.pairs: dict[int, PairAverage] = {}  # Pairs and pushes by session.
-        self.groups: dict[int, GroupAverage] = {}  # Groups by session.
-        self.joining_vector: Vector | None = None  # State of another run, as far as it has arrived.
-        self.moments: dict[int, Vector] = {}  # Partners' moments by session, as far as they have arrived.
-        self.layout: Layout | None = None  # The names of the tensors; None if the driver has none.
-        # The furthest tensors in the last settlements: the relative distance, and the name.
-        self.furthest: deque[tuple[float, str]] = deque(maxlen=LAST_SETTLEMENTS)
-        self.outside_replacements = 0  # Number of times that the weights were replaced from outside (a checkpoint).
-        # Number of the visit that took the newest snapshot whose local steps the outer step has counted (MixJob).
-        self.counted_visit = 0
+        super().__init__(peer, config, boundary, vectors, outer_step, driver, lock)
         self.next_part = ALL  # Part of our next mix.
-        self.hash_job: HashFrozenJob | None = None  # The hash of the frozen weights in progress.
         size = peer.view.elements
         parts = lasting_parts(config.part, size) if needs_spread(config.codec_name) else []
         # The distance to other members in each part, for codecs that need a bound on it.
         self.spreads = {part: Spread(part.elements(size)) for part in parts}
-        self.movement = Movement(outer_step.parameters) if config.finds_radius else None
         self.sketcher = Sketcher(size, driver.sketch_seed) if config.limits_directions else None
-        self.delivery = CopyDelivery(
-            peer, driver, boundary, vectors, self.snapshots, self.movement, self.return_mass
-        )  # fmt: skip
-        self.delivery.encode_moments = self.encode_moments
 
     def start_movement_at(self, sample: Floats) -> None:
         """Measure how far local steps move the model from weights whose sampled elements are ``sample``."""
@@ -151,6 +108,8 @@ class Averager:
 
     # -- snapshots -----------------------------------------------------------------------------------------------
     def request_snapshot(self, effect: Snapshot) -> None:
+        """Request the snapshot of an exchange, whose duration begins here."""
+        self.open(effect.session).requested_at = self.driver.now
         self.request_copy(effect.session, effect.pushes, self.cut_of(effect.part, effect.session))
 
     def request_copy(self, session: int, pushes: int = 0, cut: Cut | None = None) -> None:
@@ -167,8 +126,23 @@ class Averager:
         brings_memory = cut is None and boundary.pending_updates
         if brings_memory or self.vectors.has_free(boundary.copied_elements(cut), cut):
             boundary.request_snapshot(session, None, pushes, cut)
-        else:
-            self.driver.run_job(AllocateSnapshotJob(self, session, pushes, cut))
+            return
+
+        def request(_: None) -> None:
+            if self.peer.view.needs_snapshot(session):
+                boundary.request_snapshot(session, None, pushes, cut)
+
+        self.reserve(cut, request, lambda: self.driver.perform(self.peer.on_not_taken(session, self.driver.now)))
+
+    def reserve(
+        self, cut: Cut | None, request: Callable[[None], None] = lambda _: None,
+        on_failed: Callable[[], None] = lambda: None,
+    ) -> None:  # fmt: skip
+        """Allocate the memory of a snapshot, then request it."""
+        elements = self.boundary.copied_elements(cut)
+        self.driver.run_job(
+            FunctionJob(elements, lambda: self.vectors.reserve(elements, cut), request, on_failed, True)
+        )
 
     def cut_of(self, part: Subset, session: int) -> Cut | None:
         """Return the elements of a part, None for all; ``session`` seeds a random part that has no seed of its own."""
@@ -184,7 +158,7 @@ class Averager:
             self.next_part = part
             cut = self.boundary.next_cut = self.cut_of(part, 0)  # The part of our own mix has a seed: 0 is not used.
             if cut is not None and not self.vectors.has_free(self.boundary.copied_elements(cut), cut):
-                self.driver.run_job(AllocateSnapshotJob(self, None, 0, cut))
+                self.reserve(cut)
 
     def use_last_snapshot(self, effect: UseLastSnapshot) -> None:
         """Give a session the newest snapshot, or that of the next boundary if there is none."""
@@ -194,40 +168,81 @@ class Averager:
                 self.request_copy(effect.session)
             return
         self.boundary.cancel_snapshot(effect.session)
-        self.snapshots[effect.session] = vector
+        self.open(effect.session).snapshot = vector
         self.driver.call_soon(self.report_recalled, effect.session)
 
     def report_recalled(self, session: int) -> None:
         """Report a copy that needed no boundary, unless its session has ended meanwhile."""
-        vector = self.snapshots.get(session)
+        vector = self.snapshot_of(session)
         if vector is not None:
             now = self.driver.now
             if is_sound(vector):
                 self.driver.perform(self.peer.on_recalled(session, now))
             else:
-                self.driver.perform(self.peer.on_spoiled(session, now, self.delivery.name_spoiled(vector)))
+                self.driver.perform(self.peer.on_spoiled(session, now, name_spoiled(self, vector)))
 
     def hash_frozen(self, effect: HashFrozen) -> None:
         """Hash the frozen weights. A job in progress ends once it sees that this one has replaced it."""
         self.hash_job = HashFrozenJob(self, effect)
         self.driver.run_job(self.hash_job)
 
-    def rename(self, effect: Rename) -> None:
-        """Move a snapshot to the session of the next partner that is asked."""
-        snapshot = self.snapshots.pop(effect.session, None)
-        if snapshot is not None:
-            self.snapshots[effect.to] = snapshot
+    # -- copies for newcomers and for moments that are mixed -----------------------------------------------------
+    def copy_piece(self, effect: CopyPiece) -> None:
+        """Request a copy of a piece, in memory that is touched before the training loop copies.
 
-    def release(self, session: int) -> None:
-        """Return a session's vectors to the pool, and forget its request."""
-        self.boundary.cancel_snapshot(session)
-        average = self.pairs.pop(session, None) or (self.groups.pop(session, None) if self.groups else None)
-        if average is not None:
-            average.release()
-        snapshot = self.snapshots.pop(session, None)
-        if snapshot is not None:
-            self.vectors.give(snapshot)
-        self.moments.pop(session, None)  # Not given back, because a link may still write to it.
+        Writing to untouched pages takes four times as long as the copy.
+        """
+
+        def allocate() -> Vector:
+            vector = self.vectors.take_transient(elements)
+            vector.start = effect.start
+            vector.array.fill(0.0)
+            return vector
+
+        elements = effect.stop - effect.start
+        self.run_for(effect.session, elements, allocate, partial(self.request_into, effect.session), True)
+
+    def copy_moments(self, effect: CopyMoments) -> None:
+        """Request a copy of the optimizer's moments for a member."""
+        elements, allocate = effect.form.vector_elements(effect.stop - effect.start), partial(self.new_moments, effect)
+        self.run_for(effect.session, elements, allocate, partial(self.request_into, effect.session), True)
+
+    def new_moments(self, effect: CopyMoments | ReceiveMoments) -> Vector:
+        """Return a vector for elements [start, stop) of moments, all of them 0."""
+        vector = self.vectors.take_transient(effect.form.vector_elements(effect.stop - effect.start))
+        vector.array.fill(0.0)
+        vector.start, vector.stop, vector.moments = effect.start, effect.stop, effect.form
+        return vector
+
+    def needs_copy(self, session: int) -> bool:
+        """Return True if the session, which may have ended meanwhile, still waits for its copy."""
+        return self.peer.view.needs_snapshot(session) and self.snapshot_of(session) is None
+
+    def request_into(self, session: int, vector: Vector) -> None:
+        """Request a copy into this vector, if its session still needs it."""
+        if self.needs_copy(session):
+            self.boundary.request_snapshot(session, vector)
+        else:
+            self.vectors.give(vector)
+
+    def copy_frozen(self, effect: CopyFrozen) -> None:
+        """Copy frozen weights for a newcomer, while the training loop runs."""
+
+        def copy() -> Vector:
+            vector = self.vectors.take_transient(elements)
+            vector.start = effect.start
+            self.boundary.model.read_frozen(vector.array, vector.start)
+            return vector
+
+        def use(vector: Vector) -> None:
+            if self.needs_copy(effect.session):
+                self.open(effect.session).snapshot = vector
+                self.driver.call_soon(self.report_recalled, effect.session)
+            else:
+                self.vectors.give(vector)
+
+        elements = effect.stop - effect.start
+        self.run_for(effect.session, elements, copy, use)
 
     # -- averages ------------------------------------------------------------------------------------------------
     def begin_pair(self, effect: Transfer) -> PairAverage | str:
@@ -235,8 +250,9 @@ class Averager:
 
         The driver passes the code to :meth:`report_failed_soon`.
         """
-        snapshot = self.snapshots.get(effect.session)
-        if snapshot is None:
+        transfer = self.transfers.get(effect.session)
+        snapshot = None if transfer is None else transfer.snapshot
+        if transfer is None or snapshot is None:
             return NO_SNAPSHOT
         codec = get_codec(effect.codec)
         spread = self.spreads.get(snapshot.part)
@@ -245,9 +261,8 @@ class Averager:
                 return "overflow"  # As for a difference beyond the codec's bound: another codec would do.
             codec = codec.with_bounds(spread)
         tail = count_weights(snapshot, self.outer_step.parameters) if effect.has_statistics else snapshot.elements
-        pair = self.pairs[effect.session] = PairAverage(
-            effect, snapshot, with_raw_tail(codec, tail, snapshot.elements), spread, self.vectors, self.sketcher
-        )
+        codec = with_raw_tail(codec, tail, snapshot.elements)
+        pair = transfer.pair = PairAverage(effect, snapshot, codec, spread, self.vectors, self.sketcher)
         return pair
 
     def report_streamed(self, pair: PairAverage) -> None:
@@ -258,28 +273,41 @@ class Averager:
 
     def begin_group(self, effect: Gather) -> GroupAverage | str:
         """Return the group's average for its streams, the same at every call, or the code of the reason for none."""
-        group = self.groups.get(effect.session)
-        if group is None:
-            snapshot = self.snapshots.get(effect.session)
-            if snapshot is None:
-                return NO_SNAPSHOT
+        transfer = self.transfers.get(effect.session)
+        if transfer is None or transfer.snapshot is None:
+            return NO_SNAPSHOT
+        if transfer.group is None:
             tail = self.outer_step.parameters
-            codec = with_raw_tail(get_codec(effect.codec), tail, snapshot.elements)
-            group = GroupAverage(effect, snapshot, codec, self.config, self.vectors)
-            self.groups[effect.session] = group
-        return group
+            codec = with_raw_tail(get_codec(effect.codec), tail, transfer.snapshot.elements)
+            transfer.group = GroupAverage(effect, transfer.snapshot, codec, self.config, self.vectors)
+        return transfer.group
 
     def average_slice(self, group: GroupAverage, on_averaged: Callable[[], None]) -> None:
         """Compute the mean of our slice once all of it has arrived, then call ``on_averaged``."""
-        if group.can_average:
-            group.is_averaging = True
-            self.driver.run_job(AverageSliceJob(self, group, on_averaged))
+        if not group.can_average:
+            return
+        group.is_averaging = True
 
-    def leave_out(self, effect: LeaveOut) -> None:
-        """Let a group go on without some of its members."""
-        group = self.groups.get(effect.session)
+        def use(_: None) -> None:
+            group.is_averaging = False
+            if group.is_released:
+                group.release()
+            else:
+                on_averaged()
+
+        def fail() -> None:
+            group.is_averaging = False
+            self.report_failed(group.session, "fault")
+
+        self.driver.run_job(FunctionJob(group.rows.size, group.average_slice, use, fail))
+
+    def leave_out(self, effect: LeaveOut) -> GroupAverage | None:
+        """Let a group go on without some of its members. Return the group, with which the driver then goes on."""
+        transfer = self.transfers.get(effect.session)
+        group = None if transfer is None else transfer.group
         if group is not None and not group.is_reported:
             group.leave_out(effect.peers, effect.means)
+        return group
 
     def report_gathered(self, group: GroupAverage) -> None:
         """Report the group's means once all are here."""
@@ -291,17 +319,14 @@ class Averager:
         """Report streams that cannot begin as failed, after the effects that are being performed."""
         self.driver.call_soon(self.report_failed, session, code)
 
-    def report_failed(self, session: int, code: str) -> None:
-        self.driver.perform(self.peer.on_failed(session, code, self.driver.now))
-
     # -- results -------------------------------------------------------------------------------------------------
     def mix(self, effect: Mix) -> bool:
         """Apply a committed pair or group at the next boundary. Return False if there is nothing to mix."""
-        pair = self.pairs.get(effect.session)
-        average = pair or self.groups.get(effect.session)
-        if average is None or average.difference is None:
+        transfer = self.transfers.get(effect.session)
+        average = None if transfer is None else transfer.average
+        if transfer is None or average is None or average.difference is None:
             return False
-        snapshot = self.snapshots.pop(effect.session, None)
+        pair, snapshot = transfer.pair, transfer.take_snapshot()
         if snapshot is None:
             return False
         if pair is not None:
@@ -317,68 +342,45 @@ class Averager:
 
     def furthest_of(self, session: int) -> str:
         """Return the tensor that carries most of the difference of a session, for a sentence."""
-        pair = self.pairs.get(session)
+        transfer = self.transfers.get(session)
+        pair = None if transfer is None else transfer.pair
         if pair is None or not pair.is_complete or pair.difference is None or pair.positions is not None:
             return "model"
         return "model" if self.layout is None else largest_share(self.layout, pair.difference.array[: pair.weights])
 
     def merge(self, effect: Merge) -> bool:
         """Merge the partner's vector with its mass, or our own that comes back. Return True if it is the partner's."""
-        pair, snapshot = self.pairs.get(effect.session), self.snapshots.pop(effect.session, None)
-        if snapshot is None:
+        transfer = self.transfers.get(effect.session)
+        snapshot = None if transfer is None else transfer.take_snapshot()
+        if transfer is None or snapshot is None:
             return False
-        difference = None if pair is None else pair.take_difference()
+        difference = None if transfer.pair is None else transfer.pair.take_difference()
         self.start_mixing(MixJob(self, snapshot, difference, None, effect))
         return difference is not None
 
-    def return_mass(self, session: int, vector: Vector, mass: float) -> None:
-        """Take the copy of a session that has ended; merge it into the model again if it took mass from that."""
-        if mass > 0 and self.config.conserves:
-            self.start_mixing(MixJob(self, vector, None, None, Merge(session, mass)))
-        else:
-            self.vectors.give(vector)
-
-    def start_mixing(self, job: MixJob) -> None:
-        """Announce the update that the job will make, and run the job."""
-        self.boundary.begin_update()
-        if job.mass is None and not self.outer_step.is_plain:  # Pushes and plain means count no local steps.
-            job.count_local_steps_once()
-        self.driver.run_job(job)
-
     # -- the optimizer's moments ---------------------------------------------------------------------------------
-    def encode_moments(self, session: int, vector: Vector) -> None:
-        """Encode a copy of our moments for a member, and report it."""
-        assert vector.moments is not None
-        report = partial(self.report_encoded, session, vector)
-        self.driver.run_job(MomentsJob(self, session, vector, vector.moments.encode, report))
-
-    def report_encoded(self, session: int, vector: Vector, is_sound: bool) -> None:
-        """Report an encoded copy of our moments, unless its session has ended meanwhile."""
-        peer, now = self.peer, self.driver.now
-        if not peer.view.needs_snapshot(session):
-            self.vectors.give(vector)
-            return
-        self.snapshots[session] = vector
-        self.driver.perform(peer.on_snapshotted(session, now) if is_sound else peer.on_not_taken(session, now))
-
     def begin_moments(self, effect: ReceiveMoments) -> Floats:
         """Return the array that a partner's moments arrive in."""
-        vector = self.moments[effect.session] = moments_vector(self.vectors, effect)
+        vector = self.open(effect.session).moments = self.new_moments(effect)
         return vector.array
 
     def report_moments(self, session: int) -> None:
         """Decode a partner's moments, which have arrived whole, and report them."""
-        vector = self.moments.get(session)
+        transfer = self.transfers.get(session)
+        vector = None if transfer is None else transfer.moments
         if vector is not None and vector.moments is not None:
-            report = partial(self.report_decoded, session)
-            self.driver.run_job(MomentsJob(self, session, vector, vector.moments.decode, report))
+            decode, elements = partial(vector.moments.decode, vector.array), vector.array.size
+            self.run_for(session, elements, decode, partial(self.report_decoded, session))
 
     def report_decoded(self, session: int, is_sound: bool) -> None:
         self.driver.perform(self.peer.on_moments(session, is_sound, self.driver.now))
 
     def mix_moments(self, effect: MixMoments) -> None:
         """Mix a session's moments at the next boundary."""
-        vector = self.moments.pop(effect.session, None)
+        transfer = self.transfers.get(effect.session)
+        if transfer is None:
+            return
+        vector, transfer.moments = transfer.moments, None
         if vector is not None and vector.moments is not None:
             self.boundary.deliver_moments(Moments(vector, vector.moments, vector.start, vector.stop))
 
@@ -410,7 +412,7 @@ class Averager:
 
     def served_snapshot(self, effect: SendPiece) -> Vector | None:
         """Return the snapshot that holds a newcomer's piece, or None."""
-        snapshot = self.snapshots.get(effect.session)
+        snapshot = self.snapshot_of(effect.session)
         return snapshot if snapshot is not None and snapshot.has_piece(effect.start, effect.stop) else None
 
     def adopt(self, effect: Adopt) -> None:
@@ -418,7 +420,13 @@ class Averager:
         adoption = Adoption(
             self.joining_vector.array, effect.optimizer_keys, effect.optimizer_scalars, effect.trial, effect.frozen
         )
-        self.driver.run_job(AdoptJob(self, adoption))  # Queued behind mixes of the old weights.
+
+        def request(_: None) -> None:
+            vector = self.joining_vector
+            if vector is not None and adoption.vector is vector.array:  # Else the weights were replaced meanwhile.
+                self.boundary.request_adoption(adoption)
+
+        self.driver.run_job(FunctionJob(0, lambda: None, request))  # Queued behind mixes of the old weights.
 
     # -- visits of the training loop -------------------------------------------------------------------------------
     def on_visit(self, visit: Visit | None, steps: int, samples: int, loss: float | None) -> None:
@@ -448,7 +456,7 @@ class Averager:
                 if movement is not None:
                     movement.measure(vector.array)
                 if self.outer_step.has_taken_over(vector.array):
-                    driver.run_job(PrepareOuterStepJob(self, vector))
+                    self.prepare_outer_step(vector)
                 else:
                     self.vectors.give(vector)
             driver.perform(peer.on_adopted(driver.now, *visit.trial_distance))
@@ -462,19 +470,32 @@ class Averager:
                 movement.forget()  # No snapshot holds the weights that came back.
             driver.perform(peer.on_restored(driver.now))
 
+    def prepare_outer_step(self, vector: Vector) -> None:
+        """Prepare the outer step's memory, once the step has taken over the vector that a newcomer collected.
+
+        Free the vector's part that the outer step does not use, and allocate the momentum, while the training loop
+        runs and before anything is mixed. If that fails, later mixes allocate the memory themselves.
+        """
+        elements = self.outer_step.parameters
+
+        def prepare() -> None:
+            vector.shorten(elements)
+            with self.lock:
+                self.outer_step.forget_momentum()  # Writing zeros allocates its pages.
+
+        self.driver.run_job(FunctionJob(elements, prepare, lambda _: None))
+
     def use_copies(self, visit: Visit) -> None:
         """Use the copies of a visit once they are done and checked; its updates are in the model."""
         if visit.copies or visit.unchecked_vectors(CHECKED_BY_DRIVER_ELEMENTS):
-            self.driver.await_copies(visit, self.delivery.deliver)
+            self.driver.await_copies(visit, partial(deliver, self))
         else:
-            self.delivery.deliver(visit)
+            deliver(self, visit)
 
 
-PERFORM: dict[type, Callable[[Averager, Any], None]] = {
+PERFORM: dict[type, Callable[[Averager[Any], Any], None]] = {
     Snapshot: Averager.request_snapshot, UseLastSnapshot: Averager.use_last_snapshot,
-    CopyPiece: lambda averager, effect: averager.driver.run_job(AllocatePieceJob(averager, effect)),
-    CopyFrozen: lambda averager, effect: averager.driver.run_job(CopyFrozenJob(averager, effect)),
-    CopyMoments: lambda averager, effect: averager.driver.run_job(AllocateMomentsJob(averager, effect)),
+    CopyPiece: Averager.copy_piece, CopyFrozen: Averager.copy_frozen, CopyMoments: Averager.copy_moments,
     MixMoments: Averager.mix_moments,
     HashFrozen: Averager.hash_frozen, Adopt: Averager.adopt,
     Confirm: lambda averager, _: averager.boundary.backup.forget(),

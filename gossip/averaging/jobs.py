@@ -1,4 +1,4 @@
-"""Jobs of an averager: arithmetic on whole vectors, which a driver may run in another thread.
+"""Jobs of an averager: arithmetic on whole vectors, which a driver may run in another thread; and what they work on.
 
 Each ends where effects are performed, in the order in which the averager gave them. :mod:`gossip.effects` defines the
 terms. A *push* sends a snapshot one way, with a *mass*: its weight in the swarm's mean (:mod:`gossip.config.mixings`).
@@ -10,8 +10,8 @@ from __future__ import annotations
 import hashlib
 from collections import deque
 from collections.abc import Callable
-from contextlib import AbstractContextManager
-from typing import Protocol
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, Generic, Protocol, TypeVar
 
 import numpy as np
 
@@ -19,21 +19,23 @@ from gossip.arithmetic.distances import furthest_tensor
 from gossip.arithmetic.layout import Layout
 from gossip.arithmetic.mixing import OuterStep, join_weight
 from gossip.arithmetic.movement import Movement
-from gossip.averaging.all_reduce import GroupAverage
 from gossip.averaging.boundary import Boundary
-from gossip.averaging.reports import Reports
-from gossip.averaging.vectors import Cut, Floats, Positions, Statistics, Vector, Vectors, count_weights
-from gossip.averaging.visit import Adoption, Update, Visit
-from gossip.effects import CopyFrozen, CopyMoments, CopyPiece, Effect, HashFrozen, Merge, Mix, ReceiveMoments
+from gossip.averaging.transfer import VectorTransfer
+from gossip.averaging.vectors import Floats, Positions, Statistics, Vector, Vectors, count_weights
+from gossip.averaging.visit import Update, Visit
+from gossip.config import Config
+from gossip.effects import Effect, HashFrozen, Merge, Mix, Rename
+from gossip.peer import Peer
 
-__all__ = [
-    "AdoptJob", "AllocateMomentsJob", "AllocatePieceJob", "AllocateSnapshotJob", "AverageSliceJob", "CopyFrozenJob",
-    "Driver", "HashFrozenJob", "Job", "JobOwner", "MixJob", "MomentsJob", "PrepareOuterStepJob", "moments_vector",
-]  # fmt: skip
+__all__ = ["AnyTransfer", "AveragerState", "Driver", "FunctionJob", "HashFrozenJob", "Job", "MixJob"]
 
 # Elements of the frozen weights that are hashed at once, in some 10 ms. Mixes wait for one block and not for all of a
 # large base. A block is longer than any job that a driver runs in its own thread.
 BLOCK_ELEMENTS = 2 << 20
+LAST_SETTLEMENTS = 4  # Settlements whose furthest tensors are remembered: a node's last partners, most of them unlike.
+AnyTransfer = TypeVar("AnyTransfer", bound=VectorTransfer)
+NewTransfer = TypeVar("NewTransfer", bound=VectorTransfer, covariant=True)
+Result = TypeVar("Result")
 
 
 class Job(Protocol):
@@ -57,7 +59,33 @@ class Job(Protocol):
     def fail(self) -> None: ...
 
 
-class Driver(Protocol):
+class FunctionJob(Job, Generic[Result]):
+    """A job of two functions: the first may run in any thread, and the second gets its result, where jobs finish."""
+
+    __slots__ = ("elements", "on_failed", "result", "takes_memory", "use", "work")
+
+    def __init__(
+        self, elements: int, work: Callable[[], Result], use: Callable[[Result], None],
+        on_failed: Callable[[], None] = lambda: None, takes_memory: bool = False,
+    ) -> None:  # fmt: skip
+        self.elements, self.work, self.use, self.on_failed = elements, work, use, on_failed
+        self.takes_memory, self.result = takes_memory, list[Result]()
+
+    @property
+    def allocates(self) -> bool:
+        return self.takes_memory
+
+    def run(self) -> None:
+        self.result.append(self.work())
+
+    def finish(self) -> None:
+        self.use(self.result.pop())
+
+    def fail(self) -> None:
+        self.on_failed()
+
+
+class Driver(Protocol[NewTransfer]):
     """The services of a driver that an averager and its jobs use."""
 
     @property
@@ -66,6 +94,9 @@ class Driver(Protocol):
 
     @property
     def now(self) -> float: ...
+    def new_transfer(self, session: int) -> NewTransfer:
+        """Return a transfer, with room for what the driver holds for the session."""
+
     def perform(self, effects: list[Effect], /) -> None: ...
     def call_soon(self, report: Callable[..., None], *arguments: object) -> None:
         """Call ``report`` after the effects that are being performed."""
@@ -77,26 +108,73 @@ class Driver(Protocol):
         """Call ``report`` with the visit once its copies are done, widened, and if large checked for finite values."""
 
 
-class JobOwner(Protocol):
-    """The parts of an :class:`gossip.averaging.averager.Averager` that its jobs use."""
+class AveragerState(Generic[AnyTransfer]):
+    """The parts of an :class:`gossip.averaging.averager.Averager`, and what it remembers between its calls."""
 
-    peer: Reports
-    driver: Driver
-    boundary: Boundary
-    vectors: Vectors
-    outer_step: OuterStep
-    lock: AbstractContextManager[object]
-    movement: Movement | None
-    snapshots: dict[int, Vector]
-    joining_vector: Vector | None
-    counted_visit: int
-    outside_replacements: int
-    hash_job: HashFrozenJob | None
-    layout: Layout | None
-    furthest: deque[tuple[float, str]]
+    def __init__(
+        self, peer: Peer, config: Config, boundary: Boundary, vectors: Vectors, outer_step: OuterStep,
+        driver: Driver[AnyTransfer], lock: AbstractContextManager[object] | None = None,
+    ) -> None:  # fmt: skip
+        self.peer, self.config, self.boundary, self.vectors = peer, config, boundary, vectors
+        self.outer_step, self.driver = outer_step, driver
+        self.lock: AbstractContextManager[object] = nullcontext() if lock is None else lock
+        self.transfers: dict[int, AnyTransfer] = {}  # By session.
+        self.joining_vector: Vector | None = None  # State of another run, as far as it has arrived.
+        self.layout: Layout | None = None  # The names of the tensors; None if the driver has none.
+        # The furthest tensors in the last settlements: the relative distance, and the name.
+        self.furthest: deque[tuple[float, str]] = deque(maxlen=LAST_SETTLEMENTS)
+        self.outside_replacements = 0  # Number of times that the weights were replaced from outside (a checkpoint).
+        # Number of the visit that took the newest snapshot whose local steps the outer step has counted (MixJob).
+        self.counted_visit = 0
+        self.hash_job: HashFrozenJob | None = None  # The hash of the frozen weights in progress.
+        self.movement = Movement(outer_step.parameters) if config.finds_radius else None
+        self.warnings_shown: set[str] = set()  # Sentences about failed copies that the user has seen.
 
-    def report_failed(self, session: int, code: str) -> None: ...
-    def report_recalled(self, session: int) -> None: ...
+    # -- transfers -----------------------------------------------------------------------------------------------
+    def open(self, session: int) -> AnyTransfer:
+        """Return the session's transfer, a new one if it has none."""
+        transfer = self.transfers.get(session)
+        if transfer is None:
+            transfer = self.transfers[session] = self.driver.new_transfer(session)
+        return transfer
+
+    def rename(self, effect: Rename) -> None:
+        """Move a snapshot to the session of the next partner that is asked, or of the exchange that it serves now."""
+        transfer = self.transfers.pop(effect.session, None)
+        if transfer is not None:
+            self.open(effect.to).continue_from(transfer)
+
+    def release(self, session: int) -> None:
+        """Return a session's vectors to the pool, and forget the session and its request."""
+        self.boundary.cancel_snapshot(session)
+        transfer = self.transfers.pop(session, None)
+        if transfer is not None:
+            transfer.give_vectors(self.vectors)
+
+    def snapshot_of(self, session: int) -> Vector | None:
+        """Return the session's snapshot, None if it has none."""
+        transfer = self.transfers.get(session)
+        return None if transfer is None else transfer.snapshot
+
+    # -- jobs ----------------------------------------------------------------------------------------------------
+    def start_mixing(self, job: MixJob) -> None:
+        """Announce the update that the job will make, and run the job."""
+        self.boundary.begin_update()
+        if job.mass is None and not self.outer_step.is_plain:  # Pushes and plain means count no local steps.
+            job.count_local_steps_once()
+        self.driver.run_job(job)
+
+    def run_for(
+        self, session: int, elements: int, work: Callable[[], Result], use: Callable[[Result], None],
+        takes_memory: bool = False,
+    ) -> None:  # fmt: skip
+        """Run a task of a session, which fails with it."""
+        self.driver.run_job(
+            FunctionJob(elements, work, use, lambda: self.report_failed(session, "fault"), takes_memory)
+        )
+
+    def report_failed(self, session: int, code: str) -> None:
+        self.driver.perform(self.peer.on_failed(session, code, self.driver.now))
 
 
 class MixJob(Job):
@@ -112,13 +190,13 @@ class MixJob(Job):
     )  # fmt: skip
 
     def __init__(
-        self, averager: JobOwner, snapshot: Vector, difference: Vector | None, positions: Positions | None,
+        self, averager: AveragerState[Any], snapshot: Vector, difference: Vector | None, positions: Positions | None,
         effect: Mix | Merge, own_sq: float = 0.0,
     ) -> None:  # fmt: skip
         """Prepare a mix.
 
         Args:
-            averager: The owner of the job.
+            averager: What the job works on.
             snapshot: Our vector as it was exchanged or pushed.
             difference: The partner's vector minus ours, or a group's mean minus ours; None for a failed push of ours,
                 whose snapshot is the result.
@@ -159,8 +237,9 @@ class MixJob(Job):
         self.added_since, self.is_late = snapshot.added_since, snapshot.visit_number < averager.counted_visit
         averager.counted_visit = max(averager.counted_visit, snapshot.visit_number)
         newer_snapshots = {  # By id, since sessions may share a snapshot.
-            id(newer): newer for session, newer in averager.snapshots.items()
-            if newer.visit_number >= averager.counted_visit and newer.part == snapshot.part
+            id(newer): newer for session, transfer in averager.transfers.items()
+            if (newer := transfer.snapshot) is not None
+            and newer.visit_number >= averager.counted_visit and newer.part == snapshot.part
             and not (newer.is_transient or averager.peer.view.has_donation(session))
         }  # fmt: skip
         for newer in newer_snapshots.values():
@@ -268,189 +347,12 @@ class MixJob(Job):
         self.newer_sums = []
 
 
-class AdoptJob(Job):
-    """A job without arithmetic, which brings another run's weights to the boundary behind mixes of the old weights."""
-
-    __slots__ = ("adoption", "averager", "elements")
-
-    def __init__(self, averager: JobOwner, adoption: Adoption) -> None:
-        self.averager, self.adoption, self.elements = averager, adoption, 0
-
-    def run(self) -> None: ...  # There is nothing to compute, and nothing can fail.
-    def fail(self) -> None: ...
-
-    def finish(self) -> None:
-        vector = self.averager.joining_vector
-        if vector is not None and self.adoption.vector is vector.array:  # Else the weights were replaced meanwhile.
-            self.averager.boundary.request_adoption(self.adoption)
-
-
-class PrepareOuterStepJob(Job):
-    """A job that prepares the outer step's memory, once the step has taken over the vector that a newcomer collected.
-
-    It frees the vector's part that the outer step does not use, and allocates the momentum, while the training loop
-    runs and before anything is mixed.
-    """
-
-    __slots__ = ("averager", "elements", "vector")
-
-    def __init__(self, averager: JobOwner, vector: Vector) -> None:
-        self.averager, self.vector, self.elements = averager, vector, averager.outer_step.parameters
-
-    def run(self) -> None:
-        self.vector.shorten(self.elements)
-        with self.averager.lock:
-            self.averager.outer_step.forget_momentum()  # Writing zeros allocates its pages.
-
-    def finish(self) -> None: ...  # Only later mixes need the result. Without it they allocate the memory themselves.
-    def fail(self) -> None: ...
-
-
-class AllocatePieceJob(Job):
-    """A job that allocates memory for a newcomer's piece and touches it before the training loop copies.
-
-    Writing to untouched pages takes four times as long as the copy.
-    """
-
-    __slots__ = ("averager", "effect", "elements", "vector")
-    allocates = True
-
-    def __init__(self, averager: JobOwner, effect: CopyPiece) -> None:
-        self.averager, self.effect, self.elements = averager, effect, effect.stop - effect.start
-        self.vector: Vector | None = None
-
-    def run(self) -> None:
-        self.vector = self.averager.vectors.take_transient(self.elements)
-        self.vector.start = self.effect.start
-        self.vector.array.fill(0.0)
-
-    def finish(self) -> None:
-        averager, vector, session = self.averager, self.vector, self.effect.session
-        assert vector is not None
-        if averager.peer.view.needs_snapshot(session) and session not in averager.snapshots:
-            averager.boundary.request_snapshot(session, vector)
-        else:
-            averager.vectors.give(vector)
-
-    def fail(self) -> None:
-        self.averager.report_failed(self.effect.session, "fault")
-
-
-class AllocateMomentsJob(Job):
-    """A job that allocates memory for moments, to be copied for a member or received from one."""
-
-    __slots__ = ("averager", "effect", "elements", "vector")
-    allocates = True
-
-    def __init__(self, averager: JobOwner, effect: CopyMoments) -> None:
-        self.averager, self.effect = averager, effect
-        self.elements = effect.form.vector_elements(effect.stop - effect.start)
-        self.vector: Vector | None = None
-
-    def run(self) -> None:
-        self.vector = moments_vector(self.averager.vectors, self.effect)
-
-    def finish(self) -> None:
-        averager, vector, session = self.averager, self.vector, self.effect.session
-        assert vector is not None
-        if averager.peer.view.needs_snapshot(session):
-            averager.boundary.request_snapshot(session, vector)
-        else:
-            averager.vectors.give(vector)
-
-    def fail(self) -> None:
-        self.averager.report_failed(self.effect.session, "fault")
-
-
-def moments_vector(vectors: Vectors, effect: CopyMoments | ReceiveMoments) -> Vector:
-    """Return a vector for elements [start, stop) of moments, all of them 0."""
-    vector = vectors.take_transient(effect.form.vector_elements(effect.stop - effect.start))
-    vector.array.fill(0.0)
-    vector.start, vector.stop, vector.moments = effect.start, effect.stop, effect.form
-    return vector
-
-
-class MomentsJob(Job):
-    """A job that encodes or decodes the moments of a session in place, by ``work``, which returns False if it cannot.
-
-    ``report`` gets what it returned.
-    """
-
-    __slots__ = ("averager", "elements", "is_sound", "report", "session", "vector", "work")
-
-    def __init__(
-        self, averager: JobOwner, session: int, vector: Vector, work: Callable[[Floats], bool],
-        report: Callable[[bool], None],
-    ) -> None:  # fmt: skip
-        self.averager, self.session, self.vector, self.work, self.report = averager, session, vector, work, report
-        self.elements, self.is_sound = vector.array.size, False
-
-    def run(self) -> None:
-        self.is_sound = self.work(self.vector.array)
-
-    def finish(self) -> None:
-        self.report(self.is_sound)
-
-    def fail(self) -> None:
-        self.averager.report_failed(self.session, "fault")
-
-
-class AllocateSnapshotJob(Job):
-    """A job that allocates the memory of a snapshot and requests it; without a session, a later request will use it."""
-
-    __slots__ = ("averager", "cut", "elements", "pushes", "session")
-    allocates = True
-
-    def __init__(self, averager: JobOwner, session: int | None, pushes: int, cut: Cut | None) -> None:
-        self.averager, self.session, self.pushes, self.cut = averager, session, pushes, cut
-        self.elements = averager.boundary.copied_elements(cut)
-
-    def run(self) -> None:
-        self.averager.vectors.reserve(self.elements, self.cut)
-
-    def finish(self) -> None:
-        if self.session is not None and self.averager.peer.view.needs_snapshot(self.session):
-            self.averager.boundary.request_snapshot(self.session, None, self.pushes, self.cut)
-
-    def fail(self) -> None:
-        if self.session is not None:
-            driver = self.averager.driver
-            driver.perform(self.averager.peer.on_not_taken(self.session, driver.now))
-
-
-class CopyFrozenJob(Job):
-    """A job that copies frozen weights for a newcomer, while the training loop runs."""
-
-    __slots__ = ("averager", "effect", "elements", "vector")
-
-    def __init__(self, averager: JobOwner, effect: CopyFrozen) -> None:
-        self.averager, self.effect, self.elements = averager, effect, effect.stop - effect.start
-        self.vector: Vector | None = None
-
-    def run(self) -> None:
-        vector = self.vector = self.averager.vectors.take_transient(self.elements)
-        vector.start = self.effect.start
-        self.averager.boundary.model.read_frozen(vector.array, vector.start)
-
-    def finish(self) -> None:
-        averager, vector, session = self.averager, self.vector, self.effect.session
-        assert vector is not None
-        if averager.peer.view.needs_snapshot(session) and session not in averager.snapshots:
-            averager.snapshots[session] = vector
-            averager.driver.call_soon(averager.report_recalled, session)
-        else:
-            averager.vectors.give(vector)
-
-    def fail(self) -> None:
-        self.averager.report_failed(self.effect.session, "fault")
-
-
 class HashFrozenJob(Job):
     """A job that hashes a block of the frozen weights, and then queues itself for the next one."""
 
     __slots__ = ("averager", "block", "elements", "hash", "start", "stop")
 
-    def __init__(self, averager: JobOwner, effect: HashFrozen) -> None:
+    def __init__(self, averager: AveragerState[Any], effect: HashFrozen) -> None:
         self.averager, self.start, self.stop = averager, effect.start, effect.stop
         self.elements = min(BLOCK_ELEMENTS, self.stop - self.start)
         self.block = np.empty(self.elements, "<f4")
@@ -477,28 +379,3 @@ class HashFrozenJob(Job):
         if averager.hash_job is self:  # Otherwise the weights were replaced meanwhile, and are hashed again.
             averager.hash_job = None
             averager.driver.perform(averager.peer.on_frozen_hashed(digest, averager.driver.now))
-
-
-class AverageSliceJob(Job):
-    """A job that computes the mean of our slice of a group's vectors."""
-
-    __slots__ = ("averager", "elements", "group", "on_averaged")
-
-    def __init__(self, averager: JobOwner, group: GroupAverage, on_averaged: Callable[[], None]) -> None:
-        self.averager, self.group, self.on_averaged = averager, group, on_averaged
-        self.elements = group.rows.size
-
-    def run(self) -> None:
-        self.group.average_slice()
-
-    def finish(self) -> None:
-        group = self.group
-        group.is_averaging = False
-        if group.is_released:
-            group.release()
-        else:
-            self.on_averaged()
-
-    def fail(self) -> None:
-        self.group.is_averaging = False
-        self.averager.report_failed(self.group.session, "fault")

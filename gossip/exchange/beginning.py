@@ -54,7 +54,7 @@ def begin_mix(kind: type[Exchange], exchanges: Exchanges[Exchange], now: float) 
             phase_began_at=now, timer_at=math.inf, asked_peers=asked_peers, part=part, max_asked_peers=max_asked_peers,
         )  # fmt: skip
         exchange.snapshot_steps = exchanges.local.steps
-        exchanges.own_exchanges[exchange.session] = exchanges.table[exchange.session] = exchange
+        exchanges.table[exchange.session] = exchange
         # Each snapshot divides the mass that the earlier ones left among the remaining partners and ourselves.
         effects.append(Snapshot(exchange.session, exchange.mass_shares(partner_count - place), part))
     return effects

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Iterable
-from typing import Any, ClassVar, Protocol
+from typing import Any, Protocol
 
 from gossip.arithmetic.subsets import ALL, Subset, fragments_of, lasting_parts
-from gossip.codecs import CODECS, ExchangeCost, needs_spread
+from gossip.codecs import ExchangeCost, needs_spread
 from gossip.config import Config
 from gossip.effects import Effect, MemberState, Send
 from gossip.exchange.agreement import proposed_codec
@@ -60,22 +60,6 @@ class PartnerChoice(Protocol):
     def has_others(self, peers: Collection[PeerId]) -> bool: ...
     def address(self, peer: PeerId) -> Address | None: ...
     def is_linked(self, peer: PeerId) -> bool: ...
-
-
-class Paired(Protocol):
-    """An exchange with one partner, :class:`gossip.exchange.offer.Exchange`."""
-
-    COUNTS_ANSWER: ClassVar[bool]
-    session: int
-    partner: PeerId
-    is_initiator: bool
-    state: State
-    phase_began_at: float
-    codec: str
-    answer_s: float
-
-    @property
-    def elements(self) -> int: ...
 
 
 class Reservations(Protocol):
@@ -257,7 +241,7 @@ class Exchanges(Ledger[AnySession]):
         if self.is_overlapping:
             if self.used_slots >= self.max_overlaps:
                 return True
-            return any(session.state is State.PREPARING for session in self.own_exchanges.values())
+            return any(session.state is State.PREPARING for session in self.own_exchanges)
         counts_theirs = self.counts_both_ways
         return any([session.has_slot for session in self.table.values() if counts_theirs or session.is_initiator])
 
@@ -339,41 +323,6 @@ class Exchanges(Ledger[AnySession]):
         """
         self.measured_parts.discard(part)
         self.distant_partners[partner] = None
-
-    def record_finished(self, exchange: Paired, now: float) -> None:
-        """Record that an exchange with one partner has happened."""
-        partner = exchange.partner
-        self.remember_outcome((partner, exchange.session), True)
-        if exchange.state is not State.IN_DOUBT:
-            seconds = now - exchange.phase_began_at
-            sent_bytes = CODECS[exchange.codec].encoded_bytes(exchange.elements)
-            self.durations.add(partner, seconds, sent_bytes)
-            if exchange.is_initiator:
-                self.own_results.add(failed=False)
-                cost_s = exchange.answer_s + seconds
-                self.last_costs[partner] = ExchangeCost(exchange.elements, exchange.codec, sent_bytes, cost_s)
-            self.partners.note_rate(partner, seconds)
-            self.stream_waits.add(partner, seconds)
-        if exchange.is_initiator and exchange.COUNTS_ANSWER:
-            self.answer_waits.add(partner, exchange.answer_s)
-        self.done_count += 1
-        self.equal_since = None
-        self.last_partner = partner
-        self.misbehaviour.take_back(partner, "wasted")
-        self.excused_partners.pop(partner, None)
-        self.distant_partners.pop(partner, None)
-        self.unreliable_partners.pop(partner, None)
-        self.partners.note_mix(partner, now, exchange.is_initiator)
-
-    def count_mix(self, exchange: Paired) -> None:
-        """Count an exchange towards the mix that the schedule waits for.
-
-        Skip exchanges that were resolved from IN_DOUBT: our own mix has moved on, and the partner has earned no trust.
-        """
-        if exchange.state is not State.IN_DOUBT:
-            self.mixed_partners.append(exchange.partner)
-            self.has_own_mixed = self.has_own_mixed or exchange.is_initiator
-            self.has_given_way = self.has_given_way and not exchange.is_initiator
 
     def trained_intervals(self, steps: int) -> float:
         """Return the mix intervals since the last mix, after ``steps`` local steps.

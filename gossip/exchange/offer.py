@@ -25,6 +25,7 @@ from typing import Any, ClassVar
 from gossip.arithmetic.mixing import pair_weight
 from gossip.arithmetic.sketch import Floats
 from gossip.arithmetic.subsets import ALL, Subset
+from gossip.codecs import CODECS, ExchangeCost
 from gossip.effects import Effect, MemberState, Rename, Send, Transfer
 from gossip.exchange.agreement import agreed_codec, is_acceptable
 from gossip.exchange.exchanges import Exchanges
@@ -212,8 +213,8 @@ class Exchange(Session):
         """Take a new session number, so that late messages of the last partner do not count as the next one's."""
         exchanges, old_session = self.exchanges, self.session
         new_session = self.session = exchanges.new_session()
-        del exchanges.table[old_session], exchanges.own_exchanges[old_session]
-        exchanges.table[new_session] = exchanges.own_exchanges[new_session] = self
+        del exchanges.table[old_session]
+        exchanges.table[new_session] = self
         return [Rename(old_session, new_session)]
 
     def max_weight(self) -> float:
@@ -256,7 +257,6 @@ class Exchange(Session):
         if not self.is_backgrounded and exchanges.backgrounded_count < exchanges.max_backgrounded:
             self.is_backgrounded = exchanges.has_freed_slot = True
             exchanges.partners.note_slow(self.partner, now)
-            exchanges.own_exchanges.pop(self.session, None)
 
     def on_late(self, now: float) -> list[Effect]:
         """Handle ``timer_at``, which has come, in any state.
@@ -423,7 +423,6 @@ class Exchange(Session):
         if self.state is not State.IN_DOUBT:
             self.state, self.phase_began_at = State.IN_DOUBT, now
             self.exchanges.has_freed_slot = True
-            self.exchanges.own_exchanges.pop(self.session, None)
             ended = self.exchanges.drop_excess_doubt(now)
         self.timer_at = now + DOUBT_RETRY_S
         return [*ended, Send(self.partner, Outcome(self.session))]
@@ -440,6 +439,42 @@ class Exchange(Session):
     def finish(self, now: float) -> list[Effect]:
         """Apply the exchange: it has happened."""
         raise NotImplementedError
+
+    def record_finished(self, now: float) -> None:
+        """Record that the exchange has happened."""
+        exchanges, partner = self.exchanges, self.partner
+        exchanges.remember_outcome((partner, self.session), True)
+        if self.state is not State.IN_DOUBT:
+            seconds = now - self.phase_began_at
+            sent_bytes = CODECS[self.codec].encoded_bytes(self.elements)
+            exchanges.durations.add(partner, seconds, sent_bytes)
+            if self.is_initiator:
+                exchanges.own_results.add(failed=False)
+                cost_s = self.answer_s + seconds
+                exchanges.last_costs[partner] = ExchangeCost(self.elements, self.codec, sent_bytes, cost_s)
+            exchanges.partners.note_rate(partner, seconds)
+            exchanges.stream_waits.add(partner, seconds)
+        if self.is_initiator and self.COUNTS_ANSWER:
+            exchanges.answer_waits.add(partner, self.answer_s)
+        exchanges.done_count += 1
+        exchanges.equal_since = None
+        exchanges.last_partner = partner
+        exchanges.misbehaviour.take_back(partner, "wasted")
+        exchanges.excused_partners.pop(partner, None)
+        exchanges.distant_partners.pop(partner, None)
+        exchanges.unreliable_partners.pop(partner, None)
+        exchanges.partners.note_mix(partner, now, self.is_initiator)
+
+    def count_mix(self) -> None:
+        """Count the exchange towards the mix that the schedule waits for.
+
+        Skip exchanges that were resolved from IN_DOUBT: our own mix has moved on, and the partner has earned no trust.
+        """
+        exchanges = self.exchanges
+        if self.state is not State.IN_DOUBT:
+            exchanges.mixed_partners.append(self.partner)
+            exchanges.has_own_mixed = exchanges.has_own_mixed or self.is_initiator
+            exchanges.has_given_way = exchanges.has_given_way and not self.is_initiator
 
     def fail(self, code: str, now: float) -> list[Effect]:
         """Count the failure for this reason, hold it against the partner unless it is excused, and drop.

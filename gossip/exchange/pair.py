@@ -97,8 +97,8 @@ class Pair(Exchange):
     def finish(self, now: float) -> list[Effect]:
         """Apply the difference: both sides have committed."""
         exchanges, partner, part = self.exchanges, self.partner, self.part
-        exchanges.record_finished(self, now)
-        exchanges.count_mix(self)
+        self.record_finished(now)
+        self.count_mix()
         if part in exchanges.parts_to_measure:
             exchanges.measured_parts.add(part)
         if exchanges.fragments is not None:

@@ -67,7 +67,7 @@ class Push(Exchange):
 
     def finish(self, now: float) -> list[Effect]:
         """Apply the push: the responder has committed."""
-        self.exchanges.record_finished(self, now)
+        self.record_finished(now)
         # Both sides move their number of samples, although the weights go one way. If only the receiver's number moved,
         # the fast nodes, which push most, would lift the sum.
         self.exchanges.local.progress.mix(
@@ -75,7 +75,7 @@ class Push(Exchange):
         )  # fmt: skip
         if not self.is_initiator:
             return [Merge(self.session, self.mass), *self.end(State.DONE)]
-        self.exchanges.count_mix(self)
+        self.count_mix()
         return self.end(State.DONE)
 
     def drop(self) -> list[Effect]:

@@ -151,8 +151,6 @@ class ReservedPair(Pair):
         exchanges = self.exchanges
         self.state, self.phase_began_at, self.snapshot_steps = State.PREPARING, now, exchanges.local.steps
         self.timer_at = now + exchanges.config.boundary_patience_s
-        if self.is_initiator:
-            exchanges.own_exchanges[self.session] = self
         return [Snapshot(self.session)]
 
     def on_snapshotted(self, now: float, mass: float = 0.0, yielded_offer: Exchange | None = None) -> list[Effect]:
@@ -210,7 +208,7 @@ class ReservedPair(Pair):
             phase_began_at=now, timer_at=math.inf, asked_peers={self.partner}, max_asked_peers=1 + OFFERS_PER_PARTNER,
         )  # fmt: skip
         self.end(State.DROPPED)
-        exchanges.table[pair.session] = exchanges.own_exchanges[pair.session] = pair
+        exchanges.table[pair.session] = pair
         return [Rename(self.session, pair.session), *exchanges.route_event(pair, Event.SNAPSHOTTED, now)]
 
     # -- faults --------------------------------------------------------------------------------------------------

@@ -72,7 +72,6 @@ class Ledger(Generic[AnySession]):
     def __init__(self, me: PeerId, local: Local, config: Config, new_session: Callable[[], int]) -> None:
         self.me, self.local, self.config, self.new_session = me, local, config, new_session
         self.table: dict[int, AnySession] = {}  # By session number.
-        self.own_exchanges: dict[int, AnySession] = {}  # Exchanges of our own mix: one, or one for each partner.
         self.outcomes = Recent[OutcomeKey, bool](MAX_OUTCOMES)  # For partners that ask: True if it has happened.
         self.durations = Durations()
         self.own_results = OwnResults()
@@ -95,6 +94,16 @@ class Ledger(Generic[AnySession]):
         self.is_reservation_due = False  # Streams began, or several searches for a partner failed.
         self.has_freed_slot = False  # An exchange ended, was backgrounded or came into doubt.
         self.has_given_up = False  # Our own mix ended without a partner.
+
+    @property
+    def own_exchanges(self) -> list[AnySession]:
+        """Return the exchanges of our own mix: one, or one for each partner."""
+        return [session for session in self.table.values() if session.is_initiator and session.has_slot]
+
+    @property
+    def has_own(self) -> bool:
+        """Return True if there are any. The initiator reads it after every decision."""
+        return bool(self.table) and any([session.has_slot for session in self.table.values() if session.is_initiator])
 
     @property
     def used_slots(self) -> int:
@@ -154,6 +163,5 @@ class Ledger(Generic[AnySession]):
     def remove(self, session: Session) -> list[Effect]:
         """Forget a session that has ended, and release what the driver holds for it."""
         self.table.pop(session.session, None)
-        self.own_exchanges.pop(session.session, None)
         self.has_freed_slot = True
         return [Release(session.session)]

@@ -10,7 +10,7 @@ from gossip.wire.messages import Chunk
 from node.links.frame_reader import FrameReader
 from node.transport.byte_stream import ByteStream, socket_of
 
-__all__ = ["Bulk", "ChunkMotion", "Inflow", "SendBatch"]
+__all__ = ["Bulk", "ChunkMotion", "Inflow", "QueuedBulk", "SendBatch"]
 
 FIRST_ELEMENTS = 16_384  # The size of a link's first chunk.
 LEAST_ELEMENTS = 4_096  # The smallest chunk: sums of squares are added up in blocks of 4,096.
@@ -31,6 +31,17 @@ class Bulk(Protocol):
 
     def let_go(self) -> None:
         """Release the vector, which the link reads no more. May be called twice, and before all of it is sent."""
+
+
+@dataclass(frozen=True, slots=True)
+class QueuedBulk:
+    """A vector that waits for its turns on a connection."""
+
+    bulk: Bulk
+    # The value of ``Link.taken_frames`` from which on its chunks may be sent. So they follow the frames that were
+    # queued before them.
+    sendable_from: int
+    is_large: bool = False  # An I/O thread sends it, if one is free.
 
 
 class Inflow(Protocol):

@@ -15,7 +15,7 @@ from gossip.discovery.sightings import Sighting
 from gossip.ids import Address, PeerId
 from gossip.wire.frames import encode
 from gossip.wire.messages import Close, Message
-from node.links.bulk import Bulk, ChunkMotion, Inflow, SendBatch
+from node.links.bulk import Bulk, ChunkMotion, Inflow, QueuedBulk, SendBatch
 from node.links.frame_reader import FrameReader
 from node.links.stripes import Stripes
 from node.transport.blocking_io import BlockingIoPool, BlockingStream
@@ -65,11 +65,8 @@ class Link:
         self.outbox: deque[bytes] = deque()
         self.outbox_bytes = 0  # Includes the batch that is being sent.
         self.queued_frames = self.taken_frames = 0  # Totals of control frames put into the outbox and taken out of it.
-        self.bulk: dict[int, Bulk] = {}  # The vectors that this connection itself sends, by session.
-        # By session, in the order of turns: the value of `taken_frames` from which on its chunks may be sent. So they
-        # follow the frames that were queued before them.
-        self.sendable_from: dict[int, int] = {}
-        self.large_sessions: set[int] = set()  # Sessions whose vector an I/O thread sends, if one is free.
+        # The vectors that this connection itself sends, by session, in the order of turns.
+        self.bulk: dict[int, QueuedBulk] = {}
         self.lanes = Stripes(self)  # Further connections, which carry the vectors that are assigned to them.
         self.name_for_their_lanes = self.name_for_our_lanes = b""  # The secret names by which lanes join this link.
         self.address: Address | None = None  # The address at which this side has dialled; None on the other side.
@@ -162,21 +159,16 @@ class Link:
         if shared and len(self.lanes):
             self.lanes.start(session, bulk)
             return
-        self.bulk[session] = bulk
-        if large:
-            self.large_sessions.add(session)
-        self.sendable_from[session] = self.queued_frames
+        self.bulk[session] = QueuedBulk(bulk, self.queued_frames, large)
         if not self.is_flush_due:
             self.request_flush()
 
     def stop_bulk(self, session: int, bulk: Bulk) -> None:
         """Send no more chunks of a vector, and release it once its chunk in flight is sent."""
-        if self.lanes.bulk.get(session) is bulk:
+        if self.lanes.carries(session, bulk):
             self.lanes.stop(session, bulk)
             return
         self.bulk.pop(session, None)
-        self.sendable_from.pop(session, None)
-        self.large_sessions.discard(session)
         if bulk not in self.lanes.chunks_in_flight and (self.batch is None or self.batch.bulk is not bulk):
             bulk.let_go()
 
@@ -282,8 +274,8 @@ class Link:
                 if batch is not None:
                     await self.send_batch(batch)
                 # A batch leaves the chunks of large vectors, which an I/O thread sends.
-                session = self.next_session() if self.large_sessions else None
-                if session in self.large_sessions and self.io_pool is not None:
+                session = self.next_session() if self.bulk else None
+                if session is not None and self.bulk[session].is_large and self.io_pool is not None:
                     await self.send_large(session, self.io_pool)
         finally:
             self.is_writer_idle = False
@@ -292,10 +284,15 @@ class Link:
 
     def next_session(self) -> int | None:
         """Return the session that sends the next chunk, None if there is none."""
-        for session, frames_before in self.sendable_from.items():
-            if frames_before <= self.taken_frames:
+        for session, queued in self.bulk.items():
+            if queued.sendable_from <= self.taken_frames:
                 return session
         return None
+
+    def carries(self, session: int, bulk: Bulk) -> bool:
+        """Return True if this connection is to send more of the vector."""
+        queued = self.bulk.get(session)
+        return queued is not None and queued.bulk is bulk
 
     def take_batch(self) -> SendBatch | None:
         """Take the next control frames and chunk; None if there are none. Chunks for I/O threads are left."""
@@ -310,7 +307,7 @@ class Link:
             self.lanes.wake_lanes()
         batch = SendBatch(frames if len(frames) < 2 else [b"".join(frames)], control_bytes)
         session = self.next_session() if self.bulk else None
-        if session is not None and (session not in self.large_sessions or self.io_pool is None):
+        if session is not None and (not self.bulk[session].is_large or self.io_pool is None):
             self.take_chunk(batch, session)
         if not batch.pieces:
             return None
@@ -331,8 +328,8 @@ class Link:
 
     def rotate(self, session: int) -> Bulk:
         """Move the session behind the others that take turns, and return its vector."""
-        self.sendable_from[session] = self.sendable_from.pop(session)
-        return self.bulk[session]
+        queued = self.bulk[session] = self.bulk.pop(session)
+        return queued.bulk
 
     def on_vector_sent(self, session: int, bulk: Bulk) -> None:
         """Handle a vector of which every chunk is sent."""
@@ -374,7 +371,7 @@ class Link:
             batch = self.batch = SendBatch([], 0)
             self.take_chunk(batch, session)
             await self.send_batch(batch)
-        elif not await self.send_in_thread(blocking_stream, session, bulk) and self.bulk.get(session) is bulk:
+        elif not await self.send_in_thread(blocking_stream, session, bulk) and self.carries(session, bulk):
             self.on_vector_sent(session, bulk)
 
     async def send_in_thread(self, stream: BlockingStream, session: int, bulk: Bulk) -> bool:
@@ -389,7 +386,7 @@ class Link:
                 self.used_at = self.clock.current_time()
                 self.motion.on_chunk_sent(self.used_at)
                 self.on_sent(session)
-                if self.outbox or len(self.bulk) > 1 or self.bulk.get(session) is not bulk:
+                if self.outbox or len(self.bulk) > 1 or not self.carries(session, bulk):
                     return True
             return False
 
@@ -402,5 +399,5 @@ class Link:
     def clear_batch(self, batch: SendBatch) -> None:
         """Forget the batch, and release its vector if that was stopped meanwhile."""
         self.batch = None
-        if batch.bulk is not None and self.bulk.get(batch.session) is not batch.bulk:
+        if batch.bulk is not None and not self.carries(batch.session, batch.bulk):
             batch.bulk.let_go()

@@ -16,7 +16,7 @@ import trio
 from gossip.errors import ProtocolError
 from gossip.wire.frames import encode
 from gossip.wire.messages import Chunk, Widen
-from node.links.bulk import LEAST_ELEMENTS, Bulk, ChunkMotion
+from node.links.bulk import LEAST_ELEMENTS, Bulk, ChunkMotion, QueuedBulk
 from node.links.frame_reader import FrameReader
 from node.transport.byte_stream import ByteStream
 
@@ -62,8 +62,7 @@ class Stripes:
     def __init__(self, link: StripedLink) -> None:
         self.link = link
         self.all: list[Lane] = []
-        self.bulk: dict[int, Bulk] = {}  # The vectors by session, as for the link itself.
-        self.sendable_from: dict[int, int] = {}  # As :attr:`node.links.link.Link.sendable_from`.
+        self.bulk: dict[int, QueuedBulk] = {}  # The vectors by session, as for the link itself.
         self.chunks_in_flight: Counter[Bulk] = Counter()  # The number of lanes that send a chunk of each vector now.
         self.finishing: dict[Bulk, int] = {}  # Vectors whose last chunk is taken but not sent, with their sessions.
         self.lanes_waiting = trio.lowlevel.ParkingLot()  # Lanes that have nothing to send.
@@ -74,8 +73,13 @@ class Stripes:
         return sum(lane.is_open for lane in self.all)
 
     def start(self, session: int, bulk: Bulk) -> None:
-        self.bulk[session], self.sendable_from[session] = bulk, self.link.queued_frames
+        self.bulk[session] = QueuedBulk(bulk, self.link.queued_frames)
         self.wake_lanes()
+
+    def carries(self, session: int, bulk: Bulk) -> bool:
+        """Return True if lanes are to send more of the vector."""
+        queued = self.bulk.get(session)
+        return queued is not None and queued.bulk is bulk
 
     def wake_lanes(self) -> None:
         """Wake idle lanes: there is a new vector, or the messages that it must follow have been sent."""
@@ -85,23 +89,21 @@ class Stripes:
     def stop(self, session: int, bulk: Bulk) -> None:
         """Take no more chunks of a vector, and release it once its chunks in flight are sent."""
         self.bulk.pop(session, None)
-        self.sendable_from.pop(session, None)
         if bulk not in self.chunks_in_flight:
             bulk.let_go()
 
     def take_turn(self) -> tuple[int, Bulk] | None:
         """Return the session and the vector whose chunk a lane sends next, in turns. :meth:`end_turn` must follow."""
-        for session, frames_before in self.sendable_from.items():
-            if frames_before <= self.link.taken_frames:
-                self.sendable_from[session] = self.sendable_from.pop(session)
-                bulk = self.bulk[session]
-                self.chunks_in_flight[bulk] += 1
-                return session, bulk
+        for session, queued in self.bulk.items():
+            if queued.sendable_from <= self.link.taken_frames:
+                self.bulk[session] = self.bulk.pop(session)
+                self.chunks_in_flight[queued.bulk] += 1
+                return session, queued.bulk
         return None
 
     def on_all_taken(self, session: int, bulk: Bulk) -> None:
         """Handle the end of a vector, all of whose chunks are taken."""
-        if self.bulk.get(session) is bulk:
+        if self.carries(session, bulk):
             self.finishing[bulk] = session
             self.stop(session, bulk)
 
@@ -111,7 +113,7 @@ class Stripes:
         if self.chunks_in_flight[bulk]:
             return
         del self.chunks_in_flight[bulk]
-        if self.bulk.get(session) is not bulk:
+        if not self.carries(session, bulk):
             bulk.let_go()
         if self.finishing.pop(bulk, None) is not None:
             self.link.on_finished(session)

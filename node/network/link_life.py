@@ -49,8 +49,8 @@ from node.links.reading import read_link
 from node.links.stripes import Lane
 from node.network.striping import Striping
 from node.network.transfers.log import ExchangeLog
-from node.network.transfers.sessions import StreamSessions
 from node.network.transfers.streams import Streams
+from node.network.transfers.transfer import LinkTransfers
 from node.observe.figures import Source
 from node.observe.status import status_page
 from node.transport.blocking_io import BlockingIoPool
@@ -78,7 +78,7 @@ class LinkRuntime(Protocol):
     faults: Faults
     links: Links
     io_pool: BlockingIoPool
-    sessions: StreamSessions
+    transfers: LinkTransfers
     streams: Streams
     exchange_log: ExchangeLog
     striping: Striping
@@ -151,7 +151,7 @@ class LinkLife:
         """Close the link that has been idle longest among those without a session; return False if there is none."""
         runtime = self.runtime
         # A node that cannot be dialled keeps links to some members, its homes.
-        busy, homes = runtime.streams.busy_links(), runtime.peer.reach.homes
+        busy, homes = runtime.transfers.used_links(), runtime.peer.reach.homes
         idle = [link for link in runtime.links.all() if link not in busy and link.peer not in homes]
         if not idle:
             return False
@@ -179,9 +179,9 @@ class LinkLife:
         runtime, link = self.runtime, self.link
 
         def on_chunk_sent(session: int) -> None:
-            entry = runtime.sessions.table.get(session)
-            if entry is not None:
-                entry.moved_at = link.used_at
+            transfer = runtime.transfers.table.get(session)
+            if transfer is not None:
+                transfer.moved_at = link.used_at
 
         try:
             await link.write_loop(on_chunk_sent, runtime.streams.on_piece_sent)
@@ -198,7 +198,7 @@ class LinkLife:
         link.reader.before_waiting = self.runtime.end_batch
         try:
             await read_link(
-                link, self.on_message, self.buffer_for, self.on_body, streams.inflow_of, streams.on_progress
+                link, self.on_message, self.buffer_for, self.on_body, streams.inflow_of, streams.on_inflow
             )  # fmt: skip
         finally:
             self.runtime.end_batch()
@@ -267,13 +267,17 @@ class LinkLife:
 
         The session is bound before, because it may stream at once.
         """
-        links, session = self.runtime.sessions.links, message.session
-        is_bound = session in links
+        runtime, session = self.runtime, message.session
+        is_known = session in runtime.transfers.table
+        transfer = runtime.streams.averager.open(session)
+        is_bound = transfer.link is not None
         if not is_bound:
-            links[session] = self.link
+            transfer.link = self.link
         self.pass_to_peer(message)
-        if not (is_bound or self.runtime.peer.view.is_with(session, self.link.peer)):
-            links.pop(session, None)  # The peer has refused the session.
+        if not (is_bound or runtime.peer.view.is_with(session, self.link.peer)):  # The peer has refused the session.
+            transfer.link = None
+            if not is_known:
+                runtime.transfers.table.pop(session, None)
 
     # -- chunks ----------------------------------------------------------------------------------------------------
     def buffer_for(self, chunk: Chunk, body_bytes: int) -> memoryview | None:
@@ -324,13 +328,11 @@ class LinkLife:
     def announce_end(self) -> None:
         """Tell the peer that the sessions on the link have ended, and that its side has no link left, if so."""
         runtime, link = self.runtime, self.link
-        ended_sessions, code = runtime.sessions.sessions_on(link), "idle" if link.is_orderly else "broken"
-        is_last = runtime.links.remove(link)
-        for session in ended_sessions:
-            runtime.sessions.links.pop(session, None)
+        code, is_last = "idle" if link.is_orderly else "broken", runtime.links.remove(link)
+        ended = [transfer.session for transfer in runtime.transfers.table.values() if transfer.on_link_ended(link)]
+        for session in ended:
             exchange = runtime.peer.exchanges.table.get(session)
             if exchange is None or not exchange.IS_GROUP:  # A group goes on without this member.
                 runtime.perform(runtime.peer.on_failed(session, code, runtime.now))
         if is_last:
             runtime.perform(runtime.peer.on_unlinked(link.peer, runtime.now, orderly=link.is_orderly))
-        runtime.streams.gathers.on_unlinked(link)

@@ -32,7 +32,6 @@ from gossip.effects import (
     Send,
     SendMoments,
     SendPiece,
-    Snapshot,
     Transfer,
     TryDial,
     Tunnel,
@@ -112,10 +111,9 @@ class Runtime:
         if self.seed_lookup is not None:
             self.seed_lookup.log = lambda sentence: self.connector.notify_once(sentence, "seed")
         self.links, self.io_pool = Links(), BlockingIoPool()
-        self.streams = Streams(peer, live, self.links, self)
-        self.averager, self.sessions = self.streams.averager, self.streams.sessions
         self.exchange_log = ExchangeLog(peer, config, reporter.announce)
-        self.streams.on_begun, self.streams.on_ended = self.exchange_log.on_begun, self.exchange_log.on_ended
+        self.streams = Streams(peer, live, self.links, self, self.exchange_log)
+        self.averager, self.transfers = self.streams.averager, self.streams.transfers
         self.stalls = Stalls(peer, lambda: self.read_progress is not None, reporter.announce, self.notify)
         self.striping = Striping(self.links, self.connector, config)
         self.connector.on_joining = self.on_joining
@@ -223,13 +221,9 @@ class Runtime:
         match effect:
             case Send(to, message):
                 self.send(to, message)
-            case Snapshot():
-                streams.snapshot(effect)
             case Transfer():
                 streams.transfer(effect)
-            case Gather(session):
-                # Members that did not answer the invitation were counted before it began.
-                self.exchange_log.on_offer_ended(session)
+            case Gather():
                 streams.gather(effect)
             case LeaveOut():
                 streams.leave_out(effect)
@@ -239,12 +233,8 @@ class Runtime:
                 streams.merge(effect)
             case Rename():
                 streams.rename(effect)
-                self.exchange_log.on_offer_ended(effect.session)
             case Release(session):
-                has_begun, link = session in streams.stats, self.sessions.links.get(session)
                 streams.release(session)
-                if not has_begun:
-                    self.exchange_log.on_offer_ended(session, None if link is None else link.peer)
             case Dial(address, expect):
                 self.connector.dial(address, expect)
             case Punch():
@@ -275,18 +265,17 @@ class Runtime:
     def send(self, to: PeerId, message: Message) -> None:
         """Send a message over its session's link, else over the newest link to the peer, else dial the peer."""
         session = getattr(message, "session", None)
-        link = self.sessions.links.get(session) if session is not None else None
+        link = self.transfers.link_of(session) if session is not None else None
         # Offer and Fetch begin a session; Outcome and Settled are about one whose link may have ended.
         if link is None or link.peer != to or isinstance(message, Offer | Fetch | Outcome | Settled):
             link = self.links.newest(to)
-            if isinstance(message, Offer):
-                self.exchange_log.pending_offers[message.session] = to, self.now
+        if isinstance(message, Offer):  # A Fetch that is not only a query was bound to its link by ReceivePiece.
+            transfer = self.averager.open(message.session)
+            transfer.link, transfer.offer = link, (to, self.now)
         if link is not None:
-            if isinstance(message, Offer):  # A Fetch that is not only a query was bound to its link by ReceivePiece.
-                self.sessions.links[message.session] = link
             link.send(message)
             if isinstance(message, Abort):  # Chunks of its session may still be in flight.
-                self.sessions.expect_late_chunks(message.session)
+                self.transfers.expect_late_chunks(message.session)
             return
         record = self.peer.membership.record(to)
         if record is None or record.address is None or self.is_stopping:
@@ -372,15 +361,14 @@ class Runtime:
     def close_stalled_links(self, now: float) -> None:
         """Close the links whose streams do not move, and retire the links that no session uses."""
         chunk_s = FLOAT32_MB * self.config.chunk_elements / self.config.slowest_rate_mb_s
-        for session in self.sessions.stalled_sessions(now, self.config.stall_s):
-            text = f"A transfer with {short(session.partner)} stopped moving; its link is closed."
-            self.notify("transfer", text)
-            self.report_misbehaviour(session.partner, "wasted")
-            session.link.close_now()
+        for link in self.transfers.stalled_links(now, self.config.stall_s):
+            self.notify("transfer", f"A transfer with {short(link.peer)} stopped moving; its link is closed.")
+            self.report_misbehaviour(link.peer, "wasted")
+            link.close_now()
         for link in self.streams.gathers.stalled_links(now, self.config.stall_s):
             self.notify("transfer", f"A group's stream from {short(link.peer)} stopped; its link is closed.")
             link.close_now()
-        busy = self.streams.busy_links()
+        busy = self.transfers.used_links()
         for link in self.links.all():
             if link.is_held_up(now, self.config.stall_s, chunk_s):
                 link.close_now()

@@ -21,6 +21,7 @@ from gossip.arithmetic.mixing import OuterStep
 from gossip.averaging.averager import Averager
 from gossip.averaging.boundary import Boundary
 from gossip.averaging.jobs import Job
+from gossip.averaging.transfer import VectorTransfer
 from gossip.averaging.visit import Visit
 from gossip.config import Config
 from gossip.effects import Effect, ReceiveMoments, ReceivePiece
@@ -30,13 +31,14 @@ from gossip.timeline import NodeTimeline
 from gossip.wire.messages import Message
 from sim.arrays import F64
 from sim.engine.events import Events
+from sim.engine.flows import Flow
 from sim.engine.vector_model import Floats, HostVectors, KeptVector, VectorModel
 from sim.learning.optimizer.moments import RowMoments
 from sim.scenario.adversaries import Attacker
 from sim.seeds import derive, derive_int
 from sim.world.line import Line
 
-__all__ = ["DurationSource", "Floats", "Host", "Setup", "name_of_life"]
+__all__ = ["DurationSource", "Floats", "FlowTransfer", "Host", "Setup", "name_of_life"]
 
 # The simulation has one thread, so this lock is never contended. It costs a tenth of contextlib.nullcontext.
 LOCK = threading.Lock()
@@ -58,6 +60,21 @@ class Setup:
     attacker: Attacker | None = None  # Computes what this peer sends in place of its model, if it attacks.
 
 
+class FlowTransfer(VectorTransfer):
+    """The transfer of one session of a host, with its streams. A member's *place* is its index in the group."""
+
+    __slots__ = ("awaited", "began_at", "early", "flow", "group_flows", "partners", "receivers")
+
+    def __init__(self, session: int) -> None:
+        super().__init__(session)
+        self.flow: Flow | None = None  # The open stream to a partner.
+        self.awaited: ReceivePiece | ReceiveMoments | None = None  # The piece or the moments that are to come.
+        self.began_at, self.partners = 0.0, tuple[PeerId, ...]()  # For a timeline, of an exchange whose streams began.
+        self.receivers: dict[int, PeerId] | None = None  # Group members that it streams to, by place; None before.
+        self.group_flows: dict[Flow, None] = {}  # Open streams to them; the dict serves as an ordered set.
+        self.early: list[Callable[[], None]] = []  # Streams that arrived before the group began here.
+
+
 class Host:
     """One life of a simulated peer, and the driver of its averager.
 
@@ -67,11 +84,11 @@ class Host:
     """
 
     __slots__ = (
-        "address", "asked_at", "attacker", "averager", "awaited_pieces", "boundary", "computed_steps", "cursor",
+        "address", "attacker", "averager", "boundary", "computed_steps", "cursor",
         "dialled", "draws_name", "events", "gone", "has_free_slot", "id", "index", "is_leaving", "is_offering",
         "is_training", "is_visiting", "is_watched", "life", "line_seed", "lines", "links", "name", "pause", "peer",
         "pending", "perform", "queueing_mean_s", "queueing_since", "queueing_until", "reported_at", "rest_until", "rng",
-        "row", "setup", "silent", "sketch_seed", "step_ends", "steps", "stream_starts", "timeline", "timer_at",
+        "row", "setup", "silent", "sketch_seed", "step_ends", "steps", "timeline", "timer_at",
         "vector", "visit_at",
     )  # fmt: skip
 
@@ -102,12 +119,8 @@ class Host:
         self.pending: dict[PeerId, deque[Message]] = {}  # Messages for peers that are being dialled.
         self.dialled: set[Address] = set()  # Addresses of links that are being opened.
         # Sessions
-        self.averager: Averager
+        self.averager: Averager[FlowTransfer]
         self.boundary: Boundary
-        self.asked_at: dict[int, float] = {}  # When each session asked for its snapshot.
-        # When each session's streams began, and the partners: for a timeline.
-        self.stream_starts: dict[int, tuple[float, tuple[PeerId, ...]]] = {}
-        self.awaited_pieces: dict[int, ReceivePiece | ReceiveMoments] = {}  # By session.
         self.is_offering = False  # True after a snapshot was requested, until the peer may start another exchange.
         self.has_free_slot = False  # True if an exchange has ended: the next mix may be due before the planned visit.
         # Steps
@@ -167,6 +180,9 @@ class Host:
     @property
     def now(self) -> float:
         return self.events.now
+
+    def new_transfer(self, session: int) -> FlowTransfer:
+        return FlowTransfer(session)
 
     def call_soon(self, report: Callable[..., None], *arguments: object) -> None:
         self.events.push(self.events.now, self.on_soon, report, *arguments)

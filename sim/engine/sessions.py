@@ -32,9 +32,8 @@ from gossip.effects import (
 )
 from sim.engine.carrier import StreamCallbacks
 from sim.engine.events import Events
-from sim.engine.flows import Flow
 from sim.engine.gathers import GroupStreams
-from sim.engine.host import Floats, Host
+from sim.engine.host import Floats, FlowTransfer, Host
 from sim.engine.links import VirtualLinks
 from sim.scenario.adversaries import Sight
 from sim.world.network import NetworkModel
@@ -60,10 +59,7 @@ class Sessions:
         self.events, self.network, self.config = events, network, config
         self.links, self.perform = links, perform
         self.groups = GroupStreams(events, links)
-        self.flows: dict[tuple[Host, int], Flow] = {}  # Open streams of pairs and joins, by sender and session.
         self.piece_codec = get_codec("fp32")
-        # By session, the side that has its partner's stream while the other side still waits for its own.
-        self.first_received: dict[int, tuple[Host, PairAverage]] = {}
         self.failures_of_gone = 0  # Failed exchanges counted by peers that are gone.
         self.mixes = 0  # Mixes applied; each side of an exchange counts as one.
         self.exchanges = 0.0  # Exchanges applied; a pair, a push and a group count as one each.
@@ -72,38 +68,34 @@ class Sessions:
 
     # -- an exchange ---------------------------------------------------------------------------------------------
     def snapshot(self, host: Host, effect: Snapshot) -> None:
-        host.asked_at[effect.session] = self.events.now
         host.averager.request_snapshot(effect)
         host.is_offering = True
 
     def transfer(self, host: Host, effect: Transfer) -> None:
-        linked = self.links.is_linked(host, effect.partner)
+        linked, transfer = self.links.is_linked(host, effect.partner), host.averager.open(effect.session)
         pair = host.averager.begin_pair(effect) if linked else "broken"
         if isinstance(pair, str):  # The reason why there is no pair.
             host.averager.report_failed_soon(effect.session, pair)
             return
-        if host.timeline is not None:
-            host.stream_starts[effect.session] = self.events.now, (effect.partner,)
+        transfer.began_at, transfer.partners = self.events.now, (effect.partner,)
         if effect.sends:
-            self.send_snapshot(host, pair)
+            self.send_snapshot(host, transfer, pair)
 
     def gather(self, host: Host, effect: Gather) -> None:
-        group = host.averager.begin_group(effect)
+        group, transfer = host.averager.begin_group(effect), host.averager.open(effect.session)
         if isinstance(group, str):
             host.averager.report_failed_soon(effect.session, group)
             return
-        if host.timeline is not None:
-            others = tuple(member for member in group.members if member != host.id)
-            host.stream_starts[effect.session] = self.events.now, others
-        self.groups.gather(host, group)
+        transfer.began_at = self.events.now
+        transfer.partners = tuple(member for member in group.members if member != host.id)
+        self.groups.gather(host, transfer, group)
 
     def leave_out(self, host: Host, effect: LeaveOut) -> None:
-        host.averager.leave_out(effect)
-        group = host.averager.groups.get(effect.session)
-        if group is not None:
-            self.groups.go_on(host, group)
+        group, transfer = host.averager.leave_out(effect), host.averager.transfers.get(effect.session)
+        if group is not None and transfer is not None:
+            self.groups.go_on(host, transfer, group)
 
-    def send_snapshot(self, host: Host, pair: PairAverage) -> None:
+    def send_snapshot(self, host: Host, transfer: FlowTransfer, pair: PairAverage) -> None:
         """Stream the mixed part of the snapshot to the partner, as the partner will decode it."""
         if host.attacker is None:
             values, encoded = pair.as_received(pair.ours)
@@ -112,43 +104,42 @@ class Sessions:
             sight = partial(self.attackers_sight, pair)
             values, encoded = pair.as_received(host.attacker.false_values(pair.ours, pair.session, sight))
         to, size_bytes = self.links.by_id[pair.partner], self.network.bytes_of(pair.codec.encoded_bytes(values.size))
-        self.stream(host, to, pair.session, values, size_bytes, pair.receives, self.on_stream, encoded)
+        self.stream(host, to, transfer, values, size_bytes, pair.receives, self.on_stream, encoded)
 
     def attackers_sight(self, pair: PairAverage) -> Sight:
         """Return the knowledge of attackers when one of them sends: the partner's snapshot and all honest models."""
         hosts = self.links.by_id.values()
         mixed = slice(None) if pair.positions is None else pair.positions  # The elements that this exchange mixes.
         partner = self.links.by_id[pair.partner]
-        snapshot = partner.averager.snapshots.get(pair.session)
+        snapshot = partner.averager.snapshot_of(pair.session)
         theirs = partner.vector[mixed] if snapshot is None else snapshot.array[: pair.elements]
         honest = [host.vector[mixed] for host in hosts if host.attacker is None and host.is_training and not host.gone]
         attackers = sum(host.attacker is not None for host in hosts)
         return Sight(theirs, np.stack(honest or [theirs]), attackers)
 
     def stream(
-        self, host: Host, to: Host, session: int, values: Floats, size_bytes: int, duplex: bool,
+        self, host: Host, to: Host, transfer: FlowTransfer, values: Floats, size_bytes: int, duplex: bool,
         on_arrived: Callable[..., None], *more: object,
     ) -> None:  # fmt: skip
         """Start a stream whose last byte calls ``on_arrived(to, host, session, values, *more)``."""
-        on_sent = partial(self.on_sent, host, session, on_arrived in (self.on_piece, self.on_moments))
+        session = transfer.session
+        on_sent = partial(self.on_sent, host, transfer, on_arrived in (self.on_piece, self.on_moments))
         arrive = partial(on_arrived, to, host, session, values, *more)
         callbacks = StreamCallbacks(on_sent, arrive, partial(self.on_stalled, to, host, session))
-        flow = self.links.carrier.stream(host, to, size_bytes, duplex, callbacks)
-        if flow is not None:
-            self.flows[host, session] = flow
+        transfer.flow = self.links.carrier.stream(host, to, size_bytes, duplex, callbacks)
 
-    def on_sent(self, host: Host, session: int, is_piece: bool) -> None:
+    def on_sent(self, host: Host, transfer: FlowTransfer, is_piece: bool) -> None:
         """Forget a stream whose last byte has been sent, and report it if it served a joining peer."""
-        self.flows.pop((host, session), None)
+        transfer.flow = None
         if is_piece:
-            self.events.push(self.events.now, self.on_served, host, session)
+            self.events.push(self.events.now, self.on_served, host, transfer.session)
 
     def on_stream(
         self, host: Host, sender: Host, session: int, theirs: Floats, encoded: bytearray | None = None
     ) -> None:  # fmt: skip
         """Pass the partner's values to the averager; the second side reuses the first one's difference."""
-        pair = None if host.gone else host.averager.pairs.get(session)
-        if pair is None or pair.partner != sender.id:
+        pair = self.pair_with(host, session, sender)
+        if pair is None:
             return
         if encoded is not None and not pair.can_decode(encoded):
             host.averager.report_failed(session, "overflow")
@@ -156,95 +147,90 @@ class Sessions:
         both_honest = host.attacker is None and sender.attacker is None
         if host.attacker is not None and sender.attacker is not None:
             theirs = pair.ours  # Attackers collude, so an exchange between two of them changes nothing.
-        first_host, first_pair = self.first_received.pop(session, (None, None))
-        if first_host is sender and both_honest:
-            pair.receive_whole(theirs, first_pair)
-        else:
-            pair.receive_whole(theirs)
-            if pair.sends and both_honest:
-                self.first_received[session] = host, pair
+        pair.receive_whole(theirs, self.pair_with(sender, session, host) if both_honest else None)
         self.events.log(host.index, sender.index, STREAMED)
         host.averager.report_streamed(pair)
 
+    def pair_with(self, host: Host, session: int, partner: Host) -> PairAverage | None:
+        """Return the pair of this session with that partner, None if it has ended."""
+        transfer = None if host.gone else host.averager.transfers.get(session)
+        pair = None if transfer is None else transfer.pair
+        return pair if pair is not None and pair.partner == partner.id else None
+
     def on_stalled(self, host: Host, sender: Host, session: int) -> None:
         """Close the link over which a stream has stalled, as a node does."""
-        if host.gone:
+        transfer = None if host.gone else host.averager.transfers.get(session)
+        if transfer is None:
             return
-        pair = host.averager.pairs.get(session)
-        is_awaited = session in host.awaited_pieces or (pair is not None and pair.receives and not pair.is_complete)
+        pair = transfer.pair
+        is_awaited = transfer.awaited is not None or (pair is not None and pair.receives and not pair.is_complete)
         if is_awaited and self.links.is_linked(host, sender.id):
             self.links.close(host, sender.id)
 
     def mix(self, host: Host, effect: Mix) -> None:
-        group = host.averager.groups.get(effect.session)
-        sides = 2 if group is None else len(group.members)
         if host.averager.mix(effect):
-            self.count_mix(host, effect.session, 1 / sides)
+            transfer = host.averager.transfers[effect.session]
+            self.count_mix(host, transfer, 1 / (2 if transfer.group is None else len(transfer.group.members)))
 
     def merge(self, host: Host, effect: Merge) -> None:
         """Merge a vector that was pushed to this host, or its own that it could not push."""
         if host.averager.merge(effect):
-            self.count_mix(host, effect.session, 1.0)  # One exchange, because the pushing side mixes nothing.
+            # One exchange, because the pushing side mixes nothing.
+            self.count_mix(host, host.averager.transfers[effect.session], 1.0)
 
-    def count_mix(self, host: Host, session: int, share: float) -> None:
+    def count_mix(self, host: Host, transfer: FlowTransfer, share: float) -> None:
         """Count a mix and its share of an exchange, and keep a sample of the durations."""
         self.mixes += 1
         self.exchanges += share
-        if host.timeline is not None:
-            self.record(host, session)
+        self.record(host, transfer)
         if self.mixes % self.mixes_per_duration:
             return
-        self.durations_s.append(self.events.now - host.asked_at[session])
+        assert transfer.requested_at is not None
+        self.durations_s.append(self.events.now - transfer.requested_at)
         if len(self.durations_s) >= MAX_DURATIONS:
             del self.durations_s[::2]
             self.mixes_per_duration *= 2
 
-    def record(self, host: Host, session: int, reason: str = "") -> None:
-        """Write an exchange that has begun to the timeline; ``reason`` says why it failed, if it did."""
-        start = host.stream_starts.pop(session, None)
-        if start is not None and host.timeline is not None:
-            began_at, partners = start
-            sides, asked_at = [side.hex() for side in (host.id, *partners)], host.asked_at.get(session, began_at)
-            host.timeline.record_exchange(session, sides, asked_at, began_at, self.events.now, reason)
+    def record(self, host: Host, transfer: FlowTransfer, reason: str = "") -> None:
+        """Write an exchange that has begun to the timeline, once; ``reason`` says why it failed, if it did."""
+        if host.timeline is None or not transfer.partners:
+            return
+        sides, transfer.partners = [side.hex() for side in (host.id, *transfer.partners)], ()
+        began_at, asked_at = transfer.began_at, transfer.requested_at
+        host.timeline.record_exchange(
+            transfer.session, sides, began_at if asked_at is None else asked_at, began_at, self.events.now, reason
+        )  # fmt: skip
 
     # -- the end of a session ------------------------------------------------------------------------------------
     def rename(self, host: Host, effect: Rename) -> None:
         """Reuse the snapshot with another partner under a new session; late data of the old session is ignored."""
         host.averager.rename(effect)
-        host.asked_at[effect.to] = host.asked_at.pop(effect.session)
 
     def release(self, host: Host, effect: Release) -> None:
-        session, host.has_free_slot = effect.session, True
-        if session in host.stream_starts:
-            self.record(host, session, "failed")
-        self.first_received.pop(session, None)
-        host.awaited_pieces.pop(session, None)
-        host.asked_at.pop(session, None)
-        host.averager.release(session)
-        if self.flows:
-            self.stop_stream(host, session)
-        if not self.groups.is_idle:
-            self.groups.release(host, session)
+        host.has_free_slot = True
+        transfer = host.averager.transfers.get(effect.session)
+        if transfer is not None:
+            self.end_transfer(host, transfer, "failed")
+        host.averager.release(effect.session)
 
-    def stop_stream(self, host: Host, session: int) -> None:
-        flow = self.flows.pop((host, session), None)
-        if flow is not None:
+    def end_transfer(self, host: Host, transfer: FlowTransfer, reason: str) -> None:
+        """Stop a host's streams of a session, and record its failure unless it has mixed."""
+        self.record(host, transfer, reason)
+        flows = [*transfer.group_flows] if transfer.flow is None else [transfer.flow]
+        for flow in flows:
             self.links.carrier.flows.stop(flow)
 
     def on_killed(self, host: Host) -> None:
         """Stop the streams of a host that died. Streams to it go on and are ignored on arrival."""
         self.failures_of_gone += host.peer.exchanges.failures
-        for session in list(host.stream_starts):
-            self.record(host, session, "gone")
-        for key in [key for key in self.flows if key[0] is host]:
-            self.stop_stream(*key)
-        self.groups.on_killed(host)
+        for transfer in host.averager.transfers.values():
+            self.end_transfer(host, transfer, "gone")
 
     # -- joining -------------------------------------------------------------------------------------------------
     def receive_piece(self, host: Host, effect: ReceivePiece) -> None:
         host.averager.joining_array(effect)
         if self.links.is_linked(host, effect.partner):
-            host.awaited_pieces[effect.session] = effect
+            host.averager.open(effect.session).awaited = effect
         else:
             host.averager.report_failed_soon(effect.session, "broken")
 
@@ -256,19 +242,20 @@ class Sessions:
             return
         piece = snapshot.piece(effect.start, effect.stop)
         size_bytes = self.network.bytes_of(self.piece_codec.encoded_bytes(piece.size))
-        self.stream(host, self.links.by_id[effect.partner], effect.session, piece, size_bytes, False, self.on_piece)
+        to, transfer = self.links.by_id[effect.partner], host.averager.open(effect.session)
+        self.stream(host, to, transfer, piece, size_bytes, False, self.on_piece)
 
     # -- the optimizer's moments ---------------------------------------------------------------------------------
     def receive_moments(self, host: Host, effect: ReceiveMoments) -> None:
         host.averager.begin_moments(effect)
         if self.links.is_linked(host, effect.partner):
-            host.awaited_pieces[effect.session] = effect
+            host.averager.open(effect.session).awaited = effect
         else:
             host.averager.report_failed_soon(effect.session, "broken")
 
     def send_moments(self, host: Host, effect: SendMoments) -> None:
         """Stream a copy of the optimizer's moments to a member, as the member will decode it."""
-        snapshot = host.averager.snapshots.get(effect.session)
+        snapshot = host.averager.snapshot_of(effect.session)
         if snapshot is None or not self.links.is_linked(host, effect.partner):
             host.averager.report_failed_soon(effect.session, "broken")
             return
@@ -276,16 +263,17 @@ class Sessions:
         values = np.empty_like(snapshot.array)
         codec.quantised(snapshot.array, values, effect.session)
         size_bytes = self.network.bytes_of(codec.encoded_bytes(values.size))
-        to = self.links.by_id[effect.partner]
-        self.stream(host, to, effect.session, values, size_bytes, False, self.on_moments)
+        to, transfer = self.links.by_id[effect.partner], host.averager.open(effect.session)
+        self.stream(host, to, transfer, values, size_bytes, False, self.on_moments)
 
     def on_moments(self, host: Host, sender: Host, session: int, values: Floats) -> None:
         """Pass a partner's moments to the averager."""
-        effect = host.awaited_pieces.get(session)
-        if host.gone or effect is None or effect.partner != sender.id:
+        transfer = None if host.gone else host.averager.transfers.get(session)
+        if transfer is None or transfer.awaited is None or transfer.awaited.partner != sender.id:
             return
         self.events.log(host.index, sender.index, MOMENTS)
-        host.averager.moments[session].array[:] = values
+        assert transfer.moments is not None
+        transfer.moments.array[:] = values
         host.averager.report_moments(session)
 
     def on_served(self, host: Host, session: int) -> None:
@@ -294,8 +282,9 @@ class Sessions:
 
     def on_piece(self, host: Host, sender: Host, session: int, piece: Floats) -> None:
         """Pass a piece to the averager of the joining peer; close the link of a donor that sent an invalid one."""
-        effect = host.awaited_pieces.get(session)
-        if host.gone or not isinstance(effect, ReceivePiece) or effect.partner != sender.id:
+        transfer = None if host.gone else host.averager.transfers.get(session)
+        effect = None if transfer is None else transfer.awaited
+        if not isinstance(effect, ReceivePiece) or effect.partner != sender.id:
             return
         self.events.log(host.index, sender.index, COLLECTED)
         if not host.averager.store_piece(effect, piece) and self.links.is_linked(host, sender.id):

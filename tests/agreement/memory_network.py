@@ -254,13 +254,11 @@ class Trainer:
 
     def check(self) -> None:
         """Assert that the Runtime keeps no state of finished sessions."""
-        peer, sessions, averager = self.peer, self.runtime.sessions, self.runtime.averager
+        peer, averager = self.peer, self.runtime.averager
         under_way = peer.exchanges.table.keys() | peer.donating.table.keys() | peer.joining.pieces.keys()
         under_way |= peer.joining.check.comparisons.keys()
-        assert sessions.links.keys() | sessions.table.keys() <= under_way
-        assert self.runtime.streams.requested_at.keys() <= under_way
-        assert self.runtime.streams.stats.keys() | self.runtime.exchange_log.pending_offers.keys() <= under_way
-        assert averager.snapshots.keys() | averager.pairs.keys() | averager.groups.keys() <= under_way
+        assert averager.transfers.keys() <= under_way
+        assert averager.boundary.requests.keys() <= under_way
 
         counted = Counter(peer.exchanges.failures_by_reason, done=peer.exchanges.done_count)
         told = Counter(self.told)

@@ -23,7 +23,7 @@ from gossip.peer import Peer
 from node.identity.keys import Identity, verify
 from node.model.snapshot import ModelState
 from sim.arrays import F64, I64
-from sim.engine.host import Host
+from sim.engine.host import FlowTransfer, Host
 from sim.engine.swarm import Swarm
 from sim.engine.training import OneByOne
 from sim.learning.corrections import Corrections
@@ -188,9 +188,10 @@ class Simulated:
         self.took: dict[int, list[float]] = {}  # Seconds of each mix, by host.
         self.count, self.swarm.sessions.count_mix = self.swarm.sessions.count_mix, self.counted
 
-    def counted(self, host: Host, session: int, share: float) -> None:
-        self.took.setdefault(host.index, []).append(self.swarm.now - host.asked_at[session])
-        self.count(host, session, share)
+    def counted(self, host: Host, transfer: FlowTransfer, share: float) -> None:
+        assert transfer.requested_at is not None
+        self.took.setdefault(host.index, []).append(self.swarm.now - transfer.requested_at)
+        self.count(host, transfer, share)
 
     def add(self, index: int, *seeds: int) -> None:
         peer = make_peer(index, seeds, self.scenario, self.swarm.now)

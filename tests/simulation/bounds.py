@@ -30,7 +30,6 @@ BOUNDS = {
     "exchanges.last_squares": 8,
     "exchanges.setbacks.exchanges": 1_024,  # MAX_EXCHANGES
     "exchanges.filter.mean_squares": 16,
-    "exchanges.own_exchanges": 16,  # the most partners of a mix
     "donating.table": 2,  # MAX_SERVED, each a snapshot
     "moments.fetched": 1,
     "moments.served": 2,  # MAX_SERVED

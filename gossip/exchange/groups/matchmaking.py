@@ -50,7 +50,7 @@ def begin_mix(kind: Callable[..., Any], exchanges: Exchanges[Any], now: float) -
         codec=exchanges.config.codec_name, phase_began_at=now, timer_at=math.inf, invite_list=invite_list,
         asked_peers=set(invite_list),
     )  # fmt: skip
-    exchanges.table[group.session] = exchanges.own_exchanges[group.session] = group
+    exchanges.table[group.session] = group
     return [Snapshot(group.session)]
 
 

@@ -1,41 +1,23 @@
-"""Statistics of exchanges for users, and the events that announce exchanges, failed offers and changed members."""
+"""The events that announce exchanges, failed offers and changed members to users."""
 
 from __future__ import annotations
 
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
-
-import trio
 
 from gossip.config import Config
 from gossip.effects import MemberState
-from gossip.exchange.session import Session
+from gossip.exchange.session import State
 from gossip.ids import PeerId
 from gossip.peer import Peer
+from node.network.transfers.transfer import LinkTransfer
 from node.observe.events import ExchangeEvent, MemberEvent, NodeEvent
 
-__all__ = ["OFFER_FAILURES", "ExchangeLog", "ExchangeStats"]
+__all__ = ["OFFER_FAILURES", "ExchangeLog"]
 
 OFFER_FAILURES = frozenset({"unanswered", "unreached"})  # The reasons for which an offer fails before streams begin.
 SHOWN_MIXES = 8  # Recent mixes that a status page shows. Those of all members together show who mixes with whom.
-
-
-@dataclass(slots=True, eq=False)
-class ExchangeStats:
-    """The statistics of one exchange, complete when it has ended. Bytes count encoded weights alone."""
-
-    session: int
-    partners: tuple[str, ...]  # 32 hexadecimal digits each.
-    codec: str
-    exchange: Session | None  # The peer's session.
-    has_succeeded: bool = False
-    seconds: float = 0.0  # From the request for a snapshot to the mix.
-    bytes_sent: int = 0
-    bytes_received: int = 0
-    # Between our weights and the partner's, scaled to all elements; in a group from the mean. None if not measured.
-    distance: float | None = None
 
 
 class ExchangeLog:
@@ -43,7 +25,6 @@ class ExchangeLog:
 
     def __init__(self, peer: Peer, config: Config, announce: Callable[[NodeEvent], None]) -> None:
         self.peer, self.config, self.announce = peer, config, announce
-        self.pending_offers: dict[int, tuple[PeerId, float]] = {}  # The partner and the time of each pending offer.
         self.announced_failures: dict[str, int] = {}  # By reason, the failures that were announced.
         # Partner, codec and time (by time.perf_counter) of the last mixes, newest last.
         self.last_mixes = deque[tuple[str, str, float]](maxlen=SHOWN_MIXES)
@@ -52,35 +33,44 @@ class ExchangeLog:
         value_before = None if before is None else before.value
         self.announce(MemberEvent("member", time.time(), peer.hex(), value_before, after.value))
 
-    def on_begun(self, stats: ExchangeStats) -> None:
-        self.pending_offers.pop(stats.session, None)
-        self.announce(ExchangeEvent("exchange.begun", time.time(), stats.session, stats.partners, stats.codec))
+    def on_begun(self, transfer: LinkTransfer, partners: tuple[PeerId, ...], codec: str) -> None:
+        """Announce an exchange on which all sides have agreed, and whose streams begin."""
+        transfer.exchange = self.peer.exchanges.table.get(transfer.session)
+        transfer.partners, transfer.codec, transfer.offer = tuple(map(bytes.hex, partners)), codec, None
+        self.announce(ExchangeEvent("exchange.begun", time.time(), transfer.session, transfer.partners, codec))
 
-    def on_ended(self, stats: ExchangeStats) -> None:
-        """Announce the end of an exchange. If it failed and the peer has counted no failure, weights were replaced."""
-        kind, reason = "exchange.done", ""
-        if not stats.has_succeeded:
+    def on_ended(self, transfer: LinkTransfer, now: float) -> None:
+        """Announce the end of an exchange, while its streams and averages still exist.
+
+        If it failed and the peer has counted no failure, weights were replaced.
+        """
+        kind, reason, seconds = "exchange.done", "", transfer.seconds
+        if transfer.exchange is None or transfer.exchange.state is not State.DONE:
             kind, reason = "exchange.failed", self.next_failure(True) or "replaced"
+        if not seconds and transfer.requested_at is not None:
+            seconds = now - transfer.requested_at
         self.announce(ExchangeEvent(
-            kind, time.time(), stats.session, stats.partners, stats.codec, stats.seconds, stats.bytes_sent,
-            stats.bytes_received, stats.distance, reason,
+            kind, time.time(), transfer.session, transfer.partners, transfer.codec, seconds, *transfer.moved_bytes(),
+            transfer.distance(self.peer.view.elements), reason,
         ))  # fmt: skip
-        if stats.has_succeeded:
-            for partner in stats.partners:
-                self.last_mixes.append((partner, stats.codec, time.perf_counter()))
+        if not reason:
+            for partner in transfer.partners:
+                self.last_mixes.append((partner, transfer.codec, time.perf_counter()))
 
     def mixes(self) -> tuple[tuple[str, str, float], ...]:
         """Return recent mixes: partner, codec, seconds ago. Thread-safe."""
         now = time.perf_counter()
         return tuple((partner, codec, round(now - mixed_at, 2)) for partner, codec, mixed_at in tuple(self.last_mixes))
 
-    def on_offer_ended(self, session: int, partner: PeerId | None = None) -> None:
+    def on_offer_ended(self, session: int, transfer: LinkTransfer | None, now: float) -> None:
         """Announce the failure of an offer that has ended, or has moved to another partner.
 
         A declined offer is no failure. In a group several invitations may have failed at once.
         """
-        now = trio.current_time()
-        invited, offered_at = self.pending_offers.pop(session, (partner, now))
+        link = None if transfer is None else transfer.link
+        invited, offered_at = None if link is None else link.peer, now
+        if transfer is not None and transfer.offer is not None:
+            (invited, offered_at), transfer.offer = transfer.offer, None
         partners = () if invited is None else (invited.hex(),)
         while (reason := self.next_failure(False)) is not None:
             seconds = now - offered_at

@@ -21,8 +21,15 @@ import trio
 from gossip.arithmetic.mixing import OuterStep, is_finite
 from gossip.averaging.averager import CHECKED_BY_DRIVER_ELEMENTS, Averager
 from gossip.averaging.boundary import Boundary
-from gossip.averaging.jobs import Job
-from gossip.averaging.streams import ComparingReceiver, DifferenceReceiver, PieceReceiver, Sender, ValuesReceiver
+from gossip.averaging.jobs import FunctionJob, Job
+from gossip.averaging.streams import (
+    ComparingReceiver,
+    DifferenceReceiver,
+    PieceReceiver,
+    Receiver,
+    Sender,
+    ValuesReceiver,
+)
 from gossip.averaging.vectors import Floats, Vector
 from gossip.averaging.visit import Visit
 from gossip.codecs import Codec, get_codec
@@ -37,11 +44,8 @@ from gossip.effects import (
     Rename,
     SendMoments,
     SendPiece,
-    Snapshot,
     Transfer,
 )
-from gossip.exchange.session import State as SessionState
-from gossip.ids import PeerId
 from gossip.peer import Peer
 from gossip.wire.messages import Chunk
 from node.faults import Faults
@@ -52,8 +56,8 @@ from node.model.pool import VectorPool
 from node.model.state import State
 from node.network.hints import WakeEvent
 from node.network.transfers.gathers import GroupTransfers
-from node.network.transfers.log import ExchangeStats
-from node.network.transfers.sessions import StreamSession, StreamSessions
+from node.network.transfers.log import ExchangeLog
+from node.network.transfers.transfer import LinkTransfer, LinkTransfers
 
 __all__ = ["Streams"]
 
@@ -93,26 +97,24 @@ class Tasks(Protocol):
 
 
 class Streams:
-    """One node's streams, which are the driver of its averager.
+    """One node's streams, which are the driver of its averager. ``log`` announces exchanges.
 
     Everything runs in trio's thread, but for :meth:`allocate_memory`, and for jobs on large vectors.
     """
 
-    def __init__(self, peer: Peer, live: SharedModel, links: Links, tasks: Tasks) -> None:
+    def __init__(self, peer: Peer, live: SharedModel, links: Links, tasks: Tasks, log: ExchangeLog) -> None:
         config, boundary, pool = peer.config, live.boundary, live.pool
-        self.peer, self.config, self.pool, self.links = peer, config, pool, links
+        self.peer, self.config, self.pool, self.links, self.log = peer, config, pool, links, log
         self.perform, self.spawn, self.faults = tasks.perform, tasks.spawn, tasks.faults
         self.sketch_seed = secrets.randbits(64)
-        self.averager = Averager(peer, config, boundary, pool, live.outer, self, live.outer_lock)
+        self.averager: Averager[LinkTransfer] = Averager(
+            peer, config, boundary, pool, live.outer, self, live.outer_lock
+        )  # fmt: skip
         self.averager.layout = pool.state.layout
-        self.sessions = StreamSessions()
-        self.gathers = GroupTransfers(peer, config, self.averager, pool, links, self.sessions)
+        self.transfers = LinkTransfers(self.averager.transfers)
+        self.gathers = GroupTransfers(peer, config, self.averager, pool, links)
         # Durations of the last exchanges in seconds. The tuple is replaced, because the training thread reads it.
         self.durations: tuple[float, ...] = ()
-        self.requested_at: dict[int, float] = {}  # By session, the time at which it requested its snapshot.
-        self.stats: dict[int, ExchangeStats] = {}  # By session, of the exchanges whose streams have begun.
-        self.on_begun: Callable[[ExchangeStats], None] = lambda stats: None
-        self.on_ended: Callable[[ExchangeStats], None] = lambda stats: None
         self.clock = trio.lowlevel.current_clock()
         # The queue needs no limit. No snapshot is taken while an update is pending, so it holds at most one update for
         # each session with an earlier snapshot, and Peer bounds their number.
@@ -159,6 +161,9 @@ class Streams:
     @property
     def now(self) -> float:
         return self.clock.current_time()
+
+    def new_transfer(self, session: int) -> LinkTransfer:
+        return LinkTransfer(session, self.clock.current_time)
 
     def call_soon(self, report: Callable[..., None], *arguments: object) -> None:
         """Call ``report`` when the effects of the present decision are performed."""
@@ -234,27 +239,30 @@ class Streams:
 
         Meanwhile chunks of a session that never began to stream are late, and no fault.
         """
-        self.sessions.expect_late_chunks(session)
+        self.transfers.expect_late_chunks(session)
         self.averager.report_failed_soon(session, code)
 
-    def snapshot(self, effect: Snapshot) -> None:
-        """Request a snapshot. The duration of an exchange begins here, as in the simulator."""
-        self.requested_at[effect.session] = self.now
-        self.averager.request_snapshot(effect)
+    def start(
+        self, transfer: LinkTransfer, link: Link, sender: Sender | None, receiver: Receiver | None, large: bool = False
+    ) -> None:
+        """Start the streams of a transfer; lanes may wait for them."""
+        transfer.start(link, sender, receiver, large)
+        self.transfers.changed.unpark_all()
 
     def transfer(self, effect: Transfer) -> None:
         """Send our vector, receive the partner's, or both, over the link that the session is bound to."""
-        number, link = effect.session, self.sessions.links.get(effect.session)
-        self.begin_stats(number, (effect.partner,), effect.codec)
+        number, transfer = effect.session, self.averager.open(effect.session)
+        self.log.on_begun(transfer, (effect.partner,), effect.codec)
         # A text is the reason why the exchange cannot begin.
+        link, vector = transfer.link, transfer.snapshot
         pair = "broken" if link is None else self.averager.begin_pair(effect)
-        if link is None or isinstance(pair, str):
+        if link is None or vector is None or isinstance(pair, str):
             self.fail_later(number, str(pair))
             return
-        session = StreamSession(number, effect.partner, link, receiver=pair.create_receiver())
+        receiver, sender = pair.create_receiver(), None
         if effect.sends:
-            session.sender = self.make_sender(link, number, pair.ours, pair.codec, self.averager.snapshots[number])
-        self.sessions.add(session, effect.sends and is_large(pair.codec, pair.elements))
+            sender = self.make_sender(link, number, pair.ours, pair.codec, vector)
+        self.start(transfer, link, sender, receiver, effect.sends and is_large(pair.codec, pair.elements))
 
     def make_sender(self, link: Link, number: int, values: Floats, codec: Codec, vector: Vector) -> Sender:
         """Return a stream that brings these values of ``vector`` to a partner."""
@@ -265,67 +273,71 @@ class Streams:
 
     def gather(self, effect: Gather) -> None:
         """Stream to the members of a group."""
-        if effect.session not in self.stats:
+        transfer = self.averager.open(effect.session)
+        # Members that did not answer the invitation were counted before it began.
+        self.log.on_offer_ended(effect.session, transfer, self.now)
+        if not transfer.partners:
             others = (*effect.members[: effect.place], *effect.members[effect.place + 1 :])
-            self.begin_stats(effect.session, others, effect.codec)
+            self.log.on_begun(transfer, others, effect.codec)
         group = self.averager.begin_group(effect)
         if isinstance(group, str):
             self.fail_later(effect.session, group)
         else:
-            self.gathers.stream_to_members(group)
+            self.gathers.stream_to_members(transfer, group)
 
     def leave_out(self, effect: LeaveOut) -> None:
-        self.averager.leave_out(effect)
-        self.gathers.go_on(effect.session)
-
-    def begin_stats(self, session: int, partners: tuple[PeerId, ...], codec: str) -> None:
-        """Begin the statistics of an exchange, on which all sides have agreed."""
-        exchange, partner_ids = self.peer.exchanges.table.get(session), tuple(map(bytes.hex, partners))
-        self.stats[session] = ExchangeStats(session, partner_ids, codec, exchange)
-        self.on_begun(self.stats[session])
+        group, transfer = self.averager.leave_out(effect), self.averager.transfers.get(effect.session)
+        if group is not None and transfer is not None:
+            self.gathers.go_on(transfer, group)
 
     def buffer_for(self, link: Link, chunk: Chunk, body_bytes: int) -> memoryview | None:
         """Return the buffer for a chunk's body, or None if the session has ended."""
-        if self.gathers.is_group(chunk.session):
-            return self.gathers.buffer_for(link, chunk, body_bytes)
-        return self.sessions.buffer_for(link, chunk, body_bytes)
+        transfer = self.averager.transfers.get(chunk.session)
+        if transfer is not None and self.gathers.is_group(transfer):
+            return self.gathers.buffer_for(transfer, link, chunk, body_bytes)
+        return self.transfers.buffer_for(link, chunk, body_bytes)
 
     async def buffer_once_agreed(self, link: Link, chunk: Chunk, body_bytes: int) -> memoryview | None:
         """Return the buffer for a lane's chunk, which may come before the messages about its session over the link."""
         with trio.move_on_after(self.config.stall_s):
-            while not self.sessions.is_known(chunk.session):
-                await self.sessions.session_changed.park()
-        return self.sessions.buffer_for(link, chunk, body_bytes, over_lane=True)
+            while not self.transfers.is_known(chunk.session):
+                await self.transfers.changed.park()
+        return self.transfers.buffer_for(link, chunk, body_bytes, over_lane=True)
 
     def on_body(self, link: Link, chunk: Chunk) -> None:
         """Handle a chunk whose body is in its buffer."""
-        if self.gathers.is_group(chunk.session):
-            self.gathers.on_body(link, chunk)
+        transfer = self.averager.transfers.get(chunk.session)
+        if transfer is None:
             return
-        session = self.sessions.table.get(chunk.session)
-        if session is not None and session.receiver is not None:
-            session.on_body(chunk)
-            self.on_progress(chunk)
+        if self.gathers.is_group(transfer):
+            self.gathers.on_body(transfer, link, chunk)
+        elif transfer.receiver is not None:
+            transfer.on_body(chunk)
+            self.on_progress(transfer)
 
-    def inflow_of(self, chunk: Chunk) -> StreamSession | None:
-        """Return the chunk's session if an I/O thread may receive the rest of its vector, else None."""
-        if self.gathers.is_group(chunk.session):
-            return None
-        session = self.sessions.table.get(chunk.session)
-        receiver = None if session is None else session.receiver
-        return session if isinstance(receiver, DifferenceReceiver) and is_large(receiver.codec, receiver.size) else None
+    def inflow_of(self, chunk: Chunk) -> LinkTransfer | None:
+        """Return the chunk's transfer if an I/O thread may receive the rest of its vector, else None."""
+        transfer = self.averager.transfers.get(chunk.session)
+        receiver = None if transfer is None else transfer.receiver  # A group has receivers of its own.
+        is_inflow = isinstance(receiver, DifferenceReceiver) and is_large(receiver.codec, receiver.size)
+        return transfer if is_inflow else None
+
+    def on_inflow(self, chunk: Chunk) -> None:
+        """Handle the progress of a vector that an I/O thread has received."""
+        transfer = self.averager.transfers.get(chunk.session)
+        if transfer is not None:
+            self.on_progress(transfer)
 
     def on_piece_sent(self, session: int) -> None:
         """Handle the end of a vector that was sent: tell the peer, if it was a piece for a newcomer."""
         if self.peer.view.has_donation(session):
             self.perform(self.peer.on_served(session, self.now))
 
-    def on_progress(self, chunk: Chunk) -> None:
-        """Handle the progress of a chunk's session: tell the peer or the averager how much has come."""
-        session = self.sessions.table.get(chunk.session)
-        if session is None or session.receiver is None:
+    def on_progress(self, transfer: LinkTransfer) -> None:
+        """Handle the progress of a transfer: tell the peer or the averager how much has come."""
+        receiver, number, peer = transfer.receiver, transfer.session, self.peer
+        if receiver is None:
             return
-        receiver, number, peer = session.receiver, session.id, self.peer
         if receiver.fault:
             self.averager.report_failed(number, receiver.fault)
         elif isinstance(receiver, PieceReceiver):
@@ -334,10 +346,9 @@ class Streams:
             self.averager.report_moments(number)
         elif isinstance(receiver, ComparingReceiver) and receiver.is_complete:
             self.perform(peer.on_compared(number, receiver.difference_sq, receiver.own_sq, self.now))
-        elif isinstance(receiver, DifferenceReceiver) and receiver.is_complete:
-            pair = self.averager.pairs[number]
-            pair.on_received()
-            self.averager.report_streamed(pair)
+        elif isinstance(receiver, DifferenceReceiver) and receiver.is_complete and transfer.pair is not None:
+            transfer.pair.on_received()
+            self.averager.report_streamed(transfer.pair)
 
     def mix(self, effect: Mix) -> None:
         if self.averager.mix(effect):
@@ -349,57 +360,29 @@ class Streams:
 
     def record_duration(self, session: int) -> None:
         """Record the time from the request for a snapshot to the mix."""
-        requested_at, stats = self.requested_at.get(session), self.stats.get(session)
-        if requested_at is not None:
-            duration_s = self.now - requested_at
-            self.durations = (*self.durations, duration_s)[-DURATIONS:]
-            if stats is not None:
-                stats.seconds = duration_s
+        transfer = self.averager.transfers[session]
+        if transfer.requested_at is not None:
+            transfer.seconds = self.now - transfer.requested_at
+            self.durations = (*self.durations, transfer.seconds)[-DURATIONS:]
 
     def rename(self, effect: Rename) -> None:
-        self.sessions.rename(effect.session)
+        """Move the snapshot to the session of the next partner, and drop what still comes for this one."""
+        transfer = self.averager.transfers.get(effect.session)
+        self.transfers.expect_late_chunks(effect.session)
         self.averager.rename(effect)
-        requested_at = self.requested_at.pop(effect.session, None)
-        if requested_at is not None:
-            self.requested_at[effect.to] = requested_at
+        self.log.on_offer_ended(effect.session, transfer, self.now)
 
     def release(self, session: int) -> None:
-        """End a session's streams and average, and complete its statistics."""
-        stats = self.stats.pop(session, None)
-        if stats is not None:
-            self.complete_stats(stats)
-        self.gathers.release(session)
-        self.sessions.release(session)  # From here on only a sender uses the vectors; it has a lease.
+        """End a session's streams and average, and announce its end."""
+        transfer = self.averager.transfers.get(session)
+        self.transfers.expect_late_chunks(session)
+        if transfer is not None:
+            transfer.end()
+            if transfer.partners:
+                self.log.on_ended(transfer, self.now)
+        if transfer is None or not transfer.partners:
+            self.log.on_offer_ended(session, transfer, self.now)
         self.averager.release(session)  # It gives the vectors back.
-        self.requested_at.pop(session, None)
-        if stats is not None:
-            self.on_ended(stats)
-
-    def complete_stats(self, stats: ExchangeStats) -> None:
-        """Complete an exchange's statistics, while its streams and averages still exist."""
-        number, distance_sq = stats.session, math.nan
-        stats.has_succeeded = stats.exchange is not None and stats.exchange.state is SessionState.DONE
-        if not stats.seconds and number in self.requested_at:
-            stats.seconds = self.now - self.requested_at[number]
-        stream, pair = self.sessions.table.get(number), self.averager.pairs.get(number)
-        if stream is not None and stream.sender is not None and stream.sender.position:
-            stats.bytes_sent = stream.sender.codec.encoded_bytes(stream.sender.position)
-        if stream is not None and stream.receiver is not None and stream.receiver.elements_arrived:
-            stats.bytes_received = stream.receiver.codec.encoded_bytes(stream.receiver.elements_arrived)
-        if pair is not None and pair.is_complete:
-            scale = 1.0 if pair.positions is None else self.peer.view.elements / pair.elements
-            distance_sq = pair.difference_sq * scale
-        group = None if pair is not None else self.averager.groups.get(number)
-        if group is not None:
-            sent, received = self.gathers.moved_elements(number)
-            stats.bytes_sent = group.codec.encoded_bytes(sent) if sent else 0
-            stats.bytes_received = group.codec.encoded_bytes(received) if received else 0
-            distance_sq = group.difference_sq
-        stats.distance = math.sqrt(distance_sq) if math.isfinite(distance_sq) else None
-
-    def busy_links(self) -> set[Link]:
-        """Return the links that active transfers use."""
-        return {*self.sessions.links.values(), *self.gathers.used_links()}
 
     # -- joining -------------------------------------------------------------------------------------------------
     def receive_piece(self, effect: ReceivePiece) -> None:
@@ -407,14 +390,34 @@ class Streams:
         is_first = self.averager.joining_vector is None
         vector, link = self.averager.joining_array(effect), self.links.newest(effect.partner)
         if is_first and self.allocates_ahead and not self.is_allocated:
-            self.run_job(MemoryAllocation(self))
+            self.allocate_meanwhile()
         if link is None:
             self.fail_later(effect.session, "broken")
             return
         receiver_class = ComparingReceiver if effect.compare else PieceReceiver
         receiver = receiver_class(effect.session, vector, effect.start, effect.stop)
-        self.sessions.links[effect.session] = link
-        self.sessions.add(StreamSession(effect.session, effect.partner, link, receiver=receiver))
+        self.start(self.averager.open(effect.session), link, None, receiver)
+
+    def allocate_meanwhile(self) -> None:
+        """Allocate the memory of exchanges while pieces of the weights arrive.
+
+        The job that adopts the weights is queued after it, so that no step boundary finds the memory missing. If the
+        pieces are collected in a vector of the pool, that is one of the two that exchanges need.
+        """
+        joining = self.averager.joining_vector
+
+        def allocate() -> Exception | None:
+            try:
+                self.allocate_memory(1 if joining is not None and not joining.is_transient else 2)
+            except Exception as error:
+                return error
+            return None
+
+        def report(error: Exception | None) -> None:
+            if error is not None:
+                self.faults.contain(error, "Taking the memory of an exchange", "it is taken when it is needed")
+
+        self.run_job(FunctionJob(self.peer.view.elements, allocate, report))
 
     def receive_moments(self, effect: ReceiveMoments) -> None:
         """Receive a partner's moments over the newest link."""
@@ -423,57 +426,26 @@ class Streams:
             self.fail_later(effect.session, "broken")
             return
         receiver = ValuesReceiver(effect.session, vector, form.codec(effect.stop - effect.start))
-        self.sessions.links[effect.session] = link
-        self.sessions.add(StreamSession(effect.session, effect.partner, link, receiver=receiver))
+        self.start(self.averager.open(effect.session), link, None, receiver)
 
     def send_moments(self, effect: SendMoments) -> None:
         """Send a copy of our moments to a member."""
-        snapshot, link = self.averager.snapshots.get(effect.session), self.sessions.links.get(effect.session)
-        if snapshot is None or link is None:
-            self.fail_later(effect.session, "broken")
-            return
-        codec = effect.form.codec(effect.stop - effect.start)
-        sender = self.make_sender(link, effect.session, snapshot.array, codec, snapshot)
-        self.sessions.add(StreamSession(effect.session, effect.partner, link, sender=sender))
+        self.send_copy(effect, self.averager.snapshot_of(effect.session), effect.form.codec(effect.stop - effect.start))
 
     def send_piece(self, effect: SendPiece) -> None:
         """Send a piece of the weights to a newcomer."""
-        snapshot, link = self.averager.served_snapshot(effect), self.sessions.links.get(effect.session)
-        if snapshot is None or link is None:
+        self.send_copy(effect, self.averager.served_snapshot(effect), get_codec("fp32"))
+
+    def send_copy(self, effect: SendPiece | SendMoments, copy: Vector | None, codec: Codec) -> None:
+        """Send a copy of weights, or of moments, over the link that its session is bound to."""
+        transfer = self.averager.transfers.get(effect.session)
+        link = None if transfer is None else transfer.link
+        if transfer is None or copy is None or link is None:
             self.fail_later(effect.session, "broken")
             return
-        piece = snapshot.piece(effect.start, effect.stop)
-        sender = self.make_sender(link, effect.session, piece, get_codec("fp32"), snapshot)
-        session = StreamSession(effect.session, effect.partner, link, sender=sender)
-        self.sessions.add(session, is_large(sender.codec, piece.size))
-
-
-class MemoryAllocation(Job):
-    """A job that allocates the memory of exchanges while pieces of the weights arrive.
-
-    The job that adopts the weights is queued after it, so that no step boundary finds the memory missing. If the pieces
-    are collected in a vector of the pool, that is one of the two that exchanges need.
-    """
-
-    def __init__(self, streams: Streams) -> None:
-        joining = streams.averager.joining_vector
-        self.streams, self.elements = streams, streams.peer.view.elements
-        self.vectors = 1 if joining is not None and not joining.is_transient else 2
-        self.error: Exception | None = None  # A failure of :meth:`run`, which :meth:`finish` reports.
-
-    def run(self) -> None:
-        try:
-            self.streams.allocate_memory(self.vectors)
-        except Exception as error:
-            self.error = error
-
-    def finish(self) -> None:
-        if self.error is not None:
-            consequence = "it is taken when it is needed"
-            self.streams.faults.contain(self.error, "Taking the memory of an exchange", consequence)
-
-    def fail(self) -> None:
-        """Do nothing, because nothing waits for this job."""
+        values = copy.array if isinstance(effect, SendMoments) else copy.piece(effect.start, effect.stop)
+        sender = self.make_sender(link, effect.session, values, codec, copy)
+        self.start(transfer, link, sender, None, is_large(codec, values.size))
 
 
 def is_large(codec: Codec, elements: int) -> bool:

@@ -6,6 +6,7 @@ import pytest
 from gossip.arithmetic.mixing import BLOCK_ELEMENTS, OuterStep
 from gossip.averaging.averager import Averager
 from gossip.averaging.boundary import Boundary
+from gossip.averaging.transfer import VectorTransfer
 from gossip.config import Config
 from gossip.effects import Mix, Transfer
 from node.model.backup import KeptWeights
@@ -62,6 +63,9 @@ class Node:
     def perform(self, effects):
         assert effects == []
 
+    def new_transfer(self, session):
+        return VectorTransfer(session)
+
     def call_soon(self, report, *arguments):
         report(*arguments)
 
@@ -111,7 +115,7 @@ def test_one_that_ends_behind_a_newer_one_is_added_plainly():
         node.train(1.0)
         node.begin(session)
     node.mix(1)
-    theirs = node.averager.snapshots[0].array + 2.0
+    theirs = node.averager.snapshot_of(0).array + 2.0
     node.visit()
     before, (phi, momentum) = node.read(), map(np.copy, node.outer.state())
     node.mix(0, theirs)
@@ -129,7 +133,7 @@ def test_the_outer_step_and_the_weights_stay_together_whatever_overlaps():
         flying.append(session)
         while len(flying) > random.integers(0, 4):
             ended = flying.pop(random.integers(len(flying)))
-            theirs = node.averager.snapshots[ended].array + random.standard_normal(SIZE).astype(np.float32)
+            theirs = node.averager.snapshot_of(ended).array + random.standard_normal(SIZE).astype(np.float32)
             node.mix(ended, theirs, random.choice([0.5, 1 / 3, 0.25]))
         if random.random() < 0.5:
             node.visit()
@@ -145,7 +149,7 @@ def test_exchanges_that_wanted_the_same_snapshot_overlap_as_well():
     node.averager.request_copy(0)
     node.averager.request_copy(1)
     node.visit()
-    assert node.averager.snapshots[0] is node.averager.snapshots[1]
+    assert node.averager.snapshot_of(0) is node.averager.snapshot_of(1)
     node.mix(0)
     node.mix(1)
     node.visit()
@@ -164,7 +168,7 @@ def test_what_a_snapshot_lacks_is_given_back_with_it(ends):
     for session in range(2):
         node.begin(session)
     node.mix(0)
-    assert node.averager.snapshots[1].added_since is not None
+    assert node.averager.snapshot_of(1).added_since is not None
     node.mix(1) if ends == "mixed" else node.averager.release(1)
     node.visit()
     assert len(node.pool.free_arrays[SIZE]) == 4
@@ -176,4 +180,4 @@ def test_what_a_newcomer_is_given_keeps_no_account_of_mixes():
     for session in range(2):
         node.begin(session)
     node.mix(0)
-    assert node.averager.snapshots[1].added_since is None
+    assert node.averager.snapshot_of(1).added_since is None

@@ -18,7 +18,7 @@ from gossip.wire.messages import Accept, Chunk, Nack, Widen
 from node.links.frame_reader import FrameReader
 from node.links.stripes import LEAST_ELEMENTS, Lane, chunk_elements
 from node.network.transfers import streams
-from node.network.transfers.sessions import StreamSession, StreamSessions
+from node.network.transfers.transfer import LinkTransfer, LinkTransfers
 from node.observe import losses
 from node.transport.byte_stream import BrokenLinkError
 from node.transport.loss import PathRecord
@@ -215,13 +215,14 @@ def arriving():
     """Return a function that asks for the buffer of a chunk, at a place among four, of a vector that arrives."""
     link, _ = offline.link()
     ours = ramp(4 * LEAST_ELEMENTS)
-    sessions = StreamSessions()
     receiver = DifferenceReceiver(7, ours, np.empty_like(ours), FP32)
-    sessions.add(StreamSession(7, link.peer, link, receiver=receiver))
+    transfer = LinkTransfer(7, link.clock.current_time)
+    transfer.start(link, None, receiver)
+    transfers = LinkTransfers({7: transfer})
 
     def buffer_for(place, over_lane):
         chunk = Chunk(7, place * LEAST_ELEMENTS, LEAST_ELEMENTS, 1)
-        return sessions.buffer_for(link, chunk, 4 * LEAST_ELEMENTS, over_lane=over_lane)
+        return transfers.buffer_for(link, chunk, 4 * LEAST_ELEMENTS, over_lane=over_lane)
 
     return buffer_for
 

@@ -121,12 +121,12 @@ def test_a_copy_from_before_an_update_was_decided_is_given_back_and_taken_anew(i
     done = Visit(spare_copy=pool.take(), decided_updates=0) if is_spare else boundary.visit(ignore)
     boundary.begin_update()  # The copy is on its way to this thread at this point.
     node.averager.use_copies(done)
-    assert session not in node.averager.snapshots
+    assert node.averager.snapshot_of(session) is None
     assert session in boundary.requests
     assert sum(map(len, pool.free_arrays.values())) == 1
     boundary.deliver_update(shift_of(pool, 2.0))
     node.averager.use_copies(boundary.visit(ignore))
-    assert (node.averager.snapshots[session].array == 2.0).all()
+    assert (node.averager.snapshot_of(session).array == 2.0).all()
 
 
 @pytest.mark.parametrize("decided", [False, True])
@@ -143,12 +143,12 @@ def test_a_copy_whose_exchange_made_way_is_the_snapshot_of_the_one_that_it_made_
         averager.boundary.begin_update()
     node.averager.use_copies(done)
     assert not peer.view.needs_snapshot(99)
-    assert (session in averager.snapshots) is not decided
+    assert (averager.snapshot_of(session) is None) is decided
     assert (session in averager.boundary.requests) is decided
     if decided:
         assert sum(map(len, node.streams.pool.free_arrays.values())) == 1, "it is given back"
     else:
-        assert averager.snapshots[session] is done.snapshots[0][1]
+        assert averager.snapshot_of(session) is done.snapshots[0][1]
 
 
 @in_trio
@@ -162,8 +162,8 @@ def test_who_asks_while_a_copy_is_made_is_given_that():
     boundary.request_snapshot(99)
     node.peer.exchanges.table[99] = node.peer.exchanges.table[session]
     averager.use_copies(done)
-    assert averager.snapshots[99] is averager.snapshots[session] is done.snapshots[0][1]
-    assert averager.snapshots[99].users == 2
+    assert averager.snapshot_of(99) is averager.snapshot_of(session) is done.snapshots[0][1]
+    assert averager.snapshot_of(99).users == 2
     assert list(boundary.requests) == [98], "what is given away is copied with its mass"
 
 
@@ -189,7 +189,7 @@ def test_a_spare_whose_copy_ends_between_two_looks_is_not_lost():
     async def later():
         for task, arguments in tasks:
             await task(*arguments)
-        assert session in node.averager.snapshots
+        assert node.averager.snapshot_of(session) is not None
 
     return later()
 
@@ -199,9 +199,9 @@ def test_as_many_mixes_may_end_at_once_as_there_are_exchanges():
     """Once, with more than 64 neighbours, the 65th mix that ended at the same time ended the network thread."""
     node = runtime()
     for session in range(100):
-        node.averager.snapshots[session] = snapshot = node.streams.pool.take()
-        effect = Transfer(session, OTHER, "fp32")
-        pair = node.averager.pairs[session] = PairAverage(effect, snapshot, get_codec("fp32"), None, node.streams.pool)
+        transfer, effect = node.averager.open(session), Transfer(session, OTHER, "fp32")
+        transfer.snapshot = snapshot = node.streams.pool.take()
+        pair = transfer.pair = PairAverage(effect, snapshot, get_codec("fp32"), None, node.streams.pool)
         pair.receive_whole(snapshot.array)
     for session in range(100):
         node.perform([Mix(session, 0.5), Release(session)])
@@ -225,7 +225,8 @@ async def test_a_push_that_was_over_before_its_snapshot_came_leaves_the_model_as
 @in_trio
 def test_durations_read_in_the_other_thread_stay_as_they_were():
     node = runtime()
-    node.streams.requested_at = dict.fromkeys(range(3), 0.0)
+    for session in range(2):
+        node.averager.open(session).requested_at = 0.0
     node.streams.record_duration(0)
     reading = iter(node.streams.durations)
     node.streams.record_duration(1)
@@ -240,11 +241,12 @@ def test_a_stream_whose_bound_is_not_known_fails_and_nothing_else():
     node.averager.use_copies(node.averager.boundary.visit(ignore))
     failures = []
     node.streams.spawn = lambda task, *arguments: failures.append(arguments)
-    node.sessions.links[session] = link = object()
+    transfer = node.averager.open(session)
+    transfer.link = link = object()
     node.streams.transfer(Transfer(session, OTHER, "moniqua4"))
     assert [arguments[1:] for arguments in failures] == [(session, "overflow")]
-    assert session not in node.sessions.table
-    assert node.sessions.links[session] is link
+    assert not transfer.has_started
+    assert transfer.link is link
 
 
 def test_two_fixed_vectors_end_at_their_mean_while_shifts_are_slow(train, until, monkeypatch):

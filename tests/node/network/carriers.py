@@ -21,7 +21,7 @@ from node.links.frame_reader import FrameReader
 from node.links.link import Link
 from node.links.reading import read_link
 from node.links.stripes import Lane
-from node.network.transfers.sessions import StreamSession, StreamSessions
+from node.network.transfers.transfer import LinkTransfer, LinkTransfers
 from node.transport.blocking_io import BlockingIoPool
 from node.transport.byte_stream import BrokenLinkError, ByteStream, PlainStream
 from node.transport.sealed import RECORD_BYTES, leave_tls
@@ -158,20 +158,28 @@ class End:
     def __init__(self, stream, ours, codec=FP32, receiver=None, io_pool=None, chunk=CHUNK, large=True):
         self.link = Link(stream, FrameReader(stream), PARTNER)
         self.link.io_pool = io_pool or BlockingIoPool()
-        self.sessions, self.messages, self.flowed = StreamSessions(), [], []
+        self.messages, self.flowed = [], []
         self.receiver = receiver or Receiver(1, ours, np.zeros_like(ours), codec)
         self.receiver.threads = set()
         self.large = large
-        self.session = StreamSession(1, PARTNER, self.link, Sender(1, ours, codec, chunk), self.receiver)
+        self.sender = Sender(1, ours, codec, chunk)
+        self.transfer = LinkTransfer(1, self.link.clock.current_time)
+        self.transfers = LinkTransfers({1: self.transfer})
 
     def begin(self, nursery, both=True):
-        """Start the link and the session, which sends nothing unless ``both``."""
-        if not both:
-            self.session.sender = None
-        self.sessions.add(self.session, large=self.large)
+        """Start the link and the transfer, which sends nothing unless ``both``."""
+        self.start(self.sender if both else None)
         nursery.start_soon(unless_cancelled, self.write)
         nursery.start_soon(unless_cancelled, self.read)
         nursery.start_soon(self.link.cut_when_cancelled)
+
+    def start(self, sender):
+        self.transfer.start(self.link, sender, self.receiver, large=self.large)
+
+    def release(self):
+        """End the session, and expect late chunks of it."""
+        self.transfers.table.pop(1).end()
+        self.transfers.expect_late_chunks(1)
 
     async def write(self):
         await self.link.write_loop(lambda session: None, lambda session: None)
@@ -180,21 +188,21 @@ class End:
         await read_link(
             self.link,
             self.messages.append,
-            functools.partial(self.sessions.buffer_for, self.link),
-            self.session.on_body,
-            lambda chunk: self.sessions.table.get(chunk.session) if self.large else None,
+            functools.partial(self.transfers.buffer_for, self.link),
+            self.transfer.on_body,
+            lambda chunk: self.transfers.table.get(chunk.session) if self.large else None,
             self.flowed.append,
         )
 
     async def join(self, nursery, stream, dialled):
         """Run another connection as a lane of the link. Return once it is admitted."""
         lane = Lane(self.link, stream, FrameReader(stream))
-        nursery.start_soon(lane.run, dialled, self.place, self.session.on_body)
+        nursery.start_soon(lane.run, dialled, self.place, self.transfer.on_body)
         await until(lambda: lane.is_open)
 
     async def place(self, chunk, size):
         await trio.lowlevel.checkpoint()
-        return self.sessions.buffer_for(self.link, chunk, size, over_lane=True)
+        return self.transfers.buffer_for(self.link, chunk, size, over_lane=True)
 
 
 async def two_ends(name, nursery, a, b, codec=FP32):
@@ -243,8 +251,8 @@ async def half_a_chunk(stream, theirs):
 
 def stall(end, other, nursery):
     """End a link like the runtime does when it finds, 9 s later, that the session has stalled."""
-    (stalled,) = end.sessions.stalled_sessions(end.link.clock.current_time() + 9.0, 3.0)
-    stalled.link.close_now()
+    (stalled,) = end.transfers.stalled_links(end.link.clock.current_time() + 9.0, 3.0)
+    stalled.close_now()
 
 
 ENDS = {

@@ -23,7 +23,7 @@ from node.model.pool import VectorPool
 from node.model.snapshot import ModelState
 from node.network.transfers import streams
 from node.network.transfers.gathers import GroupTransfers
-from node.network.transfers.sessions import StreamSessions
+from node.network.transfers.transfer import LinkTransfer
 from tests.harness.configs import tuned
 
 SESSION = 7
@@ -68,7 +68,7 @@ class One:
         self.me, self.vector, self.config, self.said = me, vector, config, []
         state = ModelState({"x": vector.copy()})
         self.pool, self.links = Pool(state), {}
-        self.sessions, self.tasks = StreamSessions(), []
+        self.tasks = []
         exchange = exchange_group.Group(
             exchanges=None, session=SESSION, is_initiator=False, phase_began_at=0.0, timer_at=0.0, state=State.OFFERED,
             codec="fp32", inviter=members[0], invite_list=members,
@@ -79,24 +79,28 @@ class One:
             on_gathered=lambda *what: self.said.append(("gathered", *what)) or [],
             on_failed=lambda *what: self.said.append(("failed", *what)) or [],
         )
-        driver = SimpleNamespace(now=0.0, perform=lambda effects: None, run_job=self.run_job)
+        driver = SimpleNamespace(
+            now=0.0, perform=lambda effects: None, run_job=self.run_job,
+            new_transfer=lambda session: LinkTransfer(session, lambda: 0.0),
+        )  # fmt: skip
         boundary, outer = Boundary(state, self.pool, KeptWeights(state)), OuterStep(vector.size, 0.0, 1.0)
         self.averager = Averager(self.peer, config, boundary, self.pool, outer, driver)
         newest = SimpleNamespace(newest=lambda peer: self.links.get(peer))
-        self.gathers = GroupTransfers(self.peer, config, self.averager, self.pool, newest, self.sessions)
+        self.gathers = GroupTransfers(self.peer, config, self.averager, self.pool, newest)
         snapshot = self.pool.take()
         snapshot.array[:] = vector
-        self.averager.snapshots[SESSION] = snapshot
+        self.transfer = self.averager.open(SESSION)
+        self.transfer.snapshot = snapshot
 
     def begin(self, members, codec):
         group = self.averager.begin_group(Gather(SESSION, members, members.index(self.me), codec))
         if not isinstance(group, str):
-            self.gathers.stream_to_members(group)
+            self.gathers.stream_to_members(self.transfer, group)
         return group
 
     def leave_out(self, peers, means):
-        self.averager.leave_out(LeaveOut(SESSION, None if peers is None else tuple(peers), means))
-        self.gathers.go_on(SESSION)
+        group = self.averager.leave_out(LeaveOut(SESSION, None if peers is None else tuple(peers), means))
+        self.gathers.go_on(self.transfer, group)
 
     def run_job(self, job):
         """Run a small job; leave a large one in ``tasks`` for the test."""
@@ -107,8 +111,7 @@ class One:
             job.finish()
 
     def release(self):
-        self.gathers.release(SESSION)
-        self.sessions.release(SESSION)
+        self.transfer.end()
         self.averager.release(SESSION)
 
 
@@ -162,8 +165,8 @@ class Group:
 
     @staticmethod
     def deliver(node, link, chunk, body):
-        node.gathers.buffer_for(link, chunk, len(body))[:] = body
-        node.gathers.on_body(link, chunk)
+        node.gathers.buffer_for(node.transfer, link, chunk, len(body))[:] = body
+        node.gathers.on_body(node.transfer, link, chunk)
 
     def run_jobs(self):
         for node in self.nodes:
@@ -192,4 +195,4 @@ class Group:
         return mean - ours
 
     def differences(self):
-        return np.stack([node.averager.groups[SESSION].difference.array for node in self.nodes])
+        return np.stack([node.transfer.group.difference.array for node in self.nodes])

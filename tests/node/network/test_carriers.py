@@ -123,7 +123,7 @@ async def test_a_vector_that_is_no_longer_wanted_is_not_written(name, whole):
         end.begin(nursery, both=False)
         rest = await half_a_chunk(other, theirs)
         await trio.sleep(0.05)
-        end.sessions.release(1)
+        end.release()
         pair.release()
         taken = [pool.take() for _ in range(3)]
         for vector in taken:

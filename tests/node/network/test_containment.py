@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import trio
 
-from gossip.averaging.jobs import AverageSliceJob, MixJob
+from gossip.averaging.jobs import MixJob
 from gossip.errors import LocalError, ProtocolError
 from gossip.wire.frames import PREFIX_BYTES, decode, encode
 from gossip.wire.messages import (
@@ -59,11 +59,11 @@ def test_a_fault_in_mixing_loses_that_exchange_and_nothing_else(train, until, mo
 @in_trio
 async def test_a_mean_that_meets_a_fault_fails_its_exchange(size):
     node = runtime()
-    failures, group = [], SimpleNamespace(session=7, is_averaging=True, rows=SimpleNamespace(size=size))
+    failures, group = [], SimpleNamespace(session=7, can_average=True, rows=SimpleNamespace(size=size))
     group.average_slice, failed = lambda: 1 / 0, trio.Event()
     report = lambda *what: (failures.append(what[:2]), failed.set(), [])[-1]  # noqa: E731
     node.averager.peer = SimpleNamespace(on_failed=report)
-    node.streams.run_job(AverageSliceJob(node.averager, group, lambda: None))
+    node.averager.average_slice(group, lambda: None)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(node.streams.run_jobs)
         with trio.fail_after(10):
@@ -151,7 +151,7 @@ async def test_an_offer_whose_session_is_over_is_not_sent_when_its_link_comes():
     node.undelivered[OTHER] = deque([*begins, Abort(5, "late"), Settled(9, True)])
     node.links.add(ours)
     LinkLife(node, ours).announce_link(OTHER_RECORD)
-    assert not node.sessions.links
+    assert not node.transfers.table
     sent = [decode(frame[PREFIX_BYTES:]) for frame in ours.outbox]
     assert [one for one in sent if isinstance(one, Offer | Invite | Fetch | Abort | Settled)] == [
         Abort(5, "late"), Settled(9, True)
@@ -190,11 +190,11 @@ async def accepts_from(node, ours, *messages):
 async def test_an_offer_that_is_refused_binds_no_link():
     node, ours = linked()
     await accepts_from(node, ours, offer(5), Outcome(6), Fetch(7, (), 3, 1))  # The first offers another layout.
-    assert not node.sessions.links
+    assert not node.transfers.table
     await accepts_from(node, ours, fitting_offer(node, 8))
-    assert node.sessions.links == {8: ours}
+    assert {session: transfer.link for session, transfer in node.transfers.table.items()} == {8: ours}
     await accepts_from(node, ours, Abort(8, "late"))
-    assert not node.sessions.links
+    assert not node.transfers.table
 
 
 @in_trio
@@ -205,7 +205,7 @@ async def test_an_offer_that_crosses_the_end_of_an_idle_link_benches_nobody():
     peer.partners.note_failure = lambda partner, now: benched.append(partner)
     node.perform(peer.exchanges.begin_mix(node.now))
     node.averager.use_copies(node.averager.boundary.visit(lambda vector: None))
-    assert ours in node.sessions.links.values()
+    assert node.transfers.used_links() == {ours}
     LinkLife(node, ours).on_message(Close("idle", "", ()))
     LinkLife(node, ours).announce_end()
     assert not benched
@@ -219,7 +219,7 @@ async def test_an_offer_over_a_link_that_this_node_is_closing_begins_nothing():
     ours.retire()
     await accepts_from(node, ours, fitting_offer(node, 8))
     assert not node.peer.exchanges.table
-    assert not node.sessions.links
+    assert not node.transfers.table
 
 
 @pytest.mark.parametrize("message", [Outcome(7), Settled(7, True)])
@@ -235,7 +235,7 @@ async def test_how_an_exchange_ended_is_asked_and_told_over_the_newest_link(mess
     for one in (old, new):
         one.send = lambda message, one=one: said.append((one, message))
         node.links.add(one)
-    node.sessions.links[7] = old
+    node.averager.open(7).link = old
     node.send(OTHER, message)
     node.send(OTHER, Commit(7))
     assert said == [(new, message), (old, Commit(7))]
@@ -261,7 +261,7 @@ async def test_the_messages_of_one_link_are_limited_in_number(message, allowed):
     node = runtime()
     ours, _ = link()
     ours.send = lambda message: None
-    node.sessions.ended.append(7)
+    node.transfers.ended.append(7)
     await accepts_from(node, ours, *[message] * allowed)
     with pytest.raises(FloodError):
         await accepts_from(node, ours, *[message] * (allowed + 1))

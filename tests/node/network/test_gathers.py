@@ -18,6 +18,7 @@ from gossip.exchange.session import State
 from gossip.ids import PeerId
 from gossip.wire.messages import Chunk
 from node.network.transfers import streams
+from node.network.transfers.transfer import LinkTransfer
 from tests.harness.configs import tuned
 from tests.node.network.gather_harness import SESSION, End, Group
 from tests.node.offline import in_trio
@@ -28,7 +29,7 @@ RAW = [name for name in CODECS if not CODECS[name].needs_spread]
 
 def begin_chunk(node, sender, start):
     """Return the buffer for a raw chunk of 1,024 elements, whose body is about to come to ``node``."""
-    return node.gathers.buffer_for(node.links[sender.me], Chunk(SESSION, start, 1024, 0), 4096)
+    return node.gathers.buffer_for(node.transfer, node.links[sender.me], Chunk(SESSION, start, 1024, 0), 4096)
 
 
 @pytest.mark.parametrize("codec", RAW)
@@ -55,11 +56,11 @@ def test_chunks_that_come_before_a_group_began_here_are_kept_for_it(seed):
         group.begin(k)
         for _ in range(group.rng.randrange(1, 12)):
             group.pump()
-            early += sum(ahead.chunks for one in group.nodes for ahead in one.gathers.early.values())
+            early += sum(one.transfer.early.chunks for one in group.nodes if one.transfer.early)
     assert early
     group.run()
     assert np.array_equal(group.differences(), group.expected())
-    assert not any(one.gathers.early for one in group.nodes)
+    assert not any(one.transfer.early for one in group.nodes)
 
 
 @in_trio
@@ -68,10 +69,10 @@ def test_a_body_that_was_on_its_way_when_the_group_began_is_used_once_it_is_fill
     a, b = group.nodes
     group.begin(0)
     chunk, body = group.next_chunk(a, b)
-    place = b.gathers.buffer_for(b.links[a.me], chunk, len(body))
+    place = b.gathers.buffer_for(b.transfer, b.links[a.me], chunk, len(body))
     group.begin(1)
     place[:] = body
-    b.gathers.on_body(b.links[a.me], chunk)
+    b.gathers.on_body(b.transfer, b.links[a.me], chunk)
     group.run()
     assert np.array_equal(group.differences(), group.expected())
 
@@ -118,7 +119,7 @@ def test_whenever_a_group_ends_its_buffers_go_back(after, inline, monkeypatch):
     group.run_jobs()
     assert [one.pool.out for one in group.nodes] == [0, 0, 0]
     assert not any(end.bulk for one in group.nodes for end in one.links.values())
-    assert not any(one.gathers.transfers or one.gathers.early for one in group.nodes)
+    assert not any(one.averager.transfers or one.transfer.early for one in group.nodes)
 
 
 def flipped(body):
@@ -140,7 +141,7 @@ def test_a_flipped_bit_costs_the_link_and_its_member_is_left_out():
         ("gathered", []), ("gathered", [a.me]), ("gathered", [])
     ]  # fmt: skip
     first, second, third = member_slices(4_000, 3)
-    of_b = b.averager.groups[SESSION].difference.array
+    of_b = b.transfer.group.difference.array
     assert not of_b[first].any()
     assert np.array_equal(of_b[third], group.expected()[1, third])
     assert np.allclose(of_b[second], (group.nodes[2].vector - b.vector)[second] / 2, atol=1e-6)
@@ -166,16 +167,16 @@ def test_chunks_of_a_member_that_was_left_out_change_nothing(codec):
     assert len(chunks) >= 2
     assert not b.said
     link, (first, body) = b.links[a.me], chunks[0]
-    buffer = b.gathers.buffer_for(link, first, len(body))
+    buffer = b.gathers.buffer_for(b.transfer, link, first, len(body))
     b.leave_out(None, means=False)
     assert not b.said
     b.leave_out(None, means=True)
     assert [(what[0], what[5]) for what in b.said] == [("gathered", [a.me])]
-    result = b.averager.groups[SESSION].difference.array
+    result = b.transfer.group.difference.array
     before = result.copy()
     assert not before[where].any()
     buffer[:] = body
-    b.gathers.on_body(link, first)
+    b.gathers.on_body(b.transfer, link, first)
     for chunk, body in chunks[1:]:
         deliver(b, link, chunk, body)
     assert np.array_equal(result, before)
@@ -193,7 +194,7 @@ def test_statistics_stay_as_they_are_where_a_mean_is_missing():
     b.leave_out(None, means=False)
     b.leave_out(None, means=True)
     where = member_slices(4_000, 2)[0]
-    result = b.averager.groups[SESSION].difference.array[where]
+    result = b.transfer.group.difference.array[where]
     assert not result[:1_000].any()
     assert np.array_equal(result[1_000:], b.vector[where][1_000:])
 
@@ -248,9 +249,9 @@ def test_chunks_that_belong_to_no_part_are_protocol_errors():
         dataclasses.replace(right, start=theirs.start, elements=theirs.stop - theirs.start + 1),
     ):
         with pytest.raises(ProtocolError):
-            b.gathers.buffer_for(link, chunk, 4 * chunk.elements)
+            b.gathers.buffer_for(b.transfer, link, chunk, 4 * chunk.elements)
     with pytest.raises(ProtocolError):
-        b.gathers.buffer_for(End(PeerId(b"s" * 16)), right, 4096)
+        b.gathers.buffer_for(b.transfer, End(PeerId(b"s" * 16)), right, 4096)
 
 
 @in_trio
@@ -260,8 +261,8 @@ def test_early_chunks_take_no_more_than_a_vector():
         begin_chunk(one, other, 1024 * number)
     with pytest.raises(ProtocolError, match="early"):
         begin_chunk(one, other, 3072)
-    one.gathers.release(SESSION)
-    assert not one.gathers.early
+    one.release()
+    assert not one.transfer.early
 
 
 @in_trio
@@ -274,8 +275,8 @@ def test_one_member_that_sends_too_much_early_costs_the_others_nothing():
     assert begin_chunk(one, honest, 1024).nbytes == 4096
     assert one.links[liar.me].is_closed
     assert not one.links[honest.me].is_closed
-    assert one.gathers.early[SESSION].chunks == 2
-    assert one.gathers.early[SESSION].bytes == 8192
+    assert one.transfer.early.chunks == 2
+    assert one.transfer.early.bytes == 8192
 
 
 @in_trio
@@ -286,8 +287,8 @@ def test_small_chunks_that_come_early_are_looked_at_one_by_one():
     begun = time.process_time()
     for number in range(4_000):
         group.deliver(one, one.links[other.me], Chunk(SESSION, 1024 * number, 1024, 0), bytes(4096))
-    assert one.gathers.early[SESSION].chunks == 4_000
-    assert len(one.gathers.early[SESSION].filled_chunks()) == 4_000
+    assert one.transfer.early.chunks == 4_000
+    assert len(one.transfer.early.filled_chunks()) == 4_000
     # It takes 0.02 s. Once, it took 2 s, and four times as much for twice as many.
     assert time.process_time() - begun < 5.0
 
@@ -299,19 +300,19 @@ def test_early_chunks_of_a_member_that_was_not_invited_end_its_link_alone():
     one.peer.exchanges.table[SESSION].invite_list = group.ids[:2]
     with pytest.raises(ProtocolError, match="invited"):
         begin_chunk(one, stranger, 0)
-    assert not one.gathers.early
+    assert not one.transfer.early
 
 
 @in_trio
 def test_early_chunks_are_kept_only_of_a_group_that_this_node_joined():
     one = Group(2).nodes[0]
-    assert one.gathers.is_group(SESSION)
-    assert not one.gathers.is_group(SESSION + 1)
+    assert one.gathers.is_group(one.transfer)
+    assert not one.gathers.is_group(LinkTransfer(SESSION + 1, trio.current_time))
     exchange = one.peer.exchanges.table[SESSION]
     exchange.is_initiator = True
-    assert not one.gathers.is_group(SESSION)
+    assert not one.gathers.is_group(one.transfer)
     exchange.is_initiator, exchange.state = False, State.PREPARING
-    assert not one.gathers.is_group(SESSION)
+    assert not one.gathers.is_group(one.transfer)
 
 
 @in_trio
@@ -334,7 +335,7 @@ def test_only_links_over_which_something_is_owed_have_stalled():
     a.links[b.me].received_at = now + 2.0  # Bytes of an incomplete chunk arrive.
     assert a.gathers.stalled_links(now + 4.0, 3.0) == [a.links[c.me]]
     a.links[b.me].received_at = -math.inf
-    while a.averager.groups[SESSION].missing_values.get(1) is not None:
+    while a.transfer.group.missing_values.get(1) is not None:
         group.deliver(a, a.links[b.me], *group.next_chunk(b, a))
     now = trio.current_time()
     assert a.gathers.stalled_links(now + 4.0, 3.0) == [a.links[c.me]]  # b's mean waits for c as well.
@@ -360,7 +361,7 @@ def test_a_refused_mean_changes_nothing_and_its_owner_is_reported(value):
     group.run()
     kind, _, difference_sq, _, refused, absent, _ = b.said[0]
     assert (kind, refused, absent) == ("gathered", {a.me: "not-finite"}, [])
-    result, where = b.averager.groups[SESSION].difference.array, member_slices(4_000, 3)[0]
+    result, where = b.transfer.group.difference.array, member_slices(4_000, 3)[0]
     assert not result[where].any()
     assert difference_sq == pytest.approx(float(np.sum(result.astype(np.float64) ** 2)), rel=1e-4)
 

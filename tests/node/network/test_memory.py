@@ -191,7 +191,7 @@ def test_a_piece_for_a_newcomer_is_no_snapshot_of_the_weights():
     averager.perform(CopyPiece(2, ELEMENTS, ELEMENTS + 5))
     averager.perform(CopyPiece(3, 0, 5))
     averager.use_copies(averager.boundary.visit(ignore))
-    weights, state, piece = (averager.snapshots[session] for session in (1, 2, 3))
+    weights, state, piece = (averager.snapshot_of(session) for session in (1, 2, 3))
     assert piece.has_piece(0, 5)
     assert not piece.has_piece(0, 6)
     assert (state.start, state.array.tolist()) == (ELEMENTS, [7.0] * 5)
@@ -211,5 +211,5 @@ def test_no_boundary_pays_for_fresh_memory_for_a_newcomer():
     averager.perform(CopyPiece(2, ELEMENTS, ELEMENTS + 5))
     node.streams.pool.allocate = None  # Any further allocation fails.
     averager.use_copies(averager.boundary.visit(ignore))
-    assert averager.snapshots.keys() == {1, 2}
-    assert all(averager.snapshots[1].array is not one.array for one in taken)
+    assert all(averager.snapshot_of(session) is not None for session in (1, 2))
+    assert all(averager.snapshot_of(1).array is not one.array for one in taken)

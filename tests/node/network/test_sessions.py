@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 from types import SimpleNamespace
 
+import trio
+
 from gossip.averaging.streams import Receiver
 from gossip.codecs import CODECS
-from gossip.ids import PeerId
 from gossip.wire.messages import Chunk
-from node.network.transfers.sessions import StreamSession, StreamSessions
+from node.network.transfers.transfer import LinkTransfer, LinkTransfers
 from tests.node.offline import in_trio
 
 
@@ -24,48 +25,60 @@ class Fills(Receiver):
 
 
 def under_way(receiver):
-    """Return the table of sessions and its only one, which sends as well. It began 0 s ago."""
-    sessions = StreamSessions()
+    """Return the transfers and the only one, which sends as well. It began 0 s ago."""
     link = SimpleNamespace(start_bulk=lambda *_, **__: None, stream=None, received_at=-math.inf, sent_at=-math.inf)
-    session = StreamSession(1, PeerId(b"B" * 16), link, SimpleNamespace(done=False), receiver)
-    sessions.add(session)
-    return sessions, session
+    transfer = LinkTransfer(1, trio.lowlevel.current_clock().current_time)
+    transfer.start(link, SimpleNamespace(done=False), receiver)
+    return LinkTransfers({1: transfer}), transfer
 
 
 @in_trio
 def test_a_partner_that_reads_and_sends_nothing_has_stalled():
     """Once, the partner's reading of our bytes counted as progress."""
-    sessions, session = under_way(Fills())
-    begun = session.heard_at
-    session.moved_at = begun + 2.9
-    assert sessions.stalled_sessions(begun + 2.9, 3.0) == []
-    assert sessions.stalled_sessions(begun + 3.1, 3.0) == [session]
-    session.heard_at = -math.inf
-    sessions.buffer_for(session.link, Chunk(1, 0, 1024, 0), 4096)
-    assert sessions.stalled_sessions(begun + 2.9, 3.0) == [], "a chunk that begins is something of theirs"
+    transfers, transfer = under_way(Fills())
+    begun = transfer.heard_at
+    transfer.moved_at = begun + 2.9
+    assert transfers.stalled_links(begun + 2.9, 3.0) == []
+    assert transfers.stalled_links(begun + 3.1, 3.0) == [transfer.link]
+    transfer.heard_at = -math.inf
+    transfers.buffer_for(transfer.link, Chunk(1, 0, 1024, 0), 4096)
+    assert transfers.stalled_links(begun + 2.9, 3.0) == [], "a chunk that begins is something of theirs"
 
 
 @in_trio
 def test_a_vector_that_is_here_is_waited_for_by_what_we_send():
-    sessions, session = under_way(SimpleNamespace(is_complete=True))
-    session.heard_at -= 100.0
-    assert sessions.stalled_sessions(session.moved_at + 2.9, 3.0) == []
-    assert sessions.stalled_sessions(session.moved_at + 3.1, 3.0) == [session]
+    transfers, transfer = under_way(SimpleNamespace(is_complete=True))
+    transfer.heard_at -= 100.0
+    assert transfers.stalled_links(transfer.moved_at + 2.9, 3.0) == []
+    assert transfers.stalled_links(transfer.moved_at + 3.1, 3.0) == [transfer.link]
 
 
 @in_trio
 def test_a_stream_that_only_goes_out_has_nothing_to_hear():
-    sessions, session = under_way(None)
-    session.heard_at -= 100.0
-    assert sessions.stalled_sessions(session.moved_at + 2.9, 3.0) == []
+    transfers, transfer = under_way(None)
+    transfer.heard_at -= 100.0
+    assert transfers.stalled_links(transfer.moved_at + 2.9, 3.0) == []
 
 
 @in_trio
 def test_bytes_of_an_incomplete_chunk_are_movement():
-    sessions, session = under_way(Fills())
-    begun = session.heard_at
-    session.link.sent_at = begun + 5.0
-    assert sessions.stalled_sessions(begun + 5.1, 3.0) == [session], "nothing of theirs came"
-    session.link.received_at = begun + 5.0
-    assert sessions.stalled_sessions(begun + 7.9, 3.0) == []
-    assert sessions.stalled_sessions(begun + 8.1, 3.0) == [session]
+    transfers, transfer = under_way(Fills())
+    begun = transfer.heard_at
+    transfer.link.sent_at = begun + 5.0
+    assert transfers.stalled_links(begun + 5.1, 3.0) == [transfer.link], "nothing of theirs came"
+    transfer.link.received_at = begun + 5.0
+    assert transfers.stalled_links(begun + 7.9, 3.0) == []
+    assert transfers.stalled_links(begun + 8.1, 3.0) == [transfer.link]
+
+
+@in_trio
+def test_a_transfer_whose_link_has_ended_does_not_stall():
+    """Once, an exchange in doubt whose link had broken was found stalled every second, and its partner blamed."""
+    transfers, transfer = under_way(Fills())
+    link, stopped = transfer.link, []
+    link.stop_bulk = lambda session, sender: stopped.append((session, sender))
+    assert transfers.stalled_links(transfer.moved_at + 9.0, 3.0) == [link]
+    assert not transfer.on_link_ended(SimpleNamespace())
+    assert transfer.on_link_ended(link)
+    assert stopped == [(1, transfer.sender)], "so that its vector goes back to the pool"
+    assert transfers.stalled_links(transfer.moved_at + 9.0, 3.0) == []

@@ -208,7 +208,7 @@ async def test_a_chunk_of_a_session_that_is_over_is_dropped():
     async with with_lane() as running:
         await running.lane.stream.send_all(LATE)
         await trio.sleep(0.02)
-        running.node.sessions.expect_late_chunks(5)
+        running.node.transfers.expect_late_chunks(5)
         for _ in range(3):
             await running.lane.stream.send_all(LATE)
         await trio.sleep(0.3)

@@ -335,7 +335,7 @@ def test_an_exchange_that_nobody_listens_to_costs_a_few_calls_more(quick):
 
     def profiled(frame, event, argument):
         name, depth = frame.f_code.co_name, getattr(inside, "depth", 0)
-        entered = frame.f_code.co_filename.endswith("streams.py") and name in ("begin_stats", "complete_stats")
+        entered = frame.f_code.co_filename.endswith("log.py") and name in ("on_begun", "on_ended")
         if event == "call" and (depth or entered or name == "exchange_over"):
             inside.depth = depth + 1
             calls[name] += 1
@@ -351,12 +351,12 @@ def test_an_exchange_that_nobody_listens_to_costs_a_few_calls_more(quick):
                 time.sleep(0.001)
             calls.clear()
             until = time.monotonic() + 60
-            while calls["complete_stats"] < 40 and time.monotonic() < until:
+            while calls["on_ended"] < 40 and time.monotonic() < until:
                 first.step(), second.step()
                 time.sleep(0.001)
             counted = dict(calls)
     finally:
         threading.setprofile(None)
-    assert counted["complete_stats"] >= 40
-    assert abs(counted["begin_stats"] - counted["complete_stats"]) <= 2
-    assert sum(counted.values()) / counted["complete_stats"] < 15, counted
+    assert counted["on_ended"] >= 40
+    assert abs(counted["on_begun"] - counted["on_ended"]) <= 2
+    assert sum(counted.values()) / counted["on_ended"] < 20, counted

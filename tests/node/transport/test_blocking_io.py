@@ -84,7 +84,7 @@ async def test_a_thread_does_not_wait_for_a_vector_that_nobody_wants(pair):
             await far.send_all(piece)
         await until(lambda: end.receiver.position == CHUNK)
         assert at_work() == ["gossip-receive"]
-        end.sessions.release(1)
+        end.release()
         await until(lambda: not at_work())
         await far.send_all(encode(Nack(1)))
         await until(lambda: end.messages)
@@ -102,7 +102,7 @@ async def test_a_peer_that_stops_inside_a_chunk_of_an_ended_session_holds_a_thre
         await until(at_work)
         now = end.link.clock.current_time()
         assert not end.link.is_held_up(now + 9.0, 3.0, 9.0), "which is found by its session"
-        end.sessions.release(1)
+        end.release()
         assert not end.link.is_held_up(now, 3.0, 9.0)
         assert end.link.is_held_up(now + 9.0, 3.0, 9.0)
         nursery.cancel_scope.cancel()
@@ -195,8 +195,8 @@ async def test_a_chunk_without_a_checksum_is_one_of_a_sealed_link_alone(pair, ch
     end, other = End(near, ours), End(far, theirs)
     async with trio.open_nursery() as nursery:
         end.begin(nursery, both=False)
-        other.sessions.add(other.session)
-        header, body = other.session.sender.next_frame()
+        other.start(other.sender)
+        header, body = other.sender.next_frame()
         chunk = decode(header[PREFIX_BYTES:], len(body))
         assert (chunk.checksum == 0) is (pair is sealed_pair)
         for piece in (encode(dataclasses.replace(chunk, checksum=checksum), len(body)), body):
