@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from node.model.device.uploads import Uploads
-from node.model.sharded.operation import Operation, Portion
-from node.model.sharded.shards import LocalShard, ShardBox
-from node.model.sharded.work import ShardWork, change_tensor
+from node.ranks.sharded.operation import Operation, Portion
+from node.ranks.sharded.shards import LocalShard, ShardBox
+from node.ranks.sharded.work import ShardWork, change_tensor
 
 pytestmark = pytest.mark.cuda
 ROWS, COLUMNS, PARTS = 8, 10, 5
@@ -21,10 +21,10 @@ class Work(ShardWork):
     """A rank that owns some whole tensors, and maps the memory of one operation."""
 
     def __init__(self) -> None:
-        box = ShardBox((ROWS, COLUMNS), (slice(0, ROWS), slice(0, COLUMNS)), True)
+        box = ShardBox((ROWS, COLUMNS), (0, 0), (ROWS, COLUMNS))
         size = ROWS * COLUMNS
         self.parts = [torch.ones(ROWS, COLUMNS, device="cuda") for _ in range(PARTS)]
-        self.shards = [LocalShard(part, size * number, box) for number, part in enumerate(self.parts)]
+        self.shards = [LocalShard(size * number, box, part) for number, part in enumerate(self.parts)]
         self.bytes = np.frombuffer(mmap.mmap(-1, 1 << 16), np.uint8)
 
     def portion(self, kind, elements):

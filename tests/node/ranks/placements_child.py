@@ -20,14 +20,14 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 
 from gossip.errors import LayoutError
 from node.loop.live import Trained
-from node.loop.ranks.channel import GroupChannel
-from node.loop.ranks.ranks import Ranks
-from node.loop.ranks.sharded import perform_command, with_shards
 from node.model.optimizers import Optimizers
-from node.model.sharded import operation
-from node.model.sharded import state as sharded_state
-from node.model.sharded.memory import MappedVectors
 from node.model.snapshot import ModelState
+from node.ranks.channel import Channel
+from node.ranks.part import ShardedPart
+from node.ranks.ranks import Ranks
+from node.ranks.sharded import operation
+from node.ranks.sharded import state as sharded_state
+from node.ranks.sharded.memory import MappedVectors
 
 rank, folder = int(sys.argv[1]), Path(sys.argv[2])
 torch.set_num_threads(1)
@@ -78,10 +78,10 @@ for name, (model, same) in cases.items():
             optimizer.zero_grad()
             one(inputs).square().mean().backward()
             optimizer.step()
-    ranks = Ranks(GroupChannel(dist.group.WORLD))
+    ranks = Ranks(Channel(dist.group.WORLD))
     ranks.open()
-    trained = with_shards(Trained(model, Optimizers(made[0] if made else None)), ranks)
-    state = trained.make_state()
+    part = ShardedPart(Trained(model, Optimizers(made[0] if made else None)), ranks)
+    state = part.state
     expected = ModelState(same, made[1] if made else None)
     assert state.layout == expected.layout
     state.work.begin()
@@ -91,7 +91,7 @@ for name, (model, same) in cases.items():
             if command.kind == "apart":
                 is_apart = True
             else:
-                assert perform_command(command, state.work, trained.optimizers)
+                part.obey(command)
     else:
         size = state.layout.size
         rng = np.random.default_rng(3)
@@ -148,7 +148,7 @@ for name, (model, same) in cases.items():
     ranks.leave(None)
 uneven = divided(layers(6))  # Three rows for each of two processes, which FSDP cannot halve.
 try:
-    with_shards(Trained(uneven, Optimizers()), Ranks(GroupChannel(dist.group.WORLD)))
+    ShardedPart(Trained(uneven, Optimizers()), Ranks(Channel(dist.group.WORLD)))
 except LayoutError as error:
     (folder / f"refused-{rank}").write_text(str(error))
 (folder / f"done-{rank}").touch()

@@ -25,19 +25,12 @@ from node.model.inventory.items import Choices
 from node.model.optimizer.moments import LiveMoments, mix_values
 from node.model.optimizer.optimizer_state import OptimizerState
 from node.model.optimizers import Optimizers
-from node.model.sharded.memory import NO_BYTES, MappedVectors, MemoryName, SharedVectors
-from node.model.sharded.operation import Operation, Portion, RankGroup
-from node.model.sharded.portions import LeaderPortions, OtherPortions, Portions
-from node.model.sharded.shards import (
-    LocalShard,
-    box_of,
-    fsdp_modules,
-    is_sharded,
-    local_part,
-    matching_positions,
-    reshard,
-)
-from node.model.tensors import LiveTensors, plain_name
+from node.model.tensors import LiveTensors, is_sharded, local_part, plain_name
+from node.ranks.ranks import Ranks
+from node.ranks.sharded.memory import NO_BYTES, MappedVectors, MemoryName, SharedVectors
+from node.ranks.sharded.operation import Operation, Portion
+from node.ranks.sharded.portions import LeaderPortions, OtherPortions
+from node.ranks.sharded.shards import LocalShard, box_of, fsdp_modules, matching_positions, reshard
 
 __all__ = ["ShardWork"]
 
@@ -70,22 +63,22 @@ class ShardWork:
         model: A module or a mapping, as for :class:`node.model.snapshot.ModelState`.
         optimizers: Its optimizers.
         choices: The treatments that the user chose.
-        group: The processes.
+        ranks: The processes.
 
     Raises:
         LayoutError: A tensor cannot be exchanged.
     """
 
     def __init__(
-        self, model: nn.Module | Mapping[str, Any], optimizers: Optimizers, choices: Choices, group: RankGroup
+        self, model: nn.Module | Mapping[str, Any], optimizers: Optimizers, choices: Choices, ranks: Ranks
     ) -> None:  # fmt: skip
-        self.model, self.optimizers, self.group = model, optimizers, group
+        self.model, self.optimizers, self.ranks = model, optimizers, ranks
         self._fsdp = fsdp_modules(model)
         reshard(self._fsdp)
         self.tensors = LiveTensors(model, choices, sharded=True)
         self.state = OptimizerState(self.tensors, optimizers, choices)
         self.layout = self.tensors.layout
-        live, is_first = self.tensors.current(), group.rank == 0
+        live, is_first = self.tensors.current(), ranks.leads
         # The vector of floats, without the bits of other tensors, which are whole on each rank.
         self.segments = self.layout.segments[: len(live)]
         named = zip(self.segments, live, strict=True)
@@ -95,13 +88,13 @@ class ShardWork:
             if is_sharded(tensor) and id(tensor) not in known:
                 raise LayoutError(f"Tensor {name!r} {NOT_FLOATING}")
         self.memory: SharedVectors | MappedVectors
-        self.portions: Portions
+        self.portions: LeaderPortions | OtherPortions
         if is_first:
             self.memory = SharedVectors()
-            self.portions = LeaderPortions(self.memory, group)
+            self.portions = LeaderPortions(self.memory, ranks)
         else:
             self.memory = MappedVectors()
-            self.portions = OtherPortions(self.memory, group)
+            self.portions = OtherPortions(self.memory, ranks)
 
     def begin(self) -> None:
         """Choose the rank that owns each part, and check that the ranks hold the whole model. All of them call this.
@@ -111,13 +104,13 @@ class ShardWork:
         """
         # Each rank knows its own mesh alone, and a model may use several, as FSDP over tensor parallelism does. So the
         # ranks exchange a digest of each part. The first rank with a part owns it.
-        count, rank = len(self._boxes), self.group.rank
-        own_digests = [0] * (self.group.size * count)  # Zeros in the places of other ranks: the sum collects all.
+        count, rank = len(self._boxes), self.ranks.rank
+        own_digests = [0] * (self.ranks.size * count)  # Zeros in the places of other ranks: the sum collects all.
         own_digests[rank * count : (rank + 1) * count] = [box.digest() for box in self._boxes]
-        digests = self.group.sum_values(own_digests)
+        digests = self.ranks.sum_values(own_digests)
         owners = [digests[number::count].index(box.digest()) for number, box in enumerate(self._boxes)]
         self._boxes = [replace(box, owns=owner == rank) for box, owner in zip(self._boxes, owners, strict=True)]
-        owned_counts = self.group.sum_values([box.elements if box.owns else 0 for box in self._boxes])
+        owned_counts = self.ranks.sum_values([box.elements if box.owns else 0 for box in self._boxes])
         for segment, owned in zip(self.segments, owned_counts, strict=True):
             if owned != segment.size:
                 raise LayoutError(
@@ -134,7 +127,7 @@ class ShardWork:
             else:
                 portions = iter([Portion(operation, NO_BYTES, [])])
             succeeds = [WORK[operation.kind](self, portion) is not False for portion in portions]
-        return self.group.sum_values([int(all(succeeds))])[0]
+        return self.ranks.sum_values([int(all(succeeds))])[0]
 
     def accepts(self, operation: Operation) -> bool:
         """Return True if a correct rank 0 can have sent the operation."""
@@ -146,9 +139,9 @@ class ShardWork:
         Returns:
             The ranks that cannot, being on another host, or in a container that does not see rank 0's processes.
         """
-        own_result = [0] * self.group.size
-        own_result[self.group.rank] = int(self.memory.map(name))
-        return tuple(rank for rank, maps in enumerate(self.group.sum_values(own_result)) if not maps)
+        own_result = [0] * self.ranks.size
+        own_result[self.ranks.rank] = int(self.memory.map(name))
+        return tuple(rank for rank, maps in enumerate(self.ranks.sum_values(own_result)) if not maps)
 
     def unmap(self, numbers: list[int]) -> None:
         if isinstance(self.memory, MappedVectors):
@@ -189,10 +182,10 @@ class ShardWork:
             state = list(zip(trained, self.state.tensors(operation.keys), strict=True))
         for parameter, tensor in state:
             if operation.concerns(start, start + tensor.numel()):
-                box = box_of("of an optimizer", tensor, self.group.rank == 0)
+                box = box_of("of an optimizer", tensor, self.ranks.leads)
                 # The box of the parameter knows the owner, also if two meshes of ranks hold the same part.
                 parameter_box = boxes.get(id(parameter))
-                if parameter_box is not None and (parameter_box.shape, parameter_box.box) == (box.shape, box.box):
+                if parameter_box is not None and replace(parameter_box, owns=box.owns) == box:
                     box = parameter_box
                 yield LocalShard.of("of an optimizer", tensor, start, box)
             start += tensor.numel()
@@ -276,7 +269,7 @@ class ShardWork:
         for _, tensor in self.named():
             if id(tensor) not in known:
                 host = tensor.detach().to("cpu", copy=True).contiguous()
-                self.group.broadcast(host)
+                self.ranks.broadcast(host)
                 tensor.copy_(host)
 
     def named(self) -> list[tuple[str, Tensor]]:

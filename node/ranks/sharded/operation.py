@@ -4,50 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from node.model.sharded.memory import Bytes
-from node.model.sharded.shards import LocalShard, matching_views
 from node.model.state import Floats, Positions
+from node.ranks.sharded.memory import Bytes
+from node.ranks.sharded.shards import LocalShard, matching_slices
 
-__all__ = ["PORTION_BYTES", "Operation", "Portion", "RankGroup", "portions"]
+__all__ = ["PORTION_BYTES", "Operation", "Portion", "portions"]
 
 # The largest part of an operation that is done at once. Over a network 64 MB take a hundred times as long as a message
 # without contents.
 PORTION_BYTES = 64 << 20
-
-
-class RankGroup(Protocol):
-    """The processes over which a model is sharded."""
-
-    rank: int
-    size: int
-    is_standing: bool  # All ranks are at one boundary.
-
-    def send_command(self, kind: str, what: Any = None) -> None:
-        """Send a command from rank 0 to all others."""
-
-    def sum_values(self, values: list[int]) -> list[int]:
-        """Return the sums of these values over all ranks, which all make this call."""
-
-    def broadcast(self, tensor: Tensor) -> None:
-        """Broadcast a tensor on the host from rank 0."""
-
-    def send(self, tensor: Tensor, rank: int) -> None:
-        """Send a tensor on the host between rank 0 and another rank, which receives it at the same time."""
-
-    def receive(self, tensor: Tensor, rank: int) -> None:
-        """Receive a tensor on the host, whose size and type the sender knows."""
-
-    def send_value(self, value: Any, rank: int) -> None:
-        """Send plain data between rank 0 and another rank."""
-
-    def receive_value(self, rank: int, hint: Any) -> Any:
-        """Receive plain data, which must fit ``hint``, a type annotation."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +25,7 @@ class Operation:
     """The part of every rank in one operation, as rank 0 announces it.
 
     Attributes:
-        kind: A key of :data:`node.model.sharded.work.WORK`, which has the function of each.
+        kind: A key of :data:`node.ranks.sharded.work.WORK`, which has the function of each.
         start: The index of the first element in the vector that newcomers take.
         elements: The number of elements in memory.
         memory: The number of the memory, 0 for none.
@@ -141,7 +111,8 @@ class Portion:
 
     def views(self) -> Iterator[tuple[LocalShard, Tensor, Tensor]]:
         """Yield this rank's part of the stretch: the shard, a view of its tensor, and the same of :attr:`host`."""
-        return matching_views(self.shards, self.host, self.operation.start)
+        for shard, inside, values in matching_slices(self.shards, self.host, self.operation.start):
+            yield shard, shard.tensor[inside], values
 
 
 def portions(operation: Operation) -> Iterator[Operation]:

@@ -14,13 +14,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gossip.errors import LocalError
-from node.loop.ranks.plain import pack_value, unpack_value
-from node.model.sharded import operation as operations
-from node.model.sharded.memory import MappedVectors, MemoryName, SharedVectors
-from node.model.sharded.operation import Operation
-from node.model.sharded.portions import LeaderPortions, OtherPortions
-from node.model.sharded.shards import LocalShard, ShardBox, ShardPlace, matching_positions
-from tests.node.model.test_shards import divided
+from node.ranks.plain import pack_value, unpack_value
+from node.ranks.sharded import operation as operations
+from node.ranks.sharded.memory import MappedVectors, MemoryName, SharedVectors
+from node.ranks.sharded.operation import Operation
+from node.ranks.sharded.portions import LeaderPortions, OtherPortions
+from node.ranks.sharded.shards import LocalShard, ShardBox, ShardPlace, matching_positions
+from tests.node.ranks.test_shards import divided
 
 SMALL_BYTES = 240  # A portion of 60 elements, or of 20 positions.
 
@@ -52,7 +52,7 @@ class Rank:
     def send_value(self, value, rank):
         self.wires.queues[self.rank, rank].put(pack_value(value))
 
-    def receive_value(self, rank, hint):
+    def receive_value(self, hint, rank):
         return unpack_value(self.wires.queues[rank, self.rank].get(timeout=20), hint)
 
 
@@ -157,7 +157,7 @@ def test_positions_are_the_same_for_ranks_that_map_them_and_for_those_that_do_no
 def test_double_precision_travels_as_it_is():
     rows = torch.arange(200, dtype=torch.float64).view(20, 10) / 3
     ranks = [
-        [LocalShard(rows[part].clone(), 0, ShardBox((20, 10), (part, slice(0, 10)), True))]
+        [LocalShard(0, ShardBox((20, 10), (part.start, 0), (part.stop - part.start, 10)), rows[part].clone())]
         for part in (slice(0, 13), slice(13, 20))
     ]
     vector = np.zeros(400, np.float32)
@@ -167,20 +167,26 @@ def test_double_precision_travels_as_it_is():
 
 
 @pytest.mark.parametrize(
-    "place",
+    ("start", "box"),
     [
-        (-1, (4,), (0,), (2,)), (0, (4,), (3,), (2,)), (0, (4,), (-1,), (2,)), (0, (4,), (0,), (0,)),
-        (0, (4, 4), (0,), (2,)), (0, (1 << 40, 1 << 40), (0, 0), (1, 1)),
+        (-1, ((4,), (0,), (2,))), (0, ((4,), (3,), (2,))), (0, ((4,), (-1,), (2,))), (0, ((4,), (0,), (-1,))),
+        (0, ((4, 4), (0,), (2,))), (0, ((1 << 40, 1 << 40), (0, 0), (1, 1))),
     ],
 )  # fmt: skip
-def test_a_part_that_no_rank_has_is_refused(place):
+def test_a_part_that_no_rank_has_is_refused(start, box):
     with pytest.raises(ValueError, match=r"part outside|shorter|longer"):
-        ShardPlace(*place)
-    stated = object.__new__(ShardPlace)
-    for field, value in zip(fields(ShardPlace), place, strict=True):
-        object.__setattr__(stated, field.name, value)
+        ShardPlace(start, ShardBox(*box))
+    stated = [packed(ShardPlace, start, packed(ShardBox, *box, True))]
     with pytest.raises(LocalError, match="is no message of this version"):
-        unpack_value(pack_value([stated]), list[ShardPlace])
+        unpack_value(pack_value(stated), list[ShardPlace])
+
+
+def packed(kind, *values):
+    """Return an object of a class whose constructor would refuse these values."""
+    made = object.__new__(kind)
+    for field, value in zip(fields(kind), values, strict=True):
+        object.__setattr__(made, field.name, value)
+    return made
 
 
 def test_more_positions_than_there_are_is_refused():

@@ -23,11 +23,11 @@ from gossip.errors import LayoutError
 from node.model.inventory.items import Inventory
 from node.model.inventory.words import read_words, write_words
 from node.model.optimizer.moments import LiveMoments
-from node.model.sharded.memory import SharedVectors
-from node.model.sharded.operation import PORTION_BYTES, Operation
-from node.model.sharded.work import ShardWork
 from node.model.state import Floats, Positions, State
 from node.model.tensors import plain_name, refuse_other_tensors
+from node.ranks.sharded.memory import SharedVectors
+from node.ranks.sharded.operation import PORTION_BYTES, Operation
+from node.ranks.sharded.work import ShardWork
 
 __all__ = ["ShardedState"]
 
@@ -80,7 +80,7 @@ class ShardedState(State):
 
     def announce(self, operation: Operation) -> int:
         """Announce an operation and take part in it; return the number of ranks that report success."""
-        memory, number, send_command = self._memory, operation.memory, self.work.group.send_command
+        memory, number, send_command = self._memory, operation.memory, self.work.ranks.send_command
         if dropped := memory.drop_unused():
             send_command("unmap", dropped)
         if number and not memory.is_offered(number):
@@ -99,7 +99,7 @@ class ShardedState(State):
         place = self._memory.locate(array)
         if place is not None:
             number, offset = place
-            return self.announce(replace(operation, memory=number, offset=offset)) == self.work.group.size
+            return self.announce(replace(operation, memory=number, offset=offset)) == self.work.ranks.size
         number, staging = self._stage()
         staging, succeeds = staging.view(array.dtype), True
         for start in range(0, array.size, staging.size):
@@ -108,7 +108,7 @@ class ShardedState(State):
             if operation.kind != "read":
                 staged[:] = part
             count = self.announce(replace(operation, start=operation.start + start, elements=part.size, memory=number))
-            succeeds = succeeds and count == self.work.group.size
+            succeeds = succeeds and count == self.work.ranks.size
             if operation.kind == "read":
                 part[:] = staged
         return succeeds
@@ -123,7 +123,7 @@ class ShardedState(State):
             staged = staging[2 * part.size : 3 * part.size]
             staged[:] = part
             count = self.announce(Operation(kind, elements=part.size, memory=number))
-            succeeds = succeeds and count == self.work.group.size
+            succeeds = succeeds and count == self.work.ranks.size
             part[:] = staged
         return succeeds
 
@@ -247,8 +247,8 @@ class ShardedState(State):
 
     def sound(self) -> bool:
         """Return True if every weight is finite. Between boundaries only this rank's part is checked."""
-        group = self.work.group
-        return self.announce(Operation("sound")) == group.size if group.is_standing else self.work.sound()
+        ranks = self.work.ranks
+        return self.announce(Operation("sound")) == ranks.size if ranks.is_standing else self.work.sound()
 
     def enter_thread(self) -> None:
         if self.device is not None:

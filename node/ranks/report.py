@@ -9,11 +9,11 @@ from typing import Any
 
 from gossip.errors import LocalError
 from gossip.ids import PeerId
-from node.loop.ranks.plain import register
-from node.loop.ranks.ranks import Call, Ranks, StepSummary
 from node.observe.members import Member, SwarmView
 from node.observe.metrics import Metrics
 from node.observe.reduced import Reduced
+from node.ranks.plain import register
+from node.ranks.ranks import Call, Ranks, StepSummary
 
 __all__ = ["SwarmKnowledge", "SwarmReport"]
 

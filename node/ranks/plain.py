@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from gossip.errors import ConfigError, LocalError
-from node.loop.ranks.annotations import fits, hints_of
+from node.ranks.annotations import fits, hints_of
 
 __all__ = ["MAX_BYTES", "checked", "one_line", "pack_value", "register", "unpack_value", "unreadable_error"]
 
