@@ -79,7 +79,7 @@ class RanksBoundary(Boundary):
         if self.adoption is not None and not self.adoption.trial:
             self.drop_updates()  # They are for the weights that the adoption replaces.
         with self.lock:
-            self.is_open, self.has_requests = True, self.has_changes or bool(self.requests)
+            self.is_open, self.has_requests = True, self.needs_opening or bool(self.requests)
 
     def shut(self) -> None:
         """Close the boundary. Changes that no visit has applied yet wait."""
@@ -87,14 +87,9 @@ class RanksBoundary(Boundary):
             self.is_open, self.has_requests = False, bool(self.requests)
 
     @property
-    def has_changes(self) -> bool:
-        """Return True if a change of the model waits."""
-        return bool(self.arrived_updates or self.arrived_moments or self.adoption or self.must_restore)
-
-    @property
     def needs_opening(self) -> bool:
         """Return True if a request waits for the opening."""
-        return self.has_changes
+        return bool(self.arrived_updates or self.arrived_moments or self.adoption or self.must_restore)
 
     @property
     def adds_weighted(self) -> bool:
@@ -163,7 +158,7 @@ class ShardedBoundary(RanksBoundary):
 
     @property
     def needs_opening(self) -> bool:
-        return bool(self.requests) or self.is_spare_due or self.is_copy_due or self.has_changes
+        return bool(self.requests) or self.is_spare_due or self.is_copy_due or super().needs_opening
 
     @property
     def adds_weighted(self) -> bool:

@@ -184,6 +184,7 @@ class Leader(RankSide):
         if self.side.service.runtime is None:
             return None
         latest = self.knowledge.last_report
+        metrics: Mapping[str, Any]
         if latest is None or not self.reported_at or self.is_report_due:
             self.reported_at = time.monotonic()
             members, metrics = self.side.members(), self.side.metrics()

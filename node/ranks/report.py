@@ -28,10 +28,10 @@ class SwarmReport:
     finished: bool
     run: Mapping[str, Any]  # The run's entry in a checkpoint.
     members: tuple[Member, ...]
-    metrics: Metrics
+    metrics: Mapping[str, Any]
 
 
-register(SwarmReport, SwarmView, Member, Metrics, Reduced)
+register(SwarmReport, SwarmView, Member, Reduced)
 
 
 class SwarmKnowledge:
@@ -110,4 +110,4 @@ class SwarmKnowledge:
 
     def metrics(self) -> Metrics:
         self.is_report_wanted = True
-        return self.report.metrics
+        return Metrics(self.report.metrics)

@@ -32,23 +32,6 @@ class Work(ShardWork):
         return Portion(operation, self.bytes[: operation.size], self.shards)
 
 
-def test_positions_in_any_number_of_tensors_take_one_copy_in_each_direction(costs):
-    work = Work()
-    places = np.arange(0, PARTS * ROWS * COLUMNS, 7)
-    work.bytes[: 8 * places.size].view(np.int64)[:] = places
-    values = work.bytes[8 * places.size : 12 * places.size].view(np.float32)
-    values[:] = np.arange(places.size)
-    with torch.no_grad():
-        costs.reset()
-        work._add_at(work.portion("add_at", places.size))
-        costs.check(waits=2)
-        values.fill(0.0)
-        costs.reset()
-        assert work._read_at(work.portion("read_at", places.size))
-        costs.check(waits=2)
-    assert values.tolist() == [1.0 + number for number in range(places.size)]
-
-
 def test_a_read_says_whether_all_values_are_finite():
     work = Work()
     portion = work.portion("read", PARTS * ROWS * COLUMNS)

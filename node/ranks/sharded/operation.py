@@ -1,4 +1,7 @@
-"""Operations on the flat vector of a sharded model, as rank 0 announces them, and their portions."""
+"""Operations on the flat vector of a sharded model, as rank 0 announces them, and their portions.
+
+A *stretch* is a range of consecutive elements of a vector. A *part* is the box of one tensor that a rank holds.
+"""
 
 from __future__ import annotations
 
@@ -9,11 +12,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from node.model.state import Floats, Positions
-from node.ranks.sharded.memory import Bytes
-from node.ranks.sharded.shards import LocalShard, matching_slices
+from node.ranks.ranks import Ranks
+from node.ranks.sharded.memory import Bytes, MappedVectors, SharedVectors
+from node.ranks.sharded.shards import LocalShard, ShardPlace, matching_slices
 
-__all__ = ["PORTION_BYTES", "Operation", "Portion", "portions"]
+__all__ = ["Operation", "Portion", "portions_of"]
 
 # The largest part of an operation that is done at once. Over a network 64 MB take a hundred times as long as a message
 # without contents.
@@ -49,20 +52,13 @@ class Operation:
     scalars: tuple[tuple[str, float], ...] = ()
 
     @property
-    def is_at_positions(self) -> bool:
-        """Return True if memory holds positions, 8 bytes each, and then a value for each of them."""
-        return self.kind.endswith("_at")
-
-    @property
     def reads(self) -> bool:
         """Return True if the ranks fill memory with values, and False if they change the model by its values."""
-        return self.kind in ("read", "read_at")
+        return self.kind == "read"
 
     @property
     def element_bytes(self) -> int:
         """Return the bytes of an element in memory."""
-        if self.is_at_positions:
-            return 12  # A position of 8 bytes, and a value of 4.
         return 8 if self.wide else 4
 
     @property
@@ -72,13 +68,11 @@ class Operation:
 
     def concerns(self, start: int, stop: int) -> bool:
         """Return True if the operation may concern a tensor with these elements of the vector."""
-        return self.is_at_positions or (self.start < stop and start < self.start + self.elements)
+        return self.start < stop and start < self.start + self.elements
 
     def fits(self, memory: int) -> bool:
         """Return True if a correct rank 0 can have sent the operation, for a memory of this many bytes."""
-        if min(self.start, self.elements, self.offset) < 0 or self.offset % 4 or self.offset + self.size > memory:
-            return False
-        return not self.is_at_positions or self.size <= PORTION_BYTES
+        return min(self.start, self.elements, self.offset) >= 0 == self.offset % 4 and self.offset + self.size <= memory
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,19 +94,49 @@ class Portion:
         """Return the elements of a stretch of the vector."""
         return torch.from_numpy(self.memory.view(np.float64 if self.operation.wide else np.float32))
 
-    @property
-    def positions(self) -> Positions:
-        return self.memory[: 8 * self.operation.elements].view(np.int64)
-
-    @property
-    def values(self) -> Floats:
-        """Return the values at the positions."""
-        return self.memory[8 * self.operation.elements :].view(np.float32)
-
     def views(self) -> Iterator[tuple[LocalShard, Tensor, Tensor]]:
         """Yield this rank's part of the stretch: the shard, a view of its tensor, and the same of :attr:`host`."""
         for shard, inside, values in matching_slices(self.shards, self.host, self.operation.start):
             yield shard, shard.tensor[inside], values
+
+
+def portions_of(
+    operation: Operation, shards: Sequence[LocalShard], memory: SharedVectors | MappedVectors, ranks: Ranks
+) -> Iterator[Portion]:
+    """Yield the portions of an operation. All ranks yield the same elements with the same values.
+
+    The values of a change are there when a portion is yielded. Those of a read are taken when the next one is asked
+    for.
+
+    A rank on rank 0's host maps the memory. Another rank has none of it. At the start it tells rank 0 where its parts
+    lie in the vector. Then rank 0 sends it the elements in its parts of each portion, or receives them.
+
+    Args:
+        operation: The operation.
+        shards: This rank's parts of the tensors that it concerns.
+        memory: The memory of vectors, as this rank has it.
+        ranks: The ranks.
+    """
+    others: dict[int, list[ShardPlace]] = {}  # By rank, the parts whose elements it and this rank send each other.
+    scratch: Bytes | None = None  # The place of a portion's elements if this rank does not map the memory.
+    if isinstance(memory, SharedVectors):
+        others = {rank: ranks.receive_value(list[ShardPlace], rank) for rank in memory.absent_ranks(operation.memory)}
+    elif not memory.maps(operation.memory):
+        # In a read each part comes from its owner alone.
+        own = [shard for shard in shards if shard.box.elements and (shard.box.owns or not operation.reads)]
+        others = {0: [ShardPlace(shard.start, shard.box) for shard in own]}
+        ranks.send_value(others[0], 0)
+        scratch = np.empty(min(operation.size, PORTION_BYTES), np.uint8)
+    brings, takes = (send_slices, receive_slices) if ranks.leads else (receive_slices, send_slices)
+    for step in portions(operation):
+        # In scratch memory too each element has its place in the vector, so that additions give the same bits.
+        offset, held = (step.offset, memory.bytes_of(step.memory)) if scratch is None else (0, scratch)
+        portion = Portion(step, held[offset : offset + step.size], shards)
+        for rank, parts in others.items() if not operation.reads else ():
+            brings(ranks, rank, portion, parts)
+        yield portion
+        for rank, parts in others.items() if operation.reads else ():
+            takes(ranks, rank, portion, parts)
 
 
 def portions(operation: Operation) -> Iterator[Operation]:
@@ -121,12 +145,36 @@ def portions(operation: Operation) -> Iterator[Operation]:
     Where a tensor is cut decides which of its elements are added in vector registers, whose last bit may differ. So
     ranks that map the memory keep to these portions too.
     """
-    if operation.is_at_positions:
-        yield operation
-        return
     max_elements = PORTION_BYTES // operation.element_bytes
     for first in range(0, operation.elements, max_elements):
         yield replace(
             operation, start=operation.start + first, elements=min(max_elements, operation.elements - first),
             offset=operation.offset + operation.element_bytes * first,
         )  # fmt: skip
+
+
+def slices_of(portion: Portion, parts: Sequence[ShardPlace]) -> list[Tensor]:
+    """Return views of a portion's host elements that lie in these parts, in the order of the vector."""
+    return [values for _, _, values in matching_slices(parts, portion.host, portion.operation.start)]
+
+
+def send_slices(ranks: Ranks, rank: int, portion: Portion, parts: Sequence[ShardPlace]) -> None:
+    """Send the elements of a portion that lie in these parts, as one message."""
+    views = slices_of(portion, parts)
+    if len(views) == 1 and views[0].is_contiguous():
+        ranks.send(views[0], rank)
+    elif views:
+        ranks.send(torch.cat([view.reshape(-1) for view in views]), rank)
+
+
+def receive_slices(ranks: Ranks, rank: int, portion: Portion, parts: Sequence[ShardPlace]) -> None:
+    """Receive what :func:`send_slices` sends for the same portion and parts."""
+    views = slices_of(portion, parts)
+    if len(views) == 1 and views[0].is_contiguous():
+        ranks.receive(views[0], rank)
+    elif views:
+        sizes = [view.numel() for view in views]
+        flat = torch.empty(sum(sizes), dtype=portion.host.dtype, device="cpu")
+        ranks.receive(flat, rank)
+        for view, values in zip(views, torch.split(flat, sizes), strict=True):
+            view.copy_(values.view(view.shape))

@@ -11,16 +11,14 @@ from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any, TypeVar
 
-import numpy as np
 from torch import Tensor, nn
 
 from gossip.errors import LayoutError
-from node.model.state import Positions
 from node.model.tensors import is_sharded, local_part
 
 __all__ = [
-    "LocalShard", "ShardBox", "ShardPlace", "box_of", "fsdp_modules", "is_sharded_model", "matching_positions",
-    "matching_slices", "reshard",
+    "LocalShard", "ShardBox", "ShardPlace", "box_of", "fsdp_modules", "is_sharded_model", "matching_slices",
+    "reshard",
 ]  # fmt: skip
 
 Slices = tuple[slice, ...]
@@ -168,7 +166,6 @@ def reshard(modules: Iterable[Any]) -> None:
         module.reshard()
 
 
-# -- a stretch of the vector -------------------------------------------------------------------------------------------
 def matching_slices(
     parts: Sequence[PlacedPart], host: Tensor, start: int
 ) -> Iterator[tuple[PlacedPart, Slices, Tensor]]:
@@ -227,27 +224,3 @@ def intersection(piece: slice, box: slice) -> slice:
 
 def shifted(piece: slice, by: int) -> slice:
     return slice(piece.start - by, piece.stop - by)
-
-
-# -- single elements ---------------------------------------------------------------------------------------------------
-def matching_positions(
-    shards: Iterable[PlacedPart], positions: Positions
-) -> Iterator[tuple[PlacedPart, Positions, Positions]]:
-    """Yield a rank's part of ascending positions in the vector.
-
-    Yields:
-        The shard, the indices of its positions among ``positions``, and the same positions as indices of its flattened
-        part.
-    """
-    for shard in shards:
-        low, high = np.searchsorted(positions, (shard.start, shard.stop)).tolist()
-        if low == high or not shard.box.elements:
-            continue
-        coordinates = np.unravel_index(positions[low:high] - shard.start, shard.box.shape or (1,))
-        is_ours = np.ones(high - low, np.bool_)
-        in_part = np.zeros(high - low, np.int64)  # The index in the part, flattened.
-        # Dimension by dimension. A scalar has one coordinate, and no slice.
-        for coordinate, piece, size in zip(coordinates, shard.box.slices, shard.box.sizes, strict=False):
-            is_ours &= (coordinate >= piece.start) & (coordinate < piece.stop)
-            in_part = in_part * size + (coordinate - piece.start)
-        yield shard, low + np.flatnonzero(is_ours), in_part[is_ours]

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from itertools import groupby, pairwise
+from dataclasses import replace
+from itertools import groupby
 from operator import attrgetter
 from typing import Any
 
@@ -17,10 +17,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from gossip.arithmetic.mixing import is_finite
 from gossip.errors import LayoutError
 from node.model.device.uploads import Uploads
-from node.model.flat import TensorPositions, add_at
 from node.model.inventory.items import Choices
 from node.model.optimizer.moments import LiveMoments, mix_values
 from node.model.optimizer.optimizer_state import OptimizerState
@@ -28,30 +26,12 @@ from node.model.optimizers import Optimizers
 from node.model.tensors import LiveTensors, is_sharded, local_part, plain_name
 from node.ranks.ranks import Ranks
 from node.ranks.sharded.memory import NO_BYTES, MappedVectors, MemoryName, SharedVectors
-from node.ranks.sharded.operation import Operation, Portion
-from node.ranks.sharded.portions import LeaderPortions, OtherPortions
-from node.ranks.sharded.shards import LocalShard, box_of, fsdp_modules, matching_positions, reshard
+from node.ranks.sharded.operation import Operation, Portion, portions_of
+from node.ranks.sharded.shards import LocalShard, box_of, fsdp_modules, reshard
 
 __all__ = ["ShardWork"]
 
 NOT_FLOATING = "is sharded and no floating-point tensor of the model's own: keep it whole in each process."
-
-
-@dataclass(frozen=True, slots=True)
-class PositionRun:
-    """This rank's part of some positions, in consecutive shards on one device.
-
-    Attributes:
-        device: The device.
-        values: The values at all positions, on the host.
-        indices: The indices of this rank's positions among all, on the host.
-        pieces: Each shard, and its positions in the flattened part on the device, for a range of ``indices``.
-    """
-
-    device: torch.device
-    values: Tensor
-    indices: Tensor
-    pieces: list[tuple[LocalShard, TensorPositions]]
 
 
 class ShardWork:
@@ -87,14 +67,7 @@ class ShardWork:
         for name, tensor in self.named():
             if is_sharded(tensor) and id(tensor) not in known:
                 raise LayoutError(f"Tensor {name!r} {NOT_FLOATING}")
-        self.memory: SharedVectors | MappedVectors
-        self.portions: LeaderPortions | OtherPortions
-        if is_first:
-            self.memory = SharedVectors()
-            self.portions = LeaderPortions(self.memory, ranks)
-        else:
-            self.memory = MappedVectors()
-            self.portions = OtherPortions(self.memory, ranks)
+        self.memory: SharedVectors | MappedVectors = SharedVectors() if is_first else MappedVectors()
 
     def begin(self) -> None:
         """Choose the rank that owns each part, and check that the ranks hold the whole model. All of them call this.
@@ -123,7 +96,7 @@ class ShardWork:
         reshard(self._fsdp)
         with torch.no_grad():
             if operation.memory:
-                portions = self.portions.of(operation, list(self._shards(operation)))
+                portions = portions_of(operation, list(self._shards(operation)), self.memory, self.ranks)
             else:
                 portions = iter([Portion(operation, NO_BYTES, [])])
             succeeds = [WORK[operation.kind](self, portion) is not False for portion in portions]
@@ -151,20 +124,6 @@ class ShardWork:
     def device(self) -> torch.device | None:
         """Return the CUDA device of this rank's tensors; None if they are on the host."""
         return next((tensor.device for tensor in self.tensors.current() if tensor.is_cuda), None)
-
-    def _matching_positions(self, portion: Portion) -> Iterator[PositionRun]:
-        """Yield this rank's positions by device. One copy brings them there, since each copy waits for the device."""
-        matches = matching_positions(portion.shards, portion.positions)
-        for device, group in groupby(matches, key=lambda match: match[0].tensor.device):
-            run = list(group)
-            ends = np.cumsum([0, *(in_part.size for _, _, in_part in run)]).tolist()
-            on_device = torch.from_numpy(np.concatenate([in_part for _, _, in_part in run])).to(device)
-            pieces = [
-                (shard, TensorPositions(shard.tensor, on_device[start:stop], start, stop))
-                for (shard, _, _), (start, stop) in zip(run, pairwise(ends), strict=True)
-            ]
-            indices = torch.from_numpy(np.concatenate([indices for _, indices, _ in run]))
-            yield PositionRun(device, torch.from_numpy(portion.values), indices, pieces)
 
     def _shards(self, operation: Operation) -> Iterator[LocalShard]:
         """Yield this rank's parts of the tensors that an operation concerns."""
@@ -225,23 +184,6 @@ class ShardWork:
         for shard, part, values in portion.views():
             if part.dim() == 0 or any(shard.tensor.stride()):  # Otherwise the optimizer has no such state yet.
                 change_tensor(part, values, mix_values)
-
-    def _read_at(self, portion: Portion) -> bool:
-        """Read this rank's part. Return True if all of it is finite."""
-        finite = True
-        for run in self._matching_positions(portion):
-            owned = [piece for shard, piece in run.pieces if shard.box.owns]
-            if owned:
-                values = torch.cat([piece.select().to(torch.float32) for piece in owned]).cpu()
-                run.values[torch.cat([run.indices[piece.start : piece.stop] for piece in owned])] = values
-                finite = finite and is_finite(values.numpy())
-        return finite
-
-    def _add_at(self, portion: Portion) -> None:
-        for run in self._matching_positions(portion):
-            added = run.values[run.indices].to(run.device)
-            for _, piece in run.pieces:
-                add_at(piece.tensor, piece.positions, added[piece.start : piece.stop])
 
     def _create(self, portion: Portion) -> None:
         keys, scalars = portion.operation.keys, dict(portion.operation.scalars)
@@ -319,7 +261,6 @@ def change_tensor(tensor: Tensor, values: Tensor, change: Callable[[Tensor, Tens
 
 WORK: dict[str, Callable[[ShardWork, Portion], bool | None]] = {
     "read": ShardWork._read, "write": ShardWork._write, "add": ShardWork._add, "merge": ShardWork._merge,
-    "mix": ShardWork._mix, "read_at": ShardWork._read_at, "add_at": ShardWork._add_at, "create": ShardWork._create,
-    "bound": ShardWork._bound,
+    "mix": ShardWork._mix, "create": ShardWork._create, "bound": ShardWork._bound,
     "clear": ShardWork._clear, "sound": ShardWork._sound, "plain": ShardWork._plain,
 }  # fmt: skip

@@ -20,7 +20,7 @@ from torch.nn.parallel import DistributedDataParallel
 from gossip.config import Config
 from node import Node
 from node.ranks import channel
-from node.ranks.sharded import operation, state
+from node.ranks.sharded import operation
 from node.ranks.sharded.memory import MappedVectors
 
 rank, size, folder, seeds = int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]), sys.argv[4:]
@@ -58,7 +58,7 @@ if os.environ.get("WRONG") == "group":
     group = dist.new_group([0])  # All ranks call this, but only rank 0 is a member.
     wrong = "others" if rank else ""
 if "APART" in os.environ:
-    operation.PORTION_BYTES, state.STAGED_BYTES = 1200, 1000
+    operation.PORTION_BYTES = 1200
 if str(rank) in os.environ.get("APART", "").split():
     map_memory = MappedVectors.map
     MappedVectors.map = lambda memory, name: map_memory(memory, replace(name, path="/nowhere"))

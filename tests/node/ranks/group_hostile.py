@@ -28,7 +28,6 @@ from gossip.errors import LocalError
 from gossip.ids import PeerId
 from node import Node
 from node.observe.members import SwarmView
-from node.observe.metrics import Metrics
 from node.ranks import plain
 from node.ranks.boundary import MomentsTold, UpdateTold
 from node.ranks.channel import REASON_KEY, Channel
@@ -134,7 +133,7 @@ def trained(samples=0, **told):
     def attack(ranks, folder):
         news = SwarmReport(
             PeerId(b"i" * 16), "127.0.0.1:1", SwarmView((PeerId(b"o" * 16),)), False, {}, (),
-            Metrics({"exchanges_done": 0}),
+            {"exchanges_done": 0},
         )  # fmt: skip
         says("done", (None, None, news))(ranks, folder)
         ranks.begin_summary(Call.STEP, samples, announced=StepSummary(**({"sharers": 1, "gap_steps": 1} | told)))

@@ -26,7 +26,6 @@ from node.ranks.channel import Channel
 from node.ranks.part import ShardedPart
 from node.ranks.ranks import Ranks
 from node.ranks.sharded import operation
-from node.ranks.sharded import state as sharded_state
 from node.ranks.sharded.memory import MappedVectors
 
 rank, folder = int(sys.argv[1]), Path(sys.argv[2])
@@ -34,7 +33,7 @@ torch.set_num_threads(1)
 dist.init_process_group(
     "gloo", init_method=f"file://{folder}/store", rank=rank, world_size=4, timeout=timedelta(seconds=60)
 )
-operation.PORTION_BYTES, sharded_state.STAGED_BYTES = 160, 120  # Many portions, of which some cut a tensor.
+operation.PORTION_BYTES = 160  # Many portions, of which some cut a tensor.
 is_apart, map_memory = False, MappedVectors.map
 
 
@@ -109,7 +108,6 @@ for name, (model, same) in cases.items():
         for way, found in seen.items():
             if way == "apart":
                 ranks.send_command("apart")
-                state._staging = np.empty(0, np.float32)  # The ranks map what is made from here on, or cannot.
                 state.write(first)
                 expected.write(first)
             for call, given in [("sound", ()), *changes]:

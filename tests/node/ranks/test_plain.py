@@ -21,7 +21,6 @@ import node
 from gossip.errors import CheckpointError, ConfigError, LocalError
 from gossip.ids import PeerId
 from node.observe.members import Member, SwarmView
-from node.observe.metrics import Metrics
 from node.observe.reduced import Reduced
 from node.ranks.boundary import UpdateTold
 from node.ranks.optimizers import Place
@@ -31,7 +30,7 @@ from node.ranks.report import SwarmReport
 NEWS = SwarmReport(
     PeerId(b"i" * 16), "127.0.0.1:1", SwarmView((PeerId(b"o" * 16),), 3, b"run", 1 << 60, 7, 2), False,
     {"run_id": "ab", "samplers": {"seed": 1 << 90, "left": [1, 2]}}, (Member("a", None, "alive", 1, 2, None),),
-    Metrics({"loss": 0.5, "alone": True, "state": None}),
+    {"loss": 0.5, "alone": True, "state": None},
 )  # fmt: skip
 
 

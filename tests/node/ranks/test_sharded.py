@@ -27,7 +27,6 @@ from node.model.snapshot import ModelState
 from node.ranks.channel import Channel
 from node.ranks.part import ShardedPart
 from node.ranks.ranks import Command, Ranks
-from node.ranks.sharded import state as sharded_state
 from node.ranks.sharded.operation import Operation
 from node.ranks.sharded.work import ShardWork
 from tests.harness.configs import tuned
@@ -77,11 +76,10 @@ class Pair:
         return self.vectors()[1][self.sharded.layout.size :]
 
 
-@pytest.fixture(params=["mapped", "staged"])
-def made(request, monkeypatch):
-    """Return a function that makes a vector: in memory that all ranks map, or to be staged in many pieces."""
-    monkeypatch.setattr(sharded_state, "STAGED_BYTES", 64)
-    if request.param == "mapped":
+@pytest.fixture(params=["shared", "of its own"])
+def made(request):
+    """Return a function that makes a vector: in memory that all ranks map, or in memory of this process."""
+    if request.param == "shared":
         return lambda state, size: state.buffer(size)
     return lambda state, size: np.empty(size, np.float32)
 
