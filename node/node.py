@@ -19,10 +19,6 @@ from node import running
 from node.loop.arguments import checked_loss, checked_rate, checked_samples
 from node.loop.data_calls import DataCalls
 from node.loop.live import LiveModel, Trained
-from node.loop.ranks.channel import GroupChannel
-from node.loop.ranks.follower import Follower
-from node.loop.ranks.leader import Leader
-from node.loop.ranks.ranks import Ranks
 from node.loop.training import TrainingSide
 from node.model.inventory.items import Choices, Chosen, Inventory
 from node.model.optimizers import Optimizers
@@ -33,6 +29,10 @@ from node.observe.metrics import Metrics
 from node.observe.notices import LOGGER
 from node.observe.reduced import Reduced
 from node.options import NodeOptions, takes_options
+from node.ranks.channel import Channel
+from node.ranks.leader import Leader
+from node.ranks.ranks import Ranks
+from node.ranks.side import RankSide
 from node.settings import Settings, checked_seconds
 
 if TYPE_CHECKING:  # A torch built without it has nodes of one process.
@@ -76,15 +76,15 @@ class Node(DataCalls):
         model, optimizers = unwrapped(model), Optimizers(optimizer)
         if isinstance(model, State) and optimizers.all:
             raise ConfigError(f"A {type(model).__name__} brings its own state: leave optimizer out.")
-        ranks = None if group is None else Ranks(GroupChannel(group))
+        ranks = None if group is None else Ranks(Channel(group))
         choices = Choices(local, copy, average)
         if isinstance(model, State) and (local or copy or average):
             raise ConfigError(f"A {type(model).__name__} decides by its layout: leave local, copy and average out.")
         trained = Trained(model, optimizers, choices)
         # The side of the training loop: of a node of one process, of rank 0 of a group, or of another of its ranks.
-        self._training: TrainingSide | Leader | Follower
+        self._training: TrainingSide | RankSide
         if ranks is not None and not ranks.leads:
-            self._training = Follower(trained, ranks)
+            self._training = RankSide(trained, ranks)
             self._prepare_data(self._training.samplers, optimizers)
             running.closes_with(self, self._training)
             return

@@ -44,7 +44,7 @@ _stop_requested = False  # An exception alone can be lost: some imports catch al
 
 
 class Side(Protocol):
-    """The side of a node in the training thread, which holds the model: a TrainingSide, a Leader or a Follower."""
+    """The side of a node in the training thread, which holds the model: a TrainingSide or a RankSide."""
 
     @property
     def model(self) -> Any: ...

@@ -69,8 +69,8 @@ class Boundary:
 
     __slots__ = (
         "adoption", "arrived_moments", "arrived_updates", "backup", "clear_wake", "conserves_mass", "copying_visits",
-        "decided_updates", "has_requests", "lock", "mass", "model", "must_restore", "next_cut", "pending_updates",
-        "replacements", "requests", "sampled_positions", "uploads_updates", "vectors", "wake",
+        "decided_updates", "has_requests", "is_open", "lock", "mass", "model", "must_restore", "next_cut",
+        "pending_updates", "replacements", "requests", "sampled_positions", "uploads_updates", "vectors", "wake",
     )  # fmt: skip
 
     def __init__(
@@ -85,6 +85,9 @@ class Boundary:
         # True if an update goes to the model's device on arrival, and is added after this copy. Otherwise the
         # boundary brings it there, and the device waits.
         self.uploads_updates = False
+        # False while updates, moments and other weights wait, and only snapshots are taken; a driver with several
+        # processes for one model opens the boundary when all stand at it.
+        self.is_open = True
         self.mass = 1.0  # The model's mass: it changes with the weights, so only in the training loop.
         self.has_requests = False
         self.requests: dict[int, Request] = {}  # Requests for snapshots by session.
@@ -270,7 +273,7 @@ class Boundary:
     def take_ready_requests(self) -> ReadyRequests:
         """Take the requests that can be fulfilled now. The others wait for an update, and stay."""
         with self.lock:
-            ready_count = self.count_ready_updates()
+            ready_count = self.count_ready_updates() if self.is_open else 0
             updates = self.arrived_updates[:ready_count]
             self.arrived_updates = self.arrived_updates[ready_count:]
             self.pending_updates -= len(updates)
@@ -283,10 +286,12 @@ class Boundary:
                 else:
                     waiting[session] = request
             self.requests = waiting
-            adoption, self.adoption = self.adoption, None
-            moments, self.arrived_moments = self.arrived_moments, []
-            must_restore, self.must_restore = self.must_restore, False
-            self.has_requests = bool(self.arrived_updates)
+            adoption, moments, must_restore = None, [], False
+            if self.is_open:
+                adoption, self.adoption = self.adoption, None
+                moments, self.arrived_moments = self.arrived_moments, moments
+                must_restore, self.must_restore = self.must_restore, False
+            self.has_requests = self.is_open and bool(self.arrived_updates)
             if self.clear_wake is not None and not self.has_requests:
                 self.clear_wake()
             return ReadyRequests(must_restore, updates, adoption, moments, requests, is_current, self.decided_updates)

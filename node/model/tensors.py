@@ -17,9 +17,8 @@ from gossip.arithmetic.layout import FLOATS, Kind, Layout, Segment
 from gossip.errors import CheckpointError, LayoutError
 from node.model.inventory.aliases import find_aliases
 from node.model.inventory.items import Choices, Item, Treatment, treatment_of
-from node.model.sharded.shards import is_sharded, local_part
 
-__all__ = ["LiveTensors", "plain_name", "refuse_other_tensors"]
+__all__ = ["LiveTensors", "is_sharded", "local_part", "plain_name", "refuse_other_tensors"]
 
 SHARDED = (
     "is sharded over several processes: give Node these processes, on all of them, as "
@@ -372,3 +371,15 @@ def _is_read_only(value: Any) -> bool:
         return versioned and not np.from_dlpack(value).flags.writeable
     except (AttributeError, TypeError, ValueError, BufferError, RuntimeError):  # An older DLPack, or not on the host.
         return False
+
+
+def is_sharded(thing: object) -> bool:
+    """Return True for a DTensor, without importing its module."""
+    kind = getattr(sys.modules.get("torch.distributed.tensor"), "DTensor", None)
+    return kind is not None and isinstance(thing, kind)
+
+
+def local_part(tensor: Tensor) -> Tensor:
+    """Return the part of a tensor that lies in this process. Call it without gradients."""
+    dtensor: Any = tensor
+    return dtensor.to_local() if is_sharded(tensor) else tensor

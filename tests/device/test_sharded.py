@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from node.model.device.uploads import Uploads
-from node.model.sharded.operation import Operation, Portion
-from node.model.sharded.shards import LocalShard, ShardBox
-from node.model.sharded.work import ShardWork, change_tensor
+from node.ranks.sharded.operation import Operation, Portion
+from node.ranks.sharded.shards import LocalShard, ShardBox
+from node.ranks.sharded.work import ShardWork, change_tensor
 
 pytestmark = pytest.mark.cuda
 ROWS, COLUMNS, PARTS = 8, 10, 5
@@ -21,32 +21,15 @@ class Work(ShardWork):
     """A rank that owns some whole tensors, and maps the memory of one operation."""
 
     def __init__(self) -> None:
-        box = ShardBox((ROWS, COLUMNS), (slice(0, ROWS), slice(0, COLUMNS)), True)
+        box = ShardBox((ROWS, COLUMNS), (0, 0), (ROWS, COLUMNS))
         size = ROWS * COLUMNS
         self.parts = [torch.ones(ROWS, COLUMNS, device="cuda") for _ in range(PARTS)]
-        self.shards = [LocalShard(part, size * number, box) for number, part in enumerate(self.parts)]
+        self.shards = [LocalShard(size * number, box, part) for number, part in enumerate(self.parts)]
         self.bytes = np.frombuffer(mmap.mmap(-1, 1 << 16), np.uint8)
 
     def portion(self, kind, elements):
         operation = Operation(kind, elements=elements)
         return Portion(operation, self.bytes[: operation.size], self.shards)
-
-
-def test_positions_in_any_number_of_tensors_take_one_copy_in_each_direction(costs):
-    work = Work()
-    places = np.arange(0, PARTS * ROWS * COLUMNS, 7)
-    work.bytes[: 8 * places.size].view(np.int64)[:] = places
-    values = work.bytes[8 * places.size : 12 * places.size].view(np.float32)
-    values[:] = np.arange(places.size)
-    with torch.no_grad():
-        costs.reset()
-        work._add_at(work.portion("add_at", places.size))
-        costs.check(waits=2)
-        values.fill(0.0)
-        costs.reset()
-        assert work._read_at(work.portion("read_at", places.size))
-        costs.check(waits=2)
-    assert values.tolist() == [1.0 + number for number in range(places.size)]
 
 
 def test_a_read_says_whether_all_values_are_finite():

@@ -12,14 +12,14 @@ from torch import nn
 from gossip.arithmetic.subsets import ALL
 from gossip.averaging.vectors import Cut
 from gossip.errors import CheckpointError, LayoutError
-from node.loop.ranks.channel import GroupChannel
-from node.loop.ranks.mirror import Mirror, with_places, with_tensors
-from node.loop.ranks.ranks import Ranks
 from node.model import checkpoint
 from node.model.device.uploads import Uploads
 from node.model.optimizers import Optimizers
 from node.model.pool import VectorPool
 from node.model.snapshot import ModelState
+from node.ranks.channel import Channel
+from node.ranks.optimizers import RankOptimizers
+from node.ranks.ranks import Ranks
 from tests.device.cuda import simulated
 from tests.node.vectors import mlp, vector_of
 
@@ -162,17 +162,22 @@ def test_an_optimizers_state_from_another_rank_goes_into_the_memory_that_is_ther
     optimizer = trained(model, fused=True)
     weight = model[0].weight
     held = dict(optimizer.state[weight])
-    sent: list = []
-    described = with_places(held, weight, sent)
     ranks = mock.Mock(spec=Ranks, broadcast=lambda host: host.fill_(5.0))
-    receive = Mirror(ModelState(model, optimizer), Optimizers(optimizer), ranks).receive_tensor
+    optimizers = RankOptimizers(Optimizers(optimizer), ranks, 10**6)
+    optimizers.send()
+    [(_, described)] = [call.args for call in ranks.send_command.call_args_list]
 
-    taken = with_tensors(described, weight, receive, optimizer.state[weight])
+    def filled(before):
+        optimizer.state[weight] = before
+        optimizers.fill(described)
+        return optimizer.state[weight]
+
+    taken = filled(held)
     assert all(taken[key] is held[key] for key in held)
     assert float(taken["exp_avg"].sum()) == 5.0 * weight.numel()
-    fresh = with_tensors(described, weight, receive)
+    fresh = filled({})
     assert all(fresh[key].is_cuda and fresh[key] is not held[key] for key in held)
-    wider = with_tensors(described, weight, receive, {key: torch.zeros(2, device="cuda") for key in held})
+    wider = filled({key: torch.zeros(2, device="cuda") for key in held})
     assert [wider[key].shape for key in held] == [held[key].shape for key in held]
 
 
@@ -245,7 +250,7 @@ def test_vectors_of_ranks_go_over_the_models_device(monkeypatch, tmp_path):
         monkeypatch.setattr(dist, "get_backend_config", lambda group: "cpu:gloo,cuda:nccl")
         monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
         for place, expected in ((None, "cuda:0"), (torch.device("cuda", 1), "cuda:1")):
-            channel = GroupChannel(dist.group.WORLD)
+            channel = Channel(dist.group.WORLD)
             channel.device = place
             channel.open()
             channel.close()

@@ -15,7 +15,7 @@ from gossip.arithmetic.moments import MAX_RATIO, MomentForm, Role
 from gossip.averaging.vectors import REACH, Floats, Moments
 from node.model.device.copies import Copies, combined
 from node.model.optimizer.optimizer_state import OF_GRADIENTS, OptimizerState, state_tensor
-from node.model.sharded.shards import local_part
+from node.model.tensors import local_part
 
 __all__ = ["LiveMoments", "mix_values"]
 

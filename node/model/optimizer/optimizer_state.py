@@ -23,8 +23,7 @@ from node.model.inventory.examples import (
 )
 from node.model.inventory.items import Choices, Item, foreign_sentence
 from node.model.optimizers import Optimizers, with_inner
-from node.model.sharded.shards import local_part
-from node.model.tensors import LiveTensors
+from node.model.tensors import LiveTensors, local_part
 
 __all__ = ["MAX_OPTIMIZER_KEYS", "OF_GRADIENTS", "OptimizerState", "state_tensor"]
 

@@ -15,10 +15,10 @@ from gossip.averaging.vectors import Vector
 from gossip.averaging.visit import Adoption, Update
 from gossip.errors import LocalError, RemoteError
 from node.faults import first_cause, trace_of
-from node.loop.ranks.boundary import RanksBoundary
 from node.model.backup import KeptWeights
 from node.model.pool import VectorPool
 from node.model.snapshot import ModelState
+from node.ranks.boundary import RanksBoundary
 from tests.harness import warm
 
 

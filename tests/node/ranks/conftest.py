@@ -19,4 +19,4 @@ def world():
 @pytest.fixture
 def memory_groups(monkeypatch):
     """Let the channels of a MemoryGroup stand for process groups."""
-    monkeypatch.setattr("node.node.GroupChannel", lambda group: group)
+    monkeypatch.setattr("node.node.Channel", lambda group: group)

@@ -19,9 +19,9 @@ from torch.nn.parallel import DistributedDataParallel
 
 from gossip.config import Config
 from node import Node
-from node.loop.ranks import channel
-from node.model.sharded import operation, state
-from node.model.sharded.memory import MappedVectors
+from node.ranks import channel
+from node.ranks.sharded import operation
+from node.ranks.sharded.memory import MappedVectors
 
 rank, size, folder, seeds = int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]), sys.argv[4:]
 nodes = int(os.environ.get("NODES", "1"))
@@ -58,7 +58,7 @@ if os.environ.get("WRONG") == "group":
     group = dist.new_group([0])  # All ranks call this, but only rank 0 is a member.
     wrong = "others" if rank else ""
 if "APART" in os.environ:
-    operation.PORTION_BYTES, state.STAGED_BYTES = 1200, 1000
+    operation.PORTION_BYTES = 1200
 if str(rank) in os.environ.get("APART", "").split():
     map_memory = MappedVectors.map
     MappedVectors.map = lambda memory, name: map_memory(memory, replace(name, path="/nowhere"))
@@ -80,8 +80,8 @@ if wrong == "others":
 node = Node(model, optimizer, seeds=seeds, config=config, group=group)
 if "OVER_DEVICE" in os.environ:  # Imitate NCCL, whose group carries vectors from device to device, in pieces.
     channel.PIECE_BYTES, channel.SMALL_BYTES = 1000, 600
-    opened, side = channel.GroupChannel.open, torch.device("cpu")
-    channel.GroupChannel.open = lambda self: (opened(self), setattr(self, "vector_device", side))
+    opened, side = channel.Channel.open, torch.device("cpu")
+    channel.Channel.open = lambda self: (opened(self), setattr(self, "vector_device", side))
 with node:
     if "LOAD" in os.environ:
         node.load(os.environ["LOAD"])

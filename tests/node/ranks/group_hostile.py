@@ -27,16 +27,15 @@ from gossip.config import Config
 from gossip.errors import LocalError
 from gossip.ids import PeerId
 from node import Node
-from node.loop.ranks import plain
-from node.loop.ranks.boundary import MomentsTold, UpdateTold
-from node.loop.ranks.channel import REASON_KEY, GroupChannel
-from node.loop.ranks.mirror import Place
-from node.loop.ranks.ranks import FRAME_BYTES, Call, Ranks, StepSummary
-from node.loop.ranks.report import SwarmReport
-from node.model.sharded.memory import MemoryName
-from node.model.sharded.work import Operation
 from node.observe.members import SwarmView
-from node.observe.metrics import Metrics
+from node.ranks import plain
+from node.ranks.boundary import MomentsTold, UpdateTold
+from node.ranks.channel import REASON_KEY, Channel
+from node.ranks.optimizers import Place
+from node.ranks.ranks import FRAME_BYTES, Call, Ranks, StepSummary
+from node.ranks.report import SwarmReport
+from node.ranks.sharded.memory import MemoryName
+from node.ranks.sharded.work import Operation
 
 PATIENCE_S = 15.0  # The timeout of the group, for a rank that stops and, on a busy machine, for one that is late.
 FULL_STEPS = 30  # The steps of an honest loop that no attack ends.
@@ -110,7 +109,7 @@ def mirrored(described):
     """Return an attack that sends valid weights, and then ``described`` as the optimizers."""
 
     def attack(ranks, folder):
-        says("mirror")(ranks, folder)
+        says("weights")(ranks, folder)
         for size in (ELEMENTS - 3, 3):
             ranks.broadcast_array(np.ones(size, np.float32))
         says("optimizers", described)(ranks, folder)
@@ -134,7 +133,7 @@ def trained(samples=0, **told):
     def attack(ranks, folder):
         news = SwarmReport(
             PeerId(b"i" * 16), "127.0.0.1:1", SwarmView((PeerId(b"o" * 16),)), False, {}, (),
-            Metrics({"exchanges_done": 0}),
+            {"exchanges_done": 0},
         )  # fmt: skip
         says("done", (None, None, news))(ranks, folder)
         ranks.begin_summary(Call.STEP, samples, announced=StepSummary(**({"sharers": 1, "gap_steps": 1} | told)))
@@ -293,7 +292,7 @@ that is the one that sent it."""
 
 def opened():
     """Start a node's ranks as far as the START call."""
-    ranks = Ranks(GroupChannel(dist.group.WORLD))
+    ranks = Ranks(Channel(dist.group.WORLD))
     ranks.open()
     ranks.begin_summary(Call.START)
     ranks.finish_summary()

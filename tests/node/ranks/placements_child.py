@@ -20,21 +20,20 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 
 from gossip.errors import LayoutError
 from node.loop.live import Trained
-from node.loop.ranks.channel import GroupChannel
-from node.loop.ranks.ranks import Ranks
-from node.loop.ranks.sharded import perform_command, with_shards
 from node.model.optimizers import Optimizers
-from node.model.sharded import operation
-from node.model.sharded import state as sharded_state
-from node.model.sharded.memory import MappedVectors
 from node.model.snapshot import ModelState
+from node.ranks.channel import Channel
+from node.ranks.part import ShardedPart
+from node.ranks.ranks import Ranks
+from node.ranks.sharded import operation
+from node.ranks.sharded.memory import MappedVectors
 
 rank, folder = int(sys.argv[1]), Path(sys.argv[2])
 torch.set_num_threads(1)
 dist.init_process_group(
     "gloo", init_method=f"file://{folder}/store", rank=rank, world_size=4, timeout=timedelta(seconds=60)
 )
-operation.PORTION_BYTES, sharded_state.STAGED_BYTES = 160, 120  # Many portions, of which some cut a tensor.
+operation.PORTION_BYTES = 160  # Many portions, of which some cut a tensor.
 is_apart, map_memory = False, MappedVectors.map
 
 
@@ -78,10 +77,10 @@ for name, (model, same) in cases.items():
             optimizer.zero_grad()
             one(inputs).square().mean().backward()
             optimizer.step()
-    ranks = Ranks(GroupChannel(dist.group.WORLD))
+    ranks = Ranks(Channel(dist.group.WORLD))
     ranks.open()
-    trained = with_shards(Trained(model, Optimizers(made[0] if made else None)), ranks)
-    state = trained.make_state()
+    part = ShardedPart(Trained(model, Optimizers(made[0] if made else None)), ranks)
+    state = part.state
     expected = ModelState(same, made[1] if made else None)
     assert state.layout == expected.layout
     state.work.begin()
@@ -91,7 +90,7 @@ for name, (model, same) in cases.items():
             if command.kind == "apart":
                 is_apart = True
             else:
-                assert perform_command(command, state.work, trained.optimizers)
+                part.obey(command)
     else:
         size = state.layout.size
         rng = np.random.default_rng(3)
@@ -109,7 +108,6 @@ for name, (model, same) in cases.items():
         for way, found in seen.items():
             if way == "apart":
                 ranks.send_command("apart")
-                state._staging = np.empty(0, np.float32)  # The ranks map what is made from here on, or cannot.
                 state.write(first)
                 expected.write(first)
             for call, given in [("sound", ()), *changes]:
@@ -148,7 +146,7 @@ for name, (model, same) in cases.items():
     ranks.leave(None)
 uneven = divided(layers(6))  # Three rows for each of two processes, which FSDP cannot halve.
 try:
-    with_shards(Trained(uneven, Optimizers()), Ranks(GroupChannel(dist.group.WORLD)))
+    ShardedPart(Trained(uneven, Optimizers()), Ranks(Channel(dist.group.WORLD)))
 except LayoutError as error:
     (folder / f"refused-{rank}").write_text(str(error))
 (folder / f"done-{rank}").touch()

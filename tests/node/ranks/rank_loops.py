@@ -19,8 +19,8 @@ def net(seed=0, dtype=torch.float32):
 
 
 def trained_by(node):
-    """Return the object that holds this rank's state and optimizers, on rank 0 or another rank."""
-    return getattr(node._training, "live", node._training)
+    """Return the object that holds this rank's state and optimizers."""
+    return node._training.part
 
 
 def flat(model):

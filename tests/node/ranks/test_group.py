@@ -22,13 +22,13 @@ from gossip.wire.frames import encode
 from gossip.wire.messages import Ping
 from node import QuasiGlobal
 from node.identity.keys import Identity
-from node.loop.ranks.boundary import RanksBoundary, UpdateTold
-from node.loop.ranks.follower import Follower
 from node.model import flat as vectors
 from node.model.backup import KeptWeights
 from node.model.pool import VectorPool
 from node.model.snapshot import ModelState
 from node.model.state import State
+from node.ranks.boundary import RanksBoundary, UpdateTold
+from node.ranks.part import WholePart
 from tests.harness.configs import tuned
 from tests.node.links.test_named import speak
 from tests.node.loop.test_last_mixes import RARELY, STEP, STEPS, counter, learned_of
@@ -140,8 +140,9 @@ WAYS = {
 @pytest.mark.parametrize("way", WAYS)
 def test_all_ranks_hold_the_same_after_every_step_beside_another_node(train, way, monkeypatch):
     monkeypatch.setattr(vectors, "MIN_KERNEL_ELEMENTS", 1)  # Copy and add as for large models.
-    changed, change = [], Follower.apply_change
-    monkeypatch.setattr(Follower, "apply_change", lambda side, told: (changed.append(told), change(side, told)))
+    changed = []
+    obeys = UpdateTold, lambda part, told: (changed.append(told), part.change(told))
+    monkeypatch.setitem(WholePart.commands, "change", obeys)
     options, changes = WAYS[way]
     config = tuned(mix_every_steps=2, join_timeout_s=3.0, bench_s=0.2, **changes)
 
@@ -193,7 +194,7 @@ def test_a_member_keeps_half_of_what_a_node_of_several_ranks_has_learned_since_i
 @pytest.mark.parametrize(("seconds", "sums"), [(0.0, 64), (10.0, 5)], ids=["long steps", "short steps"])
 def test_steps_at_which_nothing_changes_cost_at_most_a_sum_for_which_no_rank_waits(monkeypatch, seconds, sums):
     """Two sums at first, until the length of a step is known; then one in 16 steps, if these are short."""
-    monkeypatch.setattr("node.loop.ranks.leader.SUM_S", seconds)
+    monkeypatch.setattr("node.ranks.leader.SUM_S", seconds)
 
     def loop(node, rank):
         node.settle(0.0)
@@ -210,7 +211,7 @@ def test_steps_at_which_nothing_changes_cost_at_most_a_sum_for_which_no_rank_wai
 
 
 def test_samples_of_all_ranks_are_summed_and_the_last_step_is_in_a_checkpoint(tmp_path, monkeypatch):
-    monkeypatch.setattr("node.loop.ranks.leader.SUM_S", 0.0)
+    monkeypatch.setattr("node.ranks.leader.SUM_S", 0.0)
 
     def loop(node, rank):
         for _step in range(5):

@@ -10,11 +10,11 @@ from torch import nn
 
 from gossip.errors import LayoutError, LocalError
 from node.loop.live import Trained
-from node.loop.ranks.boundary import UpdateTold
-from node.loop.ranks.follower import Follower
-from node.loop.ranks.ranks import Ranks
 from node.model.device.uploads import Uploads
 from node.model.optimizers import Optimizers
+from node.ranks.boundary import UpdateTold
+from node.ranks.part import WholePart
+from node.ranks.ranks import Ranks
 from tests.harness.configs import tuned
 from tests.node.ranks.rank_loops import no_errors, pull
 from tests.node.ranks.rank_threads import MemoryChannel, MemoryGroup, RankThread, play
@@ -59,8 +59,9 @@ def layers(seed, device):
 @pytest.mark.parametrize("mixing", ["pair", "push-sum"])
 def test_all_ranks_hold_the_same_and_no_change_goes_over_the_hosts(train, monkeypatch, mixing):
     monkeypatch.setattr(Uploads, "PORTION_ELEMENTS", 32)
-    told, change = [], Follower.apply_change
-    monkeypatch.setattr(Follower, "apply_change", lambda side, what: (told.append(what), change(side, what)))
+    told = []
+    obeys = UpdateTold, lambda part, what: (told.append(what), part.change(what))
+    monkeypatch.setitem(WholePart.commands, "change", obeys)
     config = tuned(mix_every_steps=2, join_timeout_s=3.0, bench_s=0.2, mixing=mixing)
     model = layers(99, "cpu")
     other = train(model, work=pull(model, 1.0), config=config)
@@ -90,8 +91,8 @@ def test_all_ranks_hold_the_same_and_no_change_goes_over_the_hosts(train, monkey
 def test_a_rank_that_cannot_take_part_says_why(accelerator):
     def apply(device, portions):
         ranks = Ranks(MemoryGroup(2).channels[1])
-        follower = Follower(Trained(layers(0, device), Optimizers(None)), ranks)
-        follower.apply_change(UpdateTold(follower.state.layout.exchanged, False, None, portions))
+        part = WholePart(Trained(layers(0, device), Optimizers(None)), ranks)
+        part.change(UpdateTold(part.state.layout.exchanged, False, None, portions))
 
     with pytest.raises(LayoutError, match=r"Rank 1 .* lays out its tensors in another way than rank 0"):
         apply("cuda", (40, 43))

@@ -20,18 +20,17 @@ import torch
 import node
 from gossip.errors import CheckpointError, ConfigError, LocalError
 from gossip.ids import PeerId
-from node.loop.ranks.boundary import UpdateTold
-from node.loop.ranks.mirror import Place
-from node.loop.ranks.plain import MAX_BYTES, MAX_DEPTH, RECORD, TUPLE, pack_value, unpack_value
-from node.loop.ranks.report import SwarmReport
 from node.observe.members import Member, SwarmView
-from node.observe.metrics import Metrics
 from node.observe.reduced import Reduced
+from node.ranks.boundary import UpdateTold
+from node.ranks.optimizers import Place
+from node.ranks.plain import MAX_BYTES, MAX_DEPTH, RECORD, TUPLE, pack_value, unpack_value
+from node.ranks.report import SwarmReport
 
 NEWS = SwarmReport(
     PeerId(b"i" * 16), "127.0.0.1:1", SwarmView((PeerId(b"o" * 16),), 3, b"run", 1 << 60, 7, 2), False,
     {"run_id": "ab", "samplers": {"seed": 1 << 90, "left": [1, 2]}}, (Member("a", None, "alive", 1, 2, None),),
-    Metrics({"loss": 0.5, "alone": True, "state": None}),
+    {"loss": 0.5, "alone": True, "state": None},
 )  # fmt: skip
 
 
@@ -106,7 +105,7 @@ def test_a_message_has_a_largest_size():
 
 
 def test_more_lists_than_any_rank_tells_are_refused_before_they_take_memory(monkeypatch):
-    monkeypatch.setattr("node.loop.ranks.plain.MAX_CONTAINERS", 1 << 12)  # A lower limit makes the test fast.
+    monkeypatch.setattr("node.ranks.plain.MAX_CONTAINERS", 1 << 12)  # A lower limit makes the test fast.
     with pytest.raises(LocalError, match="more than 4096 lists and mappings"):
         unpack_value(b"\xdd" + (1 << 13).to_bytes(4, "big") + b"\x90" * (1 << 13))
     assert unpack_value(b"\xdd" + (1 << 11).to_bytes(4, "big") + b"\x90" * (1 << 11)) == [[]] * (1 << 11)

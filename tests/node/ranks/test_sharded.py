@@ -18,18 +18,17 @@ from gossip.config import Config
 from gossip.errors import LayoutError, LocalError
 from node import Node, QuasiGlobal
 from node.loop.live import Trained
-from node.loop.ranks.channel import GroupChannel
-from node.loop.ranks.ranks import Command, Ranks
-from node.loop.ranks.sharded import perform_command, with_shards
 from node.model import checkpoint
 from node.model.backup import KeptWeights
 from node.model.checkpoint import Archive
 from node.model.inventory.items import Choices
 from node.model.optimizers import Optimizers
-from node.model.sharded import state as sharded_state
-from node.model.sharded.operation import Operation
-from node.model.sharded.work import ShardWork
 from node.model.snapshot import ModelState
+from node.ranks.channel import Channel
+from node.ranks.part import ShardedPart
+from node.ranks.ranks import Command, Ranks
+from node.ranks.sharded.operation import Operation
+from node.ranks.sharded.work import ShardWork
 from tests.harness.configs import tuned
 from tests.node.ranks.rank_loops import net, trained
 
@@ -52,10 +51,10 @@ class Pair:
         for model, optimizer in zip(self.models, self.optimizers, strict=True):
             for number in range(steps):
                 trained(model, optimizer, number)
-        self.ranks = Ranks(GroupChannel(world))
+        self.ranks = Ranks(Channel(world))
         self.ranks.open()
-        with_state = with_shards(Trained(self.models[1], Optimizers(self.optimizers[1])), self.ranks)
-        self.sharded, self.many = with_state.make_state(), with_state.optimizers
+        self.part = ShardedPart(Trained(self.models[1], Optimizers(self.optimizers[1])), self.ranks)
+        self.sharded, self.many = self.part.state, self.part.optimizers
         self.whole = ModelState(self.models[0], self.optimizers[0])
         self.sharded.work.begin()
         self.ranks.is_standing = True
@@ -77,11 +76,10 @@ class Pair:
         return self.vectors()[1][self.sharded.layout.size :]
 
 
-@pytest.fixture(params=["mapped", "staged"])
-def made(request, monkeypatch):
-    """Return a function that makes a vector: in memory that all ranks map, or to be staged in many pieces."""
-    monkeypatch.setattr(sharded_state, "STAGED_BYTES", 64)
-    if request.param == "mapped":
+@pytest.fixture(params=["shared", "of its own"])
+def made(request):
+    """Return a function that makes a vector: in memory that all ranks map, or in memory of this process."""
+    if request.param == "shared":
         return lambda state, size: state.buffer(size)
     return lambda state, size: np.empty(size, np.float32)
 
@@ -333,7 +331,7 @@ def test_frozen_parameters_are_not_exchanged_and_newcomers_get_them(world, tmp_p
         return model
 
     whole = ModelState(half(0))
-    work = ShardWork(sharded(half(0)), Optimizers(), Choices(), Ranks(GroupChannel(world)))
+    work = ShardWork(sharded(half(0)), Optimizers(), Choices(), Ranks(Channel(world)))
     assert work.layout.fingerprint == whole.layout.fingerprint
     model = sharded(half(1))
     with Node(model, config=Config(), group=world) as node:
@@ -375,8 +373,9 @@ def test_an_operation_that_no_rank_0_sends_is_refused(world):
         Operation("read", 0, -1, number),
     ):
         with pytest.raises(LocalError, match="is no message of this version"):
-            perform_command(Command("operation", operation), pair.sharded.work, pair.many)
-    assert not perform_command(Command("change"), pair.sharded.work, pair.many)
+            pair.part.obey(Command("operation", operation))
+    with pytest.raises(LocalError, match="a command 'change'"):
+        pair.part.obey(Command("change"))
 
 
 def test_placements_that_are_no_boxes_are_refused(world):

@@ -11,32 +11,34 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 import torch.distributed as dist
 from numpy.typing import NDArray
 from torch import Tensor
 
 from gossip.errors import LocalError
-from node.loop.ranks.channel import Channel, Collective, Silence
-from node.loop.ranks.plain import MAX_BYTES, pack_value, unpack_value, unreadable_error
+from node.ranks.channel import Channel, Silence
+from node.ranks.plain import MAX_BYTES, pack_value, unpack_value, unreadable_error
 from node.running import CLOSED, USED
+
+if TYPE_CHECKING:
+    from torch.distributed import Work
 
 __all__ = ["MAX_GAP_STEPS", "Call", "Command", "Ranks", "StepSummary"]
 
 HEARTBEAT_S = 1.0  # The interval at which rank 0 reports that it still waits for its swarm.
 FAREWELL_S = 2.0  # Time for the other ranks to end the step that this rank has ended, since they shared its gradients.
 MAX_GAP_STEPS = 16  # The most steps between two all-reduces, in case steps suddenly become longer.
-FRAME_BYTES = 512  # A command up to this size, its length included, is one broadcast; a longer one takes two.
-LENGTH_BYTES = 8  # The length of a command, little-endian, at the beginning of its frame.
+FRAME_BYTES = 512  # A value up to this size, its length included, is one message; a longer one takes two.
+LENGTH_BYTES = 8  # The length of a value, little-endian, at the beginning of its frame.
 
 
 class Call(IntEnum):
     """The call of the node that a rank is in. All ranks meet in it, so they must make the same call."""
 
-    START, STEP, SETTLE, FINISH, LOAD, MERGE, REDUCE, SAVE, LEAVE = range(1, 10)
+    START, STEP, SETTLE, FINISH, LOAD, LOAD_STATE_DICT, MERGE, REDUCE, SAVE, EXPORT, LEAVE = range(1, 12)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +83,7 @@ class Ranks:
     def __init__(self, channel: Channel) -> None:
         self.channel = channel
         self.rank, self.size, self.leads = channel.rank, channel.size, channel.rank == 0
-        self.pending_sum: tuple[Call, Tensor, Collective] | None = None  # The all-reduce in progress, if any.
+        self.pending_sum: tuple[Call, Tensor, Work] | None = None  # The all-reduce in progress, if any.
         self.is_standing = False  # All ranks are at one boundary, where rank 0 sends commands.
         self.is_open = False
         self.failure = ""  # The reason why nothing can be sent any more; empty until then.
@@ -143,32 +145,15 @@ class Ranks:
         sums: list[int] = row.tolist()
         return sums
 
-    # -- commands ------------------------------------------------------------------------------------------------
+    # -- commands, and messages between rank 0 and one other rank ------------------------------------------------------
     def send_command(self, kind: str, payload: Any = None) -> None:
         """Send a command from rank 0 to all others."""
-        data = pack_value([kind, payload])
-        frame = np.zeros(FRAME_BYTES, np.uint8)
-        frame[:LENGTH_BYTES] = np.frombuffer(len(data).to_bytes(LENGTH_BYTES, "little"), np.uint8)
-        is_short = len(data) <= FRAME_BYTES - LENGTH_BYTES
-        if is_short:
-            frame[LENGTH_BYTES : LENGTH_BYTES + len(data)] = np.frombuffer(data, np.uint8)
-        self.broadcast_array(frame)
-        if not is_short:
-            self.broadcast_array(np.frombuffer(bytearray(data), np.uint8))
+        self.send_value([kind, payload])
         self.commanded_at = time.monotonic()
 
     def receive_command(self) -> Command:
         """Receive the next command."""
-        frame = np.zeros(FRAME_BYTES, np.uint8)
-        self.broadcast_array(frame)
-        size = int.from_bytes(frame[:LENGTH_BYTES].tobytes(), "little")
-        if size > MAX_BYTES:
-            raise unreadable_error(f"{size} bytes at once")
-        data = frame[LENGTH_BYTES : LENGTH_BYTES + size]
-        if size > FRAME_BYTES - LENGTH_BYTES:
-            data = np.zeros(size, np.uint8)
-            self.broadcast_array(data)
-        row = unpack_value(data.tobytes(), list[Any])
+        row = self.receive_value(list[Any])
         if len(row) != 2 or not isinstance(row[0], str):
             raise unreadable_error("no command")
         return Command(*row)
@@ -178,15 +163,57 @@ class Ranks:
         if self.is_standing and time.monotonic() - self.commanded_at > HEARTBEAT_S:
             self.send_command("wait")
 
+    def send_value(self, value: Any, rank: int | None = None) -> None:
+        """Send plain data to a rank, by default from rank 0 to all others."""
+        data = pack_value(value)
+        framed = torch.frombuffer(bytearray(len(data).to_bytes(LENGTH_BYTES, "little") + data), dtype=torch.uint8)
+        is_short = framed.numel() <= FRAME_BYTES
+        frame = torch.zeros(FRAME_BYTES, dtype=torch.uint8, device="cpu")
+        filled = framed.numel() if is_short else LENGTH_BYTES
+        frame[:filled] = framed[:filled]
+        self.send(frame, rank)
+        if not is_short:
+            self.send(framed[LENGTH_BYTES:], rank)
+
+    def receive_value(self, hint: Any, rank: int | None = None) -> Any:
+        """Receive plain data, which must fit the annotation, from a rank, by default what rank 0 sends to all."""
+        frame = torch.zeros(FRAME_BYTES, dtype=torch.uint8, device="cpu")
+        self.receive(frame, rank)
+        size = int.from_bytes(frame[:LENGTH_BYTES].numpy().tobytes(), "little")
+        if size > MAX_BYTES:
+            raise unreadable_error(f"{size} bytes at once")
+        data = frame[LENGTH_BYTES : LENGTH_BYTES + size]
+        if size > FRAME_BYTES - LENGTH_BYTES:
+            data = torch.zeros(size, dtype=torch.uint8, device="cpu")
+            self.receive(data, rank)
+        return unpack_value(data.numpy().tobytes(), hint)
+
+    # -- tensors: contiguous, on the host, of any type and of a size that both sides know ------------------------------
     def broadcast_array(self, array: NDArray[Any]) -> None:
         """Broadcast ``array`` from rank 0."""
         self.broadcast(torch.from_numpy(array))
 
     def broadcast(self, tensor: Tensor) -> None:
-        """Broadcast a contiguous tensor on the host, of any type, from rank 0."""
+        """Broadcast a tensor from rank 0."""
         with self.using_channel():
             if tensor.numel():
-                self.channel.broadcast(tensor.reshape(-1).view(torch.uint8))
+                self.channel.broadcast(bytes_of(tensor))
+
+    def send(self, tensor: Tensor, rank: int | None = None) -> None:
+        """Send a tensor between rank 0 and this rank, or from rank 0 to all others."""
+        if rank is None:
+            self.broadcast(tensor)
+        elif tensor.numel():
+            with self.using_channel():
+                self.channel.send(bytes_of(tensor), rank)
+
+    def receive(self, tensor: Tensor, rank: int | None = None) -> None:
+        """Receive a tensor from this rank, or the one that rank 0 sends to all others."""
+        if rank is None:
+            self.broadcast(tensor)
+        elif tensor.numel():
+            with self.using_channel():
+                self.channel.receive(bytes_of(tensor), rank)
 
     def relays(self, size: int) -> bool:
         """Return True if a vector of ``size`` bytes goes from device to device, by :meth:`relay`."""
@@ -196,35 +223,6 @@ class Ranks:
         """Broadcast a tensor on the device from rank 0, in the order of the current stream."""
         with self.using_channel():
             self.channel.relay(values)
-
-    # -- messages between rank 0 and one other rank ----------------------------------------------------------------
-    def send(self, tensor: Tensor, rank: int) -> None:
-        """Send a contiguous tensor on the host, of any type, to a rank that receives one of its size."""
-        with self.using_channel():
-            if tensor.numel():
-                self.channel.send(tensor.reshape(-1).view(torch.uint8), rank)
-
-    def receive(self, tensor: Tensor, rank: int) -> None:
-        """Receive a contiguous tensor on the host, of any type."""
-        with self.using_channel():
-            if tensor.numel():
-                self.channel.receive(tensor.reshape(-1).view(torch.uint8), rank)
-
-    def send_value(self, value: Any, rank: int) -> None:
-        """Send plain data."""
-        data = torch.frombuffer(bytearray(pack_value(value)), dtype=torch.uint8)
-        self.send(torch.tensor([data.numel()], device="cpu"), rank)
-        self.send(data, rank)
-
-    def receive_value(self, rank: int, hint: Any) -> Any:
-        """Receive plain data, which must fit the annotation."""
-        size = torch.zeros(1, dtype=torch.int64, device="cpu")
-        self.receive(size, rank)
-        if not 0 < size.item() <= MAX_BYTES:
-            raise unreadable_error(f"{size.item()} bytes at once")
-        data = torch.zeros(int(size.item()), dtype=torch.uint8, device="cpu")
-        self.receive(data, rank)
-        return unpack_value(data.numpy().tobytes(), hint)
 
     # -- ends ----------------------------------------------------------------------------------------------------
     @contextlib.contextmanager
@@ -296,6 +294,11 @@ class Ranks:
         self.is_standing = True
         yield
         self.is_standing = False
+
+
+def bytes_of(tensor: Tensor) -> Tensor:
+    """Return the bytes of a contiguous tensor, flat, in the same memory."""
+    return tensor.reshape(-1).view(torch.uint8)
 
 
 def is_channel_error(error: BaseException | None) -> bool:

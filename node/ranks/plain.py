@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import fields, is_dataclass
+from dataclasses import fields
 from functools import partial
 from typing import Any, TypeVar, get_origin
 
@@ -12,16 +12,16 @@ import numpy as np
 import torch
 
 from gossip.errors import ConfigError, LocalError
-from node.loop.ranks.annotations import fits, hints_of
+from node.ranks.annotations import fits, hints_of
 
 __all__ = ["MAX_BYTES", "checked", "one_line", "pack_value", "register", "unpack_value", "unreadable_error"]
 
 T = TypeVar("T")
 
 # Codes of msgpack's extension types, for values that msgpack itself would lose or turn into others. A RECORD is a
-# dataclass, and a MAPPING a class that is built from a dict.
-TUPLE, INTEGER, TYPE, RECORD, MAPPING, ERROR = range(6)
-KINDS: dict[str, type[Any]] = {}  # Records and mappings that may be sent, by name.
+# dataclass.
+TUPLE, INTEGER, TYPE, RECORD, ERROR = range(5)
+KINDS: dict[str, type[Any]] = {}  # Records that may be sent, by name.
 
 MAX_BYTES = 32 << 20  # Limit of a value: placeholders of some 200,000 optimizer tensors, or six full member tables.
 MAX_CONTAINERS = 1 << 20  # Limit of lists and mappings in a value: each takes 60 bytes or more for one byte sent.
@@ -32,7 +32,7 @@ MAX_CHARACTERS = 2000  # Limit of characters in a sentence.
 
 
 def register(*kinds: type[Any]) -> None:
-    """Register dataclasses, and mappings built from a dict, as types that may be sent."""
+    """Register dataclasses as types that may be sent."""
     KINDS.update({kind.__name__: kind for kind in kinds})
 
 
@@ -83,10 +83,8 @@ def extension_of(depth: int, value: Any) -> Any:
     if isinstance(value, tuple):
         return msgpack.ExtType(TUPLE, pack(list(value), depth))
     if KINDS.get(kind.__name__) is kind:
-        if is_dataclass(kind):
-            row = [kind.__name__, *(getattr(value, field.name) for field in fields(kind))]
-            return msgpack.ExtType(RECORD, pack(row, depth))
-        return msgpack.ExtType(MAPPING, pack([kind.__name__, dict(value)], depth))
+        row = [kind.__name__, *(getattr(value, field.name) for field in fields(kind))]
+        return msgpack.ExtType(RECORD, pack(row, depth))
     if isinstance(value, torch.dtype):
         return msgpack.ExtType(TYPE, str(value).removeprefix("torch.").encode())
     if isinstance(value, LocalError):
@@ -175,18 +173,11 @@ class Decoding:
         if code == TUPLE:
             return tuple(values)
         if code == RECORD:
-            kind = kind_of(values)
-            if not is_dataclass(kind):
-                raise unreadable_error("a mapping as a record")
+            kind: Any = kind_of(values)
             contents, hints = values[1:], hints_of(kind)
             if len(contents) != len(hints):
                 raise unreadable_error(f"a {kind.__name__} of {len(contents)} fields")
             return kind(*map(checked, contents, hints))
-        if code == MAPPING:
-            kind = kind_of(values)
-            if is_dataclass(kind) or not fits(values[1:], list[dict[str, Any]]) or len(values) != 2:
-                raise unreadable_error("a record as a mapping")
-            return kind(values[1])
         if code == ERROR and len(values) == 2 and fits(values, list[str]):
             name, sentence = values
             return next((kind for kind in local_errors() if kind.__name__ == name), LocalError)(one_line(sentence))

@@ -66,6 +66,7 @@ class SharedVectors:
         self.lock = threading.Lock()
         self.made: dict[int, MadeMemory] = {}
         self.count = 0  # The number of the last memory; 0 stands for no memory.
+        self.absent: set[int] = set()  # The ranks that could not map some memory.
         self.unused: deque[int] = deque()  # Numbers of memory that no vector uses any more.
 
     def make(self, elements: int) -> Floats:
@@ -114,6 +115,7 @@ class SharedVectors:
         """Close the file of a piece of memory that all ranks have mapped, except those that could not."""
         made = self.made[number]
         made.absent = absent
+        self.absent.update(absent)
         self.close(made)
 
     def absent_ranks(self, number: int) -> tuple[int, ...]:

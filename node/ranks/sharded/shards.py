@@ -9,27 +9,15 @@ from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
-import numpy as np
 from torch import Tensor, nn
 
 from gossip.errors import LayoutError
-from node.model.state import Positions
+from node.model.tensors import is_sharded, local_part
 
 __all__ = [
-    "LocalShard",
-    "Placed",
-    "ShardBox",
-    "ShardPlace",
-    "box_of",
-    "fsdp_modules",
-    "is_sharded",
-    "is_sharded_model",
-    "local_part",
-    "matching_positions",
-    "matching_slices",
-    "matching_views",
+    "LocalShard", "ShardBox", "ShardPlace", "box_of", "fsdp_modules", "is_sharded_model", "matching_slices",
     "reshard",
 ]  # fmt: skip
 
@@ -39,28 +27,38 @@ Sizes = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True)
 class ShardBox:
-    """The box of a logical tensor that this rank holds. A *logical* tensor is the whole, of which each rank has a part.
+    """The box of a logical tensor that a rank holds. A *logical* tensor is the whole, of which each rank has a part.
 
     Attributes:
         shape: The shape of the logical tensor.
-        box: The part, one slice for each dimension.
+        offsets: The part's first index in each dimension.
+        sizes: The shape of the part.
         owns: True if this rank copies the part out. Other ranks may hold the same part.
+
+    Raises:
+        ValueError: No tensor has such a part.
     """
 
-    shape: tuple[int, ...]
-    box: Slices
-    owns: bool
+    shape: Sizes
+    offsets: Sizes
+    sizes: Sizes
+    owns: bool = True
+
+    def __post_init__(self) -> None:
+        rows = zip(self.shape, self.offsets, self.sizes, strict=True)
+        if not all(offset >= 0 <= size and offset + size <= whole for whole, offset, size in rows):
+            raise ValueError("a part outside its tensor")
 
     def digest(self) -> int:
         """Return a number that is the same on all ranks that hold this part, and differs for other parts."""
-        ends = repr([(dimension.start, dimension.stop) for dimension in self.box]).encode()
         # 7 bytes fit into an int64, in which the ranks exchange it.
-        return int.from_bytes(hashlib.blake2b(ends, digest_size=7).digest(), "big")
+        box = repr((self.offsets, self.sizes)).encode()
+        return int.from_bytes(hashlib.blake2b(box, digest_size=7).digest(), "big")
 
     @property
-    def sizes(self) -> Sizes:
-        """Return the shape of the part."""
-        return tuple(dimension.stop - dimension.start for dimension in self.box)
+    def slices(self) -> Slices:
+        """Return the part as a slice for each dimension."""
+        return tuple(slice(offset, offset + size) for offset, size in zip(self.offsets, self.sizes, strict=True))
 
     @property
     def elements(self) -> int:
@@ -68,36 +66,32 @@ class ShardBox:
         return math.prod(self.sizes)
 
 
-class Placed(Protocol):
-    """A part of a logical tensor with its place in a flat vector."""
-
-    @property
-    def start(self) -> int:
-        """The index of the logical tensor's first element."""
-
-    @property
-    def stop(self) -> int:
-        """The index after its last element."""
-
-    @property
-    def box(self) -> ShardBox:
-        """The part."""
-
-
-PlacedPart = TypeVar("PlacedPart", bound=Placed)
-
-
 @dataclass(frozen=True, slots=True)
-class LocalShard:
-    """This rank's part of a logical tensor whose first element has the index ``start`` in a flat vector."""
+class ShardPlace:
+    """The place of a part in a flat vector, where its logical tensor begins at the index ``start``.
 
-    tensor: Tensor
+    Raises:
+        ValueError: The vector is longer than any.
+    """
+
     start: int
     box: ShardBox
 
+    def __post_init__(self) -> None:
+        if not 0 <= self.start <= sys.maxsize - math.prod(self.box.shape):
+            raise ValueError("a part outside the vector")
+
     @property
     def stop(self) -> int:
+        """Return the index after the logical tensor's last element."""
         return self.start + math.prod(self.box.shape)
+
+
+@dataclass(frozen=True, slots=True)
+class LocalShard(ShardPlace):
+    """A part that this rank holds, and its place."""
+
+    tensor: Tensor
 
     @classmethod
     def of(cls, name: str, tensor: Tensor, start: int, box: ShardBox) -> LocalShard:
@@ -105,55 +99,10 @@ class LocalShard:
         part = local_part(tensor)
         if part.shape != box.sizes:
             raise LayoutError(f"Tensor {name!r} was divided anew while the node was running: make a new Node.")
-        return cls(part, start, box)
+        return cls(start, box, part)
 
 
-@dataclass(frozen=True, slots=True)
-class ShardPlace:
-    """The place of a shard whose tensor lies in another process, as that process states it.
-
-    Raises:
-        ValueError: No tensor has such a part.
-    """
-
-    start: int
-    shape: Sizes
-    offsets: Sizes
-    sizes: Sizes
-
-    def __post_init__(self) -> None:
-        rows = list(zip(self.shape, self.offsets, self.sizes, strict=True))
-        inside = all(offset >= 0 < size and offset + size <= whole for whole, offset, size in rows)
-        if not inside or not 0 <= self.start <= sys.maxsize - math.prod(self.shape):
-            raise ValueError("a part outside its tensor")
-
-    @classmethod
-    def of(cls, shard: LocalShard) -> ShardPlace:
-        """Return the place of a shard that has elements."""
-        box = shard.box
-        return cls(shard.start, box.shape, tuple(piece.start for piece in box.box), box.sizes)
-
-    @property
-    def stop(self) -> int:
-        return self.start + math.prod(self.shape)
-
-    @property
-    def box(self) -> ShardBox:
-        """Return the part. ``owns`` is True, because in a read the other process sends only places that it owns."""
-        ends = zip(self.offsets, self.sizes, strict=True)
-        return ShardBox(self.shape, tuple(slice(offset, offset + size) for offset, size in ends), owns=True)
-
-
-def is_sharded(thing: object) -> bool:
-    """Return True for a DTensor, without importing its module."""
-    kind = getattr(sys.modules.get("torch.distributed.tensor"), "DTensor", None)
-    return kind is not None and isinstance(thing, kind)
-
-
-def local_part(tensor: Tensor) -> Tensor:
-    """Return the part of a tensor that lies in this process. Call it without gradients."""
-    dtensor: Any = tensor
-    return dtensor.to_local() if is_sharded(tensor) else tensor
+PlacedPart = TypeVar("PlacedPart", bound=ShardPlace)
 
 
 def box_of(name: str, tensor: Tensor, is_first: bool) -> ShardBox:
@@ -164,7 +113,7 @@ def box_of(name: str, tensor: Tensor, is_first: bool) -> ShardBox:
     """
     shape = tuple(tensor.shape)
     if not is_sharded(tensor):
-        return ShardBox(shape, tuple(slice(0, size) for size in shape), is_first)
+        return ShardBox(shape, (0,) * len(shape), shape, is_first)
     from torch.distributed.tensor import Partial
     from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
@@ -187,8 +136,7 @@ def box_of(name: str, tensor: Tensor, is_first: bool) -> ShardBox:
         if factor is not None and (factor != math.prod(later_sizes) or shape[dim] % (factor * mesh.size(number))):
             raise LayoutError(f"Tensor {name!r} {NO_BOX}")
     sizes, offsets = compute_local_shape_and_global_offset(dtensor.shape, mesh, placements)
-    ends = zip(offsets, sizes, strict=True)
-    return ShardBox(shape, tuple(slice(offset, offset + size) for offset, size in ends), owns)
+    return ShardBox(shape, tuple(offsets), tuple(sizes), owns)
 
 
 NO_BOX = (
@@ -218,44 +166,34 @@ def reshard(modules: Iterable[Any]) -> None:
         module.reshard()
 
 
-# -- a stretch of the vector -------------------------------------------------------------------------------------------
-def matching_views(
-    shards: Sequence[LocalShard], host: Tensor, start: int
-) -> Iterator[tuple[LocalShard, Tensor, Tensor]]:
-    """Yield this rank's part of a stretch of the vector: the shard, a view of its tensor, and the same of ``host``.
-
-    Args:
-        shards: The shards of the vector's tensors, in its order.
-        host: The elements of the vector from ``start`` on, flat.
-        start: The index of the first one.
-    """
-    for shard, inside, values in matching_slices(shards, host, start):
-        yield shard, shard.tensor[inside], values
-
-
 def matching_slices(
     parts: Sequence[PlacedPart], host: Tensor, start: int
 ) -> Iterator[tuple[PlacedPart, Slices, Tensor]]:
-    """Yield as :func:`matching_views`, with the place in the part instead of a view of its tensor.
+    """Yield a rank's part of a stretch of the vector: the part, the place in its tensor, and a view of ``host``.
 
     The elements of a tensor in the stretch form a few boxes (:func:`blocks`). Each is intersected with the part's box.
+
+    Args:
+        parts: The rank's parts of the vector's tensors, in its order.
+        host: The elements of the vector from ``start`` on, flat.
+        start: The index of the first one.
     """
     stop = start + host.numel()
     for number in range(bisect_right(parts, start, key=attrgetter("stop")), len(parts)):
         part = parts[number]
         if part.start >= stop:
             break
-        box, low, high = part.box, max(start, part.start), min(stop, part.stop)
-        if low >= high or not box.elements:
+        shape, box, low, high = part.box.shape, part.box.slices, max(start, part.start), min(stop, part.stop)
+        if low >= high or not part.box.elements:
             continue
-        for block_start, block in blocks(box.shape, low - part.start, high - part.start):
-            common = [intersection(in_block, in_box) for in_block, in_box in zip(block, box.box, strict=True)]
+        for block_start, block in blocks(shape, low - part.start, high - part.start):
+            common = [intersection(in_block, in_box) for in_block, in_box in zip(block, box, strict=True)]
             if any(piece.start >= piece.stop for piece in common):
                 continue
             sizes = [piece.stop - piece.start for piece in block]
             first = part.start - start + block_start
             in_host = host[first : first + math.prod(sizes)].view(sizes)
-            in_part = tuple(shifted(piece, whole.start) for piece, whole in zip(common, box.box, strict=True))
+            in_part = tuple(shifted(piece, whole.start) for piece, whole in zip(common, box, strict=True))
             in_block = tuple(shifted(piece, whole.start) for piece, whole in zip(common, block, strict=True))
             yield part, in_part, in_host[in_block]
 
@@ -286,27 +224,3 @@ def intersection(piece: slice, box: slice) -> slice:
 
 def shifted(piece: slice, by: int) -> slice:
     return slice(piece.start - by, piece.stop - by)
-
-
-# -- single elements ---------------------------------------------------------------------------------------------------
-def matching_positions(
-    shards: Iterable[PlacedPart], positions: Positions
-) -> Iterator[tuple[PlacedPart, Positions, Positions]]:
-    """Yield a rank's part of ascending positions in the vector.
-
-    Yields:
-        The shard, the indices of its positions among ``positions``, and the same positions as indices of its flattened
-        part.
-    """
-    for shard in shards:
-        low, high = np.searchsorted(positions, (shard.start, shard.stop)).tolist()
-        if low == high or not shard.box.elements:
-            continue
-        coordinates = np.unravel_index(positions[low:high] - shard.start, shard.box.shape or (1,))
-        is_ours = np.ones(high - low, np.bool_)
-        in_part = np.zeros(high - low, np.int64)  # The index in the part, flattened.
-        # Dimension by dimension. A scalar has one coordinate, and no slice.
-        for coordinate, piece, size in zip(coordinates, shard.box.box, shard.box.sizes, strict=False):
-            is_ours &= (coordinate >= piece.start) & (coordinate < piece.stop)
-            in_part = in_part * size + (coordinate - piece.start)
-        yield shard, low + np.flatnonzero(is_ours), in_part[is_ours]

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any, cast
 
 import numpy as np
@@ -17,11 +15,11 @@ from gossip.averaging.boundary import Boundary
 from gossip.averaging.model import Pending
 from gossip.averaging.vectors import Floats, Moments, Vector
 from gossip.averaging.visit import Adoption, Update, Visit
-from node.loop.ranks.plain import register
-from node.loop.ranks.ranks import Ranks
 from node.model.optimizer.optimizer_state import MAX_OPTIMIZER_KEYS
 from node.model.snapshot import ModelState
 from node.model.state import State
+from node.ranks.plain import register
+from node.ranks.ranks import Ranks
 
 __all__ = ["MomentsTold", "RanksBoundary", "ShardedBoundary", "UpdateTold"]
 
@@ -64,88 +62,52 @@ register(MomentsTold, UpdateTold)
 class RanksBoundary(Boundary):
     """A step boundary that applies changes only while it is open, which is when all ranks stand at one boundary.
 
-    Snapshots are taken at any boundary, because only rank 0 takes them. A change of the model is deferred until the
-    boundary opens. Until then an update counts as pending, so that no snapshot is exchanged without it.
+    Snapshots are taken at any boundary, because only rank 0 takes them. A change of the model waits until the boundary
+    opens. Until then an update counts as pending, so that no snapshot is exchanged without it.
     """
 
-    __slots__ = ("deferred", "has_lost_update", "is_open", "opening_lock", "ranks")
+    __slots__ = ("has_lost_update", "ranks")
 
     def __init__(self, ranks: Ranks, *args: Any) -> None:
         super().__init__(*args)
         self.ranks = ranks
-        self.opening_lock = threading.Lock()  # Acquired before `self.lock`, never while holding it.
         self.is_open = False
         self.has_lost_update = False  # An update is in the other ranks' weights and not in these.
-        self.deferred: list[Callable[[], None]] = []  # Requests that wait for the opening, in their order.
 
     def open(self) -> None:
-        """Open the boundary, and make the deferred requests."""
-        with self.opening_lock:
-            self.is_open = True
-            requests, self.deferred = self.deferred, []
-            for request in requests:
-                request()
+        """Open the boundary, so that a visit applies the changes that have waited."""
+        if self.adoption is not None and not self.adoption.trial:
+            self.drop_updates()  # They are for the weights that the adoption replaces.
+        with self.lock:
+            self.is_open, self.has_requests = True, self.needs_opening or bool(self.requests)
 
     def shut(self) -> None:
-        """Close the boundary, and defer the changes that are not applied yet."""
-        with self.opening_lock:
-            self.is_open = False
-            with self.lock:
-                updates, self.arrived_updates = self.arrived_updates, []
-                moments, self.arrived_moments = self.arrived_moments, []
-                adoption, self.adoption = self.adoption, None
-                restoring, self.must_restore = self.must_restore, False
-                self.has_requests = bool(self.requests)
-            self.deferred += [partial(Boundary.deliver_update, self, update) for update in updates]
-            self.deferred += [partial(Boundary.deliver_moments, self, each) for each in moments]
-            if adoption is not None:
-                self.deferred.append(partial(Boundary.request_adoption, self, adoption))
-            if restoring:
-                self.deferred.append(partial(Boundary.request_restore, self))
-
-    def call_when_open(self, request: Callable[[], None]) -> None:
-        """Call ``request`` at once if the boundary is open, otherwise when it opens."""
-        with self.opening_lock:
-            if self.is_open:
-                request()
-            else:
-                self.deferred.append(request)
+        """Close the boundary. Changes that no visit has applied yet wait."""
+        with self.lock:
+            self.is_open, self.has_requests = False, bool(self.requests)
 
     @property
-    def has_deferred(self) -> bool:
+    def needs_opening(self) -> bool:
         """Return True if a request waits for the opening."""
-        return bool(self.deferred)
+        return bool(self.arrived_updates or self.arrived_moments or self.adoption or self.must_restore)
 
-    # -- called by the network -----------------------------------------------------------------------------------
     @property
     def adds_weighted(self) -> bool:
         """Return False, since each rank adds the values that it receives as they are."""
         return False
 
-    def deliver_update(self, update: Update) -> None:
-        self.call_when_open(partial(Boundary.deliver_update, self, update))
-
-    def deliver_moments(self, moments: Moments) -> None:
-        self.call_when_open(partial(Boundary.deliver_moments, self, moments))
-
     def request_adoption(self, adoption: Adoption) -> None:
-        self.call_when_open(partial(Boundary.request_adoption, self, adoption))
+        """Request the adoption; updates stay until the opening, since a fault of the network may cancel it."""
+        with self.lock:
+            waits = not self.is_open
+            if waits:
+                self.adoption = adoption
+        if not waits:
+            super().request_adoption(adoption)
 
-    def request_restore(self) -> None:
-        self.call_when_open(partial(Boundary.request_restore, self))
-
-    def restart(self) -> None:
-        """Restart as the base class does, and keep the deferred updates, which the partners have added too."""
-        with self.opening_lock:
-            self.deferred = [
-                request for request in self.deferred if getattr(request, "func", None) is Boundary.deliver_update
-            ]
-            super().restart()
-            with self.lock:
-                self.pending_updates += len(self.deferred)
-                if self.must_restore and not self.is_open:
-                    self.must_restore, self.has_requests = False, bool(self.arrived_updates)
-                    self.deferred.append(partial(Boundary.request_restore, self))
+    def announce_request(self) -> None:
+        if self.is_open or self.requests:  # No visit serves a change before the boundary opens.
+            super().announce_request()
 
     # -- called by the training loop -----------------------------------------------------------------------------
     def apply_update(self, update: Update, visit: Visit, copies: dict[Subset, Vector] | None = None) -> float:
@@ -195,8 +157,8 @@ class ShardedBoundary(RanksBoundary):
         self.is_spare_due = self.is_copy_due = False
 
     @property
-    def has_deferred(self) -> bool:
-        return self.has_requests or self.is_spare_due or self.is_copy_due or super().has_deferred
+    def needs_opening(self) -> bool:
+        return bool(self.requests) or self.is_spare_due or self.is_copy_due or super().needs_opening
 
     @property
     def adds_weighted(self) -> bool:

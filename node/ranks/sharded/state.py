@@ -15,6 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from gossip.arithmetic.mixing import is_finite
 from gossip.arithmetic.moments import MomentForm
 from gossip.arithmetic.movement import Movement
 from gossip.averaging.model import Pending
@@ -23,15 +24,14 @@ from gossip.errors import LayoutError
 from node.model.inventory.items import Inventory
 from node.model.inventory.words import read_words, write_words
 from node.model.optimizer.moments import LiveMoments
-from node.model.sharded.memory import SharedVectors
-from node.model.sharded.operation import PORTION_BYTES, Operation
-from node.model.sharded.work import ShardWork
 from node.model.state import Floats, Positions, State
 from node.model.tensors import plain_name, refuse_other_tensors
+from node.ranks.sharded.memory import SharedVectors
+from node.ranks.sharded.operation import Operation
+from node.ranks.sharded.work import ShardWork
 
 __all__ = ["ShardedState"]
 
-STAGED_BYTES = PORTION_BYTES  # A copy of 64 MB takes a hundred times as long as its announcement.
 NOTHING_ADOPTED = -1  # No vector has this length.
 
 
@@ -61,7 +61,6 @@ class ShardedState(State):
     def __init__(self, work: ShardWork) -> None:
         self.work, self.layout = work, work.layout
         self._moments = LiveMoments(work.state)
-        self._staging = np.empty(0, np.float32)
         self._thread: threading.Thread | None = None  # The training thread.
         # The positions that gossip.arithmetic.movement samples and the weights there, while the network thread may read
         # them: before the first step. Otherwise None.
@@ -80,7 +79,7 @@ class ShardedState(State):
 
     def announce(self, operation: Operation) -> int:
         """Announce an operation and take part in it; return the number of ranks that report success."""
-        memory, number, send_command = self._memory, operation.memory, self.work.group.send_command
+        memory, number, send_command = self._memory, operation.memory, self.work.ranks.send_command
         if dropped := memory.drop_unused():
             send_command("unmap", dropped)
         if number and not memory.is_offered(number):
@@ -91,54 +90,24 @@ class ShardedState(State):
         return self.work.perform(operation)
 
     def _on_array(self, operation: Operation, array: NDArray[Any]) -> bool:
-        """Do an operation with all elements of an array. Return True if all ranks report success.
-
-        If the array's memory is not shared with the ranks, its elements go by way of the *staging* memory, which is.
-        """
-        operation = replace(operation, elements=array.size, wide=array.dtype == np.float64)
+        """Do an operation with all elements of an array. Return True if all ranks report success."""
         place = self._memory.locate(array)
-        if place is not None:
-            number, offset = place
-            return self.announce(replace(operation, memory=number, offset=offset)) == self.work.group.size
-        number, staging = self._stage()
-        staging, succeeds = staging.view(array.dtype), True
-        for start in range(0, array.size, staging.size):
-            part = array[start : start + staging.size]
-            staged = staging[: part.size]
-            if operation.kind != "read":
-                staged[:] = part
-            count = self.announce(replace(operation, start=operation.start + start, elements=part.size, memory=number))
-            succeeds = succeeds and count == self.work.group.size
-            if operation.kind == "read":
-                part[:] = staged
-        return succeeds
-
-    def _on_positions(self, kind: str, values: Floats, positions: Positions) -> bool:
-        """Do an operation at these positions. Return True if all ranks report success."""
-        number, staging = self._stage()
-        max_elements, succeeds = staging.size // 3, True  # A position takes as much memory as two values.
-        for start in range(0, positions.size, max_elements):
-            part = values[start : start + max_elements]
-            staging[: 2 * part.size].view(np.int64)[:] = positions[start : start + max_elements]
-            staged = staging[2 * part.size : 3 * part.size]
-            staged[:] = part
-            count = self.announce(Operation(kind, elements=part.size, memory=number))
-            succeeds = succeeds and count == self.work.group.size
-            part[:] = staged
-        return succeeds
-
-    def _stage(self) -> tuple[int, Floats]:
-        """Return the number of the staging memory, and the memory itself."""
-        if not self._staging.size:
-            self._staging = self.buffer(STAGED_BYTES // 4)
-        place = self._memory.locate(self._staging)
-        assert place is not None, "it was made here"
-        return place[0], self._staging
+        if place is None:  # Its elements go by way of memory that the ranks share.
+            shared = self.buffer(array.nbytes // 4).view(array.dtype)
+            if not operation.reads:
+                shared[:] = array
+            succeeds = self._on_array(operation, shared)
+            if operation.reads:
+                array[:] = shared
+            return succeeds
+        number, offset = place
+        operation = replace(operation, elements=array.size, wide=array.dtype == np.float64)
+        return self.announce(replace(operation, memory=number, offset=offset)) == self.work.ranks.size
 
     @property
     def absent_ranks(self) -> tuple[int, ...]:
-        """Return the ranks that cannot map rank 0's memory, as far as the staging memory was offered to them."""
-        return self._memory.absent_ranks(self._stage()[0])
+        """Return the ranks that could not map memory of rank 0."""
+        return tuple(sorted(self._memory.absent))
 
     def buffer(self, elements: int) -> Floats:
         return self._memory.make(elements)
@@ -150,9 +119,7 @@ class ShardedState(State):
         self._thread = threading.current_thread()
         self._copy_frozen()
         positions = Movement(self.layout.exchanged).positions
-        values = np.empty(positions.size, np.float32)
-        self._on_positions("read_at", values, positions)
-        self._sample = positions, values
+        self._sample = positions, self._read(self.layout.exchanged)[positions]
         try:
             yield
         finally:
@@ -180,7 +147,8 @@ class ShardedState(State):
 
     def begin_read_at(self, out: Floats, positions: Positions) -> FinishedRead | None:
         if self._thread is None or threading.current_thread() is self._thread:
-            return FinishedRead(self._on_positions("read_at", out, positions))
+            out[:] = self._read(self.layout.exchanged)[positions]
+            return FinishedRead(is_finite(out))
         if self._sample is not None and np.array_equal(self._sample[0], positions):
             out[:] = self._sample[1]
         else:
@@ -209,7 +177,14 @@ class ShardedState(State):
         self._on_array(Operation("add", weight=weight), shift)
 
     def add_at(self, shift: Floats, positions: Positions) -> None:
-        self._on_positions("add_at", shift, positions)
+        spread = self.buffer(self.layout.exchanged)
+        spread[positions] = shift
+        self.add(spread)
+
+    def _read(self, elements: int) -> Floats:
+        out = self.buffer(elements)  # Memory that the ranks share, where the base class has any memory.
+        self.read(out)
+        return out
 
     def merge(self, vector: Floats, ratio: float) -> None:
         self._on_array(Operation("merge", weight=ratio), vector)
@@ -247,8 +222,8 @@ class ShardedState(State):
 
     def sound(self) -> bool:
         """Return True if every weight is finite. Between boundaries only this rank's part is checked."""
-        group = self.work.group
-        return self.announce(Operation("sound")) == group.size if group.is_standing else self.work.sound()
+        ranks = self.work.ranks
+        return self.announce(Operation("sound")) == ranks.size if ranks.is_standing else self.work.sound()
 
     def enter_thread(self) -> None:
         if self.device is not None:

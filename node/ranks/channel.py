@@ -6,7 +6,7 @@ import contextlib
 import threading
 import time
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 import torch
@@ -14,12 +14,12 @@ import torch.distributed as dist
 from torch import Tensor
 
 from gossip.errors import ConfigError, LocalError
-from node.loop.ranks.plain import one_line
+from node.ranks.plain import one_line
 
 if TYPE_CHECKING:  # A torch without it has nodes of one process.
-    from torch.distributed import ProcessGroup
+    from torch.distributed import ProcessGroup, Work
 
-__all__ = ["Channel", "Collective", "GroupChannel", "Silence"]
+__all__ = ["Channel", "Silence"]
 
 DEFAULT_TIMEOUT = timedelta(minutes=30)  # torch's default, for a group that does not reveal its timeout.
 PIECE_BYTES = 64 << 20  # Bytes per call over an accelerator: little of its memory, and few calls for several GB.
@@ -36,66 +36,8 @@ class Silence(RuntimeError):
     """Another rank did nothing for the group's timeout. The message is that timeout in seconds."""
 
 
-class Collective(Protocol):
-    """A collective operation in progress. Both methods raise RuntimeError soon after a failure."""
-
-    def is_completed(self) -> bool: ...
-
-    def wait(self) -> object: ...
-
-
-class Channel(Protocol):
-    """A channel between the ranks of one node. All ranks make the same calls in the same order."""
-
-    rank: int
-    size: int
-    device: torch.device | None
-    """The device of this rank's model, set before the channel opens; None for the host."""
-
-    def open(self) -> None:
-        """Open the channel; all ranks call this. Raises RuntimeError if a rank does not come."""
-
-    def close(self) -> None:
-        """Close the channel, so that pending work on other ranks fails. A second call does nothing."""
-
-    def sum(self, row: Tensor) -> Collective:
-        """All-reduce ``row``, int64 on the host, to its sum over all ranks."""
-
-    def broadcast(self, flat: Tensor) -> None:
-        """Broadcast ``flat``, bytes on the host, from rank 0."""
-
-    def relays(self, size: int) -> bool:
-        """Return True if a vector of ``size`` bytes goes from device to device, by :meth:`relay`."""
-
-    def relay(self, values: Tensor) -> None:
-        """Broadcast ``values`` on the device from rank 0, in the order of the current stream. No host waits for it."""
-
-    def send(self, flat: Tensor, rank: int) -> None:
-        """Send ``flat``, bytes on the host, from rank 0 to another rank or the reverse, which receives them."""
-
-    def receive(self, flat: Tensor, rank: int) -> None:
-        """Receive ``flat``, bytes on the host, from this rank."""
-
-    def leave_reason(self, sentence: str) -> None:
-        """Store the reason for which this rank ends, for the other ranks to read."""
-
-    def read_reason(self) -> str:
-        """Return the reason that an ended rank left, or an empty text."""
-
-    def wait(self, work: Collective, seconds: float | None = None) -> bool:
-        """Wait until the work is done, for ``seconds`` or else for the group's timeout.
-
-        Returns:
-            True if the work is done; False after ``seconds``.
-
-        Raises:
-            Silence: The group's timeout has passed.
-            RuntimeError: The work failed.
-        """
-
-
-class GroupChannel:
-    """A channel over the members of a torch process group.
+class Channel:
+    """A channel between the ranks of one node, over a torch process group. All ranks make the same calls in order.
 
     Sums and commands go over a gloo group of its own, between the hosts' memories. So polling it waits for no
     accelerator, and a rank that dies is noticed when its sockets close. The timeout is that of the user's group: a rank
@@ -117,7 +59,7 @@ class GroupChannel:
         self.rank, self.size = dist.get_rank(group), dist.get_world_size(group)
         self.first_rank = dist.get_global_rank(group, 0)  # The number of this group's rank 0 among all processes.
         self.vector_device: torch.device | None = None  # The device over which large vectors go, if any.
-        self.device: torch.device | None = None  # The model's device.
+        self.device: torch.device | None = None  # The model's device, set before the channel opens; None for the host.
         self.timeout = timeout_of(group)
         # Both are None unless the channel is open. Any, because torch's stubs know neither of their types.
         self.store: Any = None  # The key-value store by which the ranks find each other.
@@ -125,7 +67,7 @@ class GroupChannel:
         self.pairs: dict[int, Any] = {}  # For each rank that this one sends to or receives from: a gloo group of both.
 
     def open(self) -> None:
-        """Connect the ranks.
+        """Connect the ranks, which all call this. Raises RuntimeError if one does not come.
 
         ``dist.new_group`` is not used, because it reuses the name of a destroyed group. The second Node of a program
         would then find the addresses of the first one's ranks in the store.
@@ -138,14 +80,17 @@ class GroupChannel:
             self.vector_device = self.device or torch.device("cuda", torch.cuda.current_device())
 
     def close(self) -> None:
+        """Close the channel, so that pending work on other ranks fails. A second call does nothing."""
         self.store = self.control = None
         self.pairs.clear()
 
-    def sum(self, row: Tensor) -> Collective:
-        work: Collective = self.open_group.allreduce([row])
+    def sum(self, row: Tensor) -> Work:
+        """All-reduce ``row``, int64 on the host, to its sum over all ranks."""
+        work: Work = self.open_group.allreduce([row])
         return work
 
     def broadcast(self, flat: Tensor) -> None:
+        """Broadcast ``flat``, bytes on the host, from rank 0."""
         if self.vector_device is not None and self.relays(flat.numel()):
             for piece in torch.split(flat, PIECE_BYTES):
                 self.broadcast_over(self.vector_device, piece)
@@ -153,6 +98,7 @@ class GroupChannel:
             self.wait(self.open_group.broadcast([flat], broadcast_from(0)))
 
     def send(self, flat: Tensor, rank: int) -> None:
+        """Send ``flat``, bytes on the host, from rank 0 to another rank or the reverse, which receives them."""
         self.wait(self.pair_with(rank).broadcast([flat], broadcast_from(place_in_pair(self.rank))))
 
     def receive(self, flat: Tensor, rank: int) -> None:
@@ -180,12 +126,23 @@ class GroupChannel:
             piece.copy_(on_device)
 
     def relays(self, size: int) -> bool:
+        """Return True if a vector of ``size`` bytes goes from device to device, by :meth:`relay`."""
         return self.vector_device is not None and size > SMALL_BYTES
 
     def relay(self, values: Tensor) -> None:
+        """Broadcast ``values`` on the device from rank 0, in the order of the current stream. No host waits for it."""
         dist.broadcast(values, self.first_rank, group=self.group)
 
-    def wait(self, work: Collective, seconds: float | None = None) -> bool:
+    def wait(self, work: Work, seconds: float | None = None) -> bool:
+        """Wait until the work is done, for ``seconds`` or else for the group's timeout.
+
+        Returns:
+            True if the work is done; False after ``seconds``.
+
+        Raises:
+            Silence: The group's timeout has passed.
+            RuntimeError: The work failed.
+        """
         timeout_s = self.timeout.total_seconds()
         pause_s, until = SHORTEST_POLL_S, time.monotonic() + (timeout_s if seconds is None else seconds)
         while not work.is_completed():
@@ -204,6 +161,7 @@ class GroupChannel:
         return True
 
     def leave_reason(self, sentence: str) -> None:
+        """Store the reason for which this rank ends, for the other ranks to read."""
         if self.store is not None:
             with contextlib.suppress(RuntimeError):  # The store may have ended with rank 0.
                 self.store.set(REASON_KEY, one_line(sentence))

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from itertools import groupby, pairwise
+from dataclasses import replace
+from itertools import groupby
 from operator import attrgetter
 from typing import Any
 
@@ -17,48 +17,21 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from gossip.arithmetic.mixing import is_finite
 from gossip.errors import LayoutError
 from node.model.device.uploads import Uploads
-from node.model.flat import TensorPositions, add_at
 from node.model.inventory.items import Choices
 from node.model.optimizer.moments import LiveMoments, mix_values
 from node.model.optimizer.optimizer_state import OptimizerState
 from node.model.optimizers import Optimizers
-from node.model.sharded.memory import NO_BYTES, MappedVectors, MemoryName, SharedVectors
-from node.model.sharded.operation import Operation, Portion, RankGroup
-from node.model.sharded.portions import LeaderPortions, OtherPortions, Portions
-from node.model.sharded.shards import (
-    LocalShard,
-    box_of,
-    fsdp_modules,
-    is_sharded,
-    local_part,
-    matching_positions,
-    reshard,
-)
-from node.model.tensors import LiveTensors, plain_name
+from node.model.tensors import LiveTensors, is_sharded, local_part, plain_name
+from node.ranks.ranks import Ranks
+from node.ranks.sharded.memory import NO_BYTES, MappedVectors, MemoryName, SharedVectors
+from node.ranks.sharded.operation import Operation, Portion, portions_of
+from node.ranks.sharded.shards import LocalShard, box_of, fsdp_modules, reshard
 
 __all__ = ["ShardWork"]
 
 NOT_FLOATING = "is sharded and no floating-point tensor of the model's own: keep it whole in each process."
-
-
-@dataclass(frozen=True, slots=True)
-class PositionRun:
-    """This rank's part of some positions, in consecutive shards on one device.
-
-    Attributes:
-        device: The device.
-        values: The values at all positions, on the host.
-        indices: The indices of this rank's positions among all, on the host.
-        pieces: Each shard, and its positions in the flattened part on the device, for a range of ``indices``.
-    """
-
-    device: torch.device
-    values: Tensor
-    indices: Tensor
-    pieces: list[tuple[LocalShard, TensorPositions]]
 
 
 class ShardWork:
@@ -70,22 +43,22 @@ class ShardWork:
         model: A module or a mapping, as for :class:`node.model.snapshot.ModelState`.
         optimizers: Its optimizers.
         choices: The treatments that the user chose.
-        group: The processes.
+        ranks: The processes.
 
     Raises:
         LayoutError: A tensor cannot be exchanged.
     """
 
     def __init__(
-        self, model: nn.Module | Mapping[str, Any], optimizers: Optimizers, choices: Choices, group: RankGroup
+        self, model: nn.Module | Mapping[str, Any], optimizers: Optimizers, choices: Choices, ranks: Ranks
     ) -> None:  # fmt: skip
-        self.model, self.optimizers, self.group = model, optimizers, group
+        self.model, self.optimizers, self.ranks = model, optimizers, ranks
         self._fsdp = fsdp_modules(model)
         reshard(self._fsdp)
         self.tensors = LiveTensors(model, choices, sharded=True)
         self.state = OptimizerState(self.tensors, optimizers, choices)
         self.layout = self.tensors.layout
-        live, is_first = self.tensors.current(), group.rank == 0
+        live, is_first = self.tensors.current(), ranks.leads
         # The vector of floats, without the bits of other tensors, which are whole on each rank.
         self.segments = self.layout.segments[: len(live)]
         named = zip(self.segments, live, strict=True)
@@ -94,14 +67,7 @@ class ShardWork:
         for name, tensor in self.named():
             if is_sharded(tensor) and id(tensor) not in known:
                 raise LayoutError(f"Tensor {name!r} {NOT_FLOATING}")
-        self.memory: SharedVectors | MappedVectors
-        self.portions: Portions
-        if is_first:
-            self.memory = SharedVectors()
-            self.portions = LeaderPortions(self.memory, group)
-        else:
-            self.memory = MappedVectors()
-            self.portions = OtherPortions(self.memory, group)
+        self.memory: SharedVectors | MappedVectors = SharedVectors() if is_first else MappedVectors()
 
     def begin(self) -> None:
         """Choose the rank that owns each part, and check that the ranks hold the whole model. All of them call this.
@@ -111,13 +77,13 @@ class ShardWork:
         """
         # Each rank knows its own mesh alone, and a model may use several, as FSDP over tensor parallelism does. So the
         # ranks exchange a digest of each part. The first rank with a part owns it.
-        count, rank = len(self._boxes), self.group.rank
-        own_digests = [0] * (self.group.size * count)  # Zeros in the places of other ranks: the sum collects all.
+        count, rank = len(self._boxes), self.ranks.rank
+        own_digests = [0] * (self.ranks.size * count)  # Zeros in the places of other ranks: the sum collects all.
         own_digests[rank * count : (rank + 1) * count] = [box.digest() for box in self._boxes]
-        digests = self.group.sum_values(own_digests)
+        digests = self.ranks.sum_values(own_digests)
         owners = [digests[number::count].index(box.digest()) for number, box in enumerate(self._boxes)]
         self._boxes = [replace(box, owns=owner == rank) for box, owner in zip(self._boxes, owners, strict=True)]
-        owned_counts = self.group.sum_values([box.elements if box.owns else 0 for box in self._boxes])
+        owned_counts = self.ranks.sum_values([box.elements if box.owns else 0 for box in self._boxes])
         for segment, owned in zip(self.segments, owned_counts, strict=True):
             if owned != segment.size:
                 raise LayoutError(
@@ -130,11 +96,11 @@ class ShardWork:
         reshard(self._fsdp)
         with torch.no_grad():
             if operation.memory:
-                portions = self.portions.of(operation, list(self._shards(operation)))
+                portions = portions_of(operation, list(self._shards(operation)), self.memory, self.ranks)
             else:
                 portions = iter([Portion(operation, NO_BYTES, [])])
             succeeds = [WORK[operation.kind](self, portion) is not False for portion in portions]
-        return self.group.sum_values([int(all(succeeds))])[0]
+        return self.ranks.sum_values([int(all(succeeds))])[0]
 
     def accepts(self, operation: Operation) -> bool:
         """Return True if a correct rank 0 can have sent the operation."""
@@ -146,9 +112,9 @@ class ShardWork:
         Returns:
             The ranks that cannot, being on another host, or in a container that does not see rank 0's processes.
         """
-        own_result = [0] * self.group.size
-        own_result[self.group.rank] = int(self.memory.map(name))
-        return tuple(rank for rank, maps in enumerate(self.group.sum_values(own_result)) if not maps)
+        own_result = [0] * self.ranks.size
+        own_result[self.ranks.rank] = int(self.memory.map(name))
+        return tuple(rank for rank, maps in enumerate(self.ranks.sum_values(own_result)) if not maps)
 
     def unmap(self, numbers: list[int]) -> None:
         if isinstance(self.memory, MappedVectors):
@@ -158,20 +124,6 @@ class ShardWork:
     def device(self) -> torch.device | None:
         """Return the CUDA device of this rank's tensors; None if they are on the host."""
         return next((tensor.device for tensor in self.tensors.current() if tensor.is_cuda), None)
-
-    def _matching_positions(self, portion: Portion) -> Iterator[PositionRun]:
-        """Yield this rank's positions by device. One copy brings them there, since each copy waits for the device."""
-        matches = matching_positions(portion.shards, portion.positions)
-        for device, group in groupby(matches, key=lambda match: match[0].tensor.device):
-            run = list(group)
-            ends = np.cumsum([0, *(in_part.size for _, _, in_part in run)]).tolist()
-            on_device = torch.from_numpy(np.concatenate([in_part for _, _, in_part in run])).to(device)
-            pieces = [
-                (shard, TensorPositions(shard.tensor, on_device[start:stop], start, stop))
-                for (shard, _, _), (start, stop) in zip(run, pairwise(ends), strict=True)
-            ]
-            indices = torch.from_numpy(np.concatenate([indices for _, indices, _ in run]))
-            yield PositionRun(device, torch.from_numpy(portion.values), indices, pieces)
 
     def _shards(self, operation: Operation) -> Iterator[LocalShard]:
         """Yield this rank's parts of the tensors that an operation concerns."""
@@ -189,10 +141,10 @@ class ShardWork:
             state = list(zip(trained, self.state.tensors(operation.keys), strict=True))
         for parameter, tensor in state:
             if operation.concerns(start, start + tensor.numel()):
-                box = box_of("of an optimizer", tensor, self.group.rank == 0)
+                box = box_of("of an optimizer", tensor, self.ranks.leads)
                 # The box of the parameter knows the owner, also if two meshes of ranks hold the same part.
                 parameter_box = boxes.get(id(parameter))
-                if parameter_box is not None and (parameter_box.shape, parameter_box.box) == (box.shape, box.box):
+                if parameter_box is not None and replace(parameter_box, owns=box.owns) == box:
                     box = parameter_box
                 yield LocalShard.of("of an optimizer", tensor, start, box)
             start += tensor.numel()
@@ -233,23 +185,6 @@ class ShardWork:
             if part.dim() == 0 or any(shard.tensor.stride()):  # Otherwise the optimizer has no such state yet.
                 change_tensor(part, values, mix_values)
 
-    def _read_at(self, portion: Portion) -> bool:
-        """Read this rank's part. Return True if all of it is finite."""
-        finite = True
-        for run in self._matching_positions(portion):
-            owned = [piece for shard, piece in run.pieces if shard.box.owns]
-            if owned:
-                values = torch.cat([piece.select().to(torch.float32) for piece in owned]).cpu()
-                run.values[torch.cat([run.indices[piece.start : piece.stop] for piece in owned])] = values
-                finite = finite and is_finite(values.numpy())
-        return finite
-
-    def _add_at(self, portion: Portion) -> None:
-        for run in self._matching_positions(portion):
-            added = run.values[run.indices].to(run.device)
-            for _, piece in run.pieces:
-                add_at(piece.tensor, piece.positions, added[piece.start : piece.stop])
-
     def _create(self, portion: Portion) -> None:
         keys, scalars = portion.operation.keys, dict(portion.operation.scalars)
         examples = self.state.examples(keys, scalars)
@@ -276,7 +211,7 @@ class ShardWork:
         for _, tensor in self.named():
             if id(tensor) not in known:
                 host = tensor.detach().to("cpu", copy=True).contiguous()
-                self.group.broadcast(host)
+                self.ranks.broadcast(host)
                 tensor.copy_(host)
 
     def named(self) -> list[tuple[str, Tensor]]:
@@ -326,7 +261,6 @@ def change_tensor(tensor: Tensor, values: Tensor, change: Callable[[Tensor, Tens
 
 WORK: dict[str, Callable[[ShardWork, Portion], bool | None]] = {
     "read": ShardWork._read, "write": ShardWork._write, "add": ShardWork._add, "merge": ShardWork._merge,
-    "mix": ShardWork._mix, "read_at": ShardWork._read_at, "add_at": ShardWork._add_at, "create": ShardWork._create,
-    "bound": ShardWork._bound,
+    "mix": ShardWork._mix, "create": ShardWork._create, "bound": ShardWork._bound,
     "clear": ShardWork._clear, "sound": ShardWork._sound, "plain": ShardWork._plain,
 }  # fmt: skip

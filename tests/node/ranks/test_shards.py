@@ -11,8 +11,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from node.model.sharded.memory import MappedVectors, SharedVectors
-from node.model.sharded.shards import LocalShard, ShardBox, blocks, matching_views
+from node.ranks.sharded.memory import MappedVectors, SharedVectors
+from node.ranks.sharded.shards import LocalShard, ShardBox, blocks, matching_slices
 
 SHAPES = st.lists(st.integers(1, 6), min_size=0, max_size=4).map(tuple)
 
@@ -38,7 +38,8 @@ def divided(draw):
             if not shape:
                 owns = rank == 0
             part = logical[tuple(box)].clone()
-            shards.append(LocalShard(part, start, ShardBox(shape, tuple(box), owns)))
+            offsets, sizes = tuple(piece.start for piece in box), tuple(piece.stop - piece.start for piece in box)
+            shards.append(LocalShard(start, ShardBox(shape, offsets, sizes, owns), part))
         start += math.prod(shape)
     low = draw(st.integers(0, whole.numel()))
     high = draw(st.integers(low, whole.numel()))
@@ -50,10 +51,10 @@ def test_ranks_together_read_any_stretch_of_the_vector(case):
     whole, ranks, low, high = case
     host = torch.full((high - low,), -1.0)
     for shards in ranks:
-        for shard, here, there in matching_views(shards, host, low):
+        for shard, inside, there in matching_slices(shards, host, low):
             if shard.box.owns:
                 assert (there == -1.0).all(), "each element has one owner"
-                there.copy_(here)
+                there.copy_(shard.tensor[inside])
     assert torch.equal(host, whole[low:high])
 
 
@@ -61,13 +62,13 @@ def test_ranks_together_read_any_stretch_of_the_vector(case):
 def test_what_is_written_to_a_stretch_changes_nothing_else(case):
     whole, ranks, low, high = case
     for shards in ranks:
-        for _, here, there in matching_views(shards, -whole[low:high], low):
-            here.copy_(there)
+        for shard, inside, there in matching_slices(shards, -whole[low:high], low):
+            shard.tensor[inside].copy_(there)
         for shard in shards:
             expected = whole.clone()
             expected[low:high] *= -1
             logical = expected[shard.start : shard.stop].view(shard.box.shape)
-            assert torch.equal(shard.tensor, logical[shard.box.box])
+            assert torch.equal(shard.tensor, logical[shard.box.slices])
 
 
 @given(SHAPES, st.data())

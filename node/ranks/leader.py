@@ -1,35 +1,22 @@
-"""Rank 0 of a node: the training thread's side, whose changes to the model all ranks make together.
-
-The *ranks* are the processes of torch.distributed that train one model and form one node.
-"""
+"""Rank 0 of a node: the training thread's side, whose changes to the model all ranks make together."""
 
 from __future__ import annotations
 
-import contextlib
-import math
 import os
 import time
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, TypeVar
 
-from gossip.errors import GossipError, LocalError
+from gossip.errors import LocalError
 from gossip.ids import PeerId
-from node.loop.held_run import check_state
 from node.loop.live import LiveModel, Trained
-from node.loop.ranks.boundary import RanksBoundary, ShardedBoundary
-from node.loop.ranks.mirror import Mirror
-from node.loop.ranks.ranks import MAX_GAP_STEPS, Call, Ranks, StepSummary
-from node.loop.ranks.report import SwarmKnowledge, SwarmReport
-from node.loop.ranks.sharded import with_shards
 from node.loop.training import TrainingSide
-from node.model.inventory.items import Inventory
-from node.model.sharded.state import ShardedState
-from node.model.snapshot import device_of
-from node.observe.members import Member, SwarmView
-from node.observe.metrics import Metrics
-from node.observe.notices import LOGGER
-from node.observe.reduced import Reduced
+from node.observe.members import SwarmView
+from node.ranks.boundary import RanksBoundary
+from node.ranks.ranks import MAX_GAP_STEPS, Call, Ranks, StepSummary
+from node.ranks.report import SwarmReport
+from node.ranks.side import RankSide
 from node.settings import Settings
 
 __all__ = ["Leader"]
@@ -39,86 +26,53 @@ SUM_S = 0.01  # Seconds between two all-reduces of counts (`Ranks`), each of whi
 REPORT_AGE_S = 1.0  # The age of members and metrics at which they are sent anew, which stops all ranks at a boundary.
 
 
-class Leader:
+class Leader(RankSide):
     """The training side on rank 0.
 
     Rank 0 announces in an all-reduce that a change of the model waits. All ranks read that at the same boundary, and
     stop there for the change. So no rank waits for another at a step without a change.
     """
 
-    rank = 0
-    learning_rate = math.nan  # As the loop passes it; not used, since a node of several ranks learns no correction.
-
     def __init__(self, trained: Trained, settings: Settings, ranks: Ranks) -> None:
-        self.ranks, self.size, self.knowledge = ranks, ranks.size, SwarmKnowledge(ranks)
+        super().__init__(trained, ranks)
         self.has_replaced_weights = False  # Rank 0's weights were replaced, and the other ranks need a copy of them.
         self.reported_at = 0.0  # The time at which members and metrics were last sent; 0.0: the next report has them.
         self.summed_at = (0.0, 0)  # The time and the step count when the last all-reduce began; 0.0 before the first.
         self.is_report_wanted = False  # A rank has read members or metrics, which only a report has.
-        trained = with_shards(trained, ranks)
-        # The state of a sharded model, which all ranks change together; None if each rank holds the whole model.
-        self.sharded = trained.given_state if isinstance(trained.given_state, ShardedState) else None
-        boundary_class = RanksBoundary if self.sharded is None else ShardedBoundary
-        live = LiveModel(trained, settings.config, partial(boundary_class, ranks), is_single_rank=False)
+        make_boundary = partial(self.part.boundary_class, ranks)
+        live = LiveModel(self.part.trained, settings.config, make_boundary, is_single_rank=False)
         assert isinstance(live.boundary, RanksBoundary)
-        self.boundary = live.boundary
+        self.live, self.boundary = live, live.boundary
         self.side = TrainingSide(live, settings, ranks=self, sharing=self)
         self.side.owner = self
-        self.live, self.network, self.run = live, self.side.network, self.side.run
-        self.samplers = self.side.samplers
-        self.listeners = self.side.listeners
-        self.mirror = Mirror(live.state, live.optimizers, ranks)
-        ranks.channel.device = device_of(live.state)
+        self.network, self.run = self.side.network, self.side.run
+        self.samplers, self.listeners = self.side.samplers, self.side.listeners
 
     # -- life ----------------------------------------------------------------------------------------------------
-    @property
-    def model(self) -> Any:
-        """Return the model, which identifies another node over it."""
-        return self.side.model
-
     def addresses(self) -> dict[int, str]:
         return self.side.addresses()
 
-    def start(self) -> None:
-        self.ranks.open()
-        try:
-            self.run_together(Call.START, self.start_side)
-        except BaseException as error:
-            self.close(error)  # Another rank may have refused to start.
-            raise
-
     def start_side(self) -> None:
         """Check that all ranks train the same model, and start the node while they stand at one boundary."""
-        kinds = [type(optimizer).__name__ for optimizer in self.live.optimizers.holders]
-        sharded, fingerprint = self.sharded, self.live.state.layout.fingerprint
-        self.ranks.send_command(
-            "hello", (fingerprint, kinds, self.is_lockstep, sharded is not None, self.live.state.mix_state)
-        )
-        if sharded is None:
+        self.part.send_hello(self.side.config.max_version_gap is not None)
+        with self.part.starting():
             self.side.start()
-        else:
-            sharded.work.begin()
-            with sharded.starting():
-                warn_of_absent(sharded.absent_ranks)
-                self.side.start()
         self.has_replaced_weights = True  # The ranks' models may differ before the start.
 
+    def enter(self) -> None:
+        """Leave that to the training side, which enters when it starts."""
+
     def leave(self, error: BaseException | None) -> None:
-        """Let members that stay take the last steps, if all ranks have come to their ends in order; then close."""
-        if error is None and self.ranks.is_up and not self.network.forked:
-            with contextlib.suppress(GossipError):  # Another rank may have left before, or failed.
-                self.run_together(Call.LEAVE, partial(self.side.hand_over, error))
-        self.close(error)
+        if self.network.forked:  # The parent runs the node.
+            self.close(error)
+        else:
+            super().leave(error)
 
     def close(self, error: BaseException | None = None) -> None:
         try:
             self.ranks.leave(error)
         finally:
             self.side.close(is_handing_over=False)
-
-    @property
-    def is_lockstep(self) -> bool:
-        return self.side.config.max_version_gap is not None
 
     # -- readings: those that all ranks know, or, while all stand at a boundary, the newest of rank 0 ----------------
     @property
@@ -131,39 +85,26 @@ class Leader:
 
     @property
     def view(self) -> SwarmView:
-        return self.side.service.view if self.ranks.is_standing else self.knowledge.view
+        return self.side.service.view if self.ranks.is_standing else super().view
 
     @property
     def finished(self) -> bool:
-        return self.side.finished if self.ranks.is_standing else self.knowledge.finished
+        return self.side.finished if self.ranks.is_standing else super().finished
 
     @property
     def swarm_samples(self) -> int:
-        return self.side.swarm_samples if self.ranks.is_standing else self.knowledge.swarm_samples
-
-    @property
-    def trained_on(self) -> int:
-        return self.run.samples + self.uncounted_samples
-
-    def members(self) -> tuple[Member, ...]:
-        return self.knowledge.members()
-
-    def inventory(self) -> Inventory:
-        return self.live.state.inventory()
-
-    def metrics(self) -> Metrics:
-        return self.knowledge.metrics()
+        return self.side.swarm_samples if self.ranks.is_standing else super().swarm_samples
 
     # -- steps -----------------------------------------------------------------------------------------------------
     def step(self, loss: Any, samples: int) -> None:
         """Count a step, and visit the boundary with the other ranks if a summary has said so, else alone."""
-        start, knowledge = time.perf_counter(), self.knowledge
+        start, knowledge, is_lockstep = time.perf_counter(), self.knowledge, self.part.is_lockstep
         self.run.steps += 1
         knowledge.count_step(samples)
         if loss is not None:
             self.side.loss.set(loss)
         visit: Callable[[], None] = partial(self.side.loop.step, self.run.steps, start + self.side.service.clock_s)
-        if self.is_lockstep:  # The all-reduce of this same step tells all ranks whether they wait here for a mix.
+        if is_lockstep:  # The all-reduce of this same step tells all ranks whether they wait here for a mix.
             visit()
             self.network.sync()
             must_wait = self.side.loop.must_wait(self.side.loop.must_apply_mix)
@@ -171,10 +112,10 @@ class Leader:
             visit = self.side.wait_for_mix
         summary = self.finish_summary()  # Outside lockstep an earlier step has begun it, so that it is long done.
         if summary is not None and summary.must_stop:
-            self.run_at_boundary(visit if self.sharded is None else self.visit_sharded)
-        elif not self.is_lockstep:
+            self.run_at_boundary(self.visit_sharded if self.part.is_sharded else visit)
+        elif not is_lockstep:
             visit()
-        if not self.is_lockstep and knowledge.count_boundary():
+        if not is_lockstep and knowledge.count_boundary():
             knowledge.begin_summary(Call.STEP, self.make_summary())
         self.side.settling.note_weights()
         self.side.overheads_s.append(time.perf_counter() - start)
@@ -182,7 +123,7 @@ class Leader:
     def visit_sharded(self) -> None:
         """Visit the boundary, which is open now, without asking whether this step has a reason."""
         self.side.visit()
-        if self.is_lockstep:
+        if self.part.is_lockstep:
             self.side.wait_for_mix()
 
     def finish_summary(self) -> StepSummary | None:
@@ -194,7 +135,7 @@ class Leader:
     def make_summary(self, must_wait: bool = False) -> StepSummary:
         """Return rank 0's part of the next all-reduce, which all ranks read about ``SUM_S`` after the last."""
         view, known_view, now = self.side.service.view, self.knowledge.view, time.perf_counter()
-        must_stop = must_wait or self.boundary.has_deferred or view.changes != known_view.changes or self.is_report_due
+        must_stop = must_wait or self.boundary.needs_opening or view.changes != known_view.changes or self.is_report_due
         (last_at, last_steps), self.summed_at = self.summed_at, (now, self.run.steps)
         # As many steps as take SUM_S at the present pace.
         gap_steps = int(SUM_S * (self.run.steps - last_steps) / (now - last_at)) if last_at else 1
@@ -203,12 +144,14 @@ class Leader:
             finished=self.side.finished, gap_steps=min(max(gap_steps, 1), MAX_GAP_STEPS),
         )  # fmt: skip
 
-    def run_together(self, call: Call, action: Callable[[], T]) -> T:
-        """Run ``action`` here once all ranks make this call; its result or exception goes to all of them."""
+    def together(self, call: Call, *arguments: Any) -> Any:
+        """Make a call of the training side once all ranks make it; its result or exception goes to all of them."""
+        own: dict[Call, Any] = {Call.START: self.start_side, Call.LEAVE: partial(self.side.hand_over, None)}
+        action = own.get(call) or getattr(self.side, call.name.lower())
         self.knowledge.wait_for_all(call)
         self.run.samples = self.knowledge.samples
         self.reported_at = 0.0  # The next report then contains members and metrics.
-        return self.run_at_boundary(action)
+        return self.run_at_boundary(partial(action, *arguments))
 
     def run_at_boundary(self, action: Callable[[], T]) -> T:
         """Run ``action`` while all ranks stand at this boundary, which is open meanwhile; send them its outcome."""
@@ -224,9 +167,8 @@ class Leader:
                 error = raised
             boundary.shut()
             # An update is lost if the other ranks have added it and this rank found no memory for it.
-            if self.sharded is None and (self.has_replaced_weights or boundary.has_lost_update):
-                ranks.send_command("mirror")
-                self.mirror.send()
+            if self.has_replaced_weights or boundary.has_lost_update:
+                self.part.send_all()
                 self.has_replaced_weights = boundary.has_lost_update = False
             ranks.send_command("done", (result, portable_error(error), self.make_report()))
         if error is not None:
@@ -242,6 +184,7 @@ class Leader:
         if self.side.service.runtime is None:
             return None
         latest = self.knowledge.last_report
+        metrics: Mapping[str, Any]
         if latest is None or not self.reported_at or self.is_report_due:
             self.reported_at = time.monotonic()
             members, metrics = self.side.members(), self.side.metrics()
@@ -267,59 +210,32 @@ class Leader:
     def uncounted_samples(self) -> int:
         return self.knowledge.uncounted_samples
 
-    # -- calls that all ranks make ---------------------------------------------------------------------------------
-    def settle(self, seconds: float, wait_s: float = 0.0) -> float | None:
-        return self.run_together(Call.SETTLE, partial(self.side.settle, seconds, wait_s))
-
-    def finish(self, seconds: float) -> None:
-        self.run_together(Call.FINISH, partial(self.side.finish, seconds))
-
-    def merge(self, run: str) -> None:
-        self.run_together(Call.MERGE, partial(self.side.merge, run))
-
-    def reduce(self, figures: Mapping[str, Any]) -> dict[str, Reduced]:
-        return self.run_together(Call.REDUCE, partial(self.side.reduce, figures))
-
-    def load(self, path: str | os.PathLike[str]) -> dict[str, Any]:
-        return self.run_together(Call.LOAD, partial(self.side.load, path))
-
+    # -- the run ---------------------------------------------------------------------------------------------------
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        if self.side.service.runtime is None:
+        if self.knowledge.last_report is None:
             self.run.load_state_dict(state)
         else:
-            check_state(state, self.live.state)
-            self.run_together(Call.LOAD, partial(self.side.load_state_dict, state))
+            super().load_state_dict(state)
 
     def save(self, path: str | os.PathLike[str], keep: int = 1) -> None:
-        if self.sharded is None:
+        if self.part.is_sharded:
+            super().save(path, keep)
+        else:  # No rank waits for this one.
             self.run.save(path, self.state_dict(), keep)
-        else:  # All ranks give their parts.
-            self.run_together(Call.SAVE, partial(self.run.save, path, None, keep))
 
     def export(self, path: str | os.PathLike[str]) -> None:
-        if self.sharded is None:
-            self.side.export(path)
+        if self.part.is_sharded:
+            super().export(path)
         else:
-            self.run_together(Call.SAVE, partial(self.side.export, path))
+            self.side.export(path)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the run's metadata for a checkpoint, the same on all ranks."""
         state = self.run.state_dict()
         if self.ranks.is_standing:
             return state
         # Replace rank 0's own figures by figures that all ranks know, so that each returns the same state.
         uncounted = self.view.sharers * self.uncounted_samples
         return state | {"swarm_samples": self.swarm_samples + uncounted, "members": len(self.view.owners)}
-
-
-def warn_of_absent(absent: tuple[int, ...]) -> None:
-    """Warn of ranks that share no memory with rank 0, so that their parts go over the network."""
-    if absent:
-        LOGGER.warning(
-            "Of this node's group, rank %s runs on another host, or in a container that does not see rank 0's "
-            "processes. Its part of each vector goes over the group's network, and all ranks wait for that.",
-            ", ".join(map(str, absent)),
-        )  # fmt: skip
 
 
 def portable_error(error: BaseException | None) -> LocalError | None:

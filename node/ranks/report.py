@@ -9,11 +9,11 @@ from typing import Any
 
 from gossip.errors import LocalError
 from gossip.ids import PeerId
-from node.loop.ranks.plain import register
-from node.loop.ranks.ranks import Call, Ranks, StepSummary
 from node.observe.members import Member, SwarmView
 from node.observe.metrics import Metrics
 from node.observe.reduced import Reduced
+from node.ranks.plain import register
+from node.ranks.ranks import Call, Ranks, StepSummary
 
 __all__ = ["SwarmKnowledge", "SwarmReport"]
 
@@ -28,10 +28,10 @@ class SwarmReport:
     finished: bool
     run: Mapping[str, Any]  # The run's entry in a checkpoint.
     members: tuple[Member, ...]
-    metrics: Metrics
+    metrics: Mapping[str, Any]
 
 
-register(SwarmReport, SwarmView, Member, Metrics, Reduced)
+register(SwarmReport, SwarmView, Member, Reduced)
 
 
 class SwarmKnowledge:
@@ -110,4 +110,4 @@ class SwarmKnowledge:
 
     def metrics(self) -> Metrics:
         self.is_report_wanted = True
-        return self.report.metrics
+        return Metrics(self.report.metrics)

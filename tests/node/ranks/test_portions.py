@@ -14,15 +14,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gossip.errors import LocalError
-from node.loop.ranks.plain import pack_value, unpack_value
-from node.model.sharded import operation as operations
-from node.model.sharded.memory import MappedVectors, MemoryName, SharedVectors
-from node.model.sharded.operation import Operation
-from node.model.sharded.portions import LeaderPortions, OtherPortions
-from node.model.sharded.shards import LocalShard, ShardBox, ShardPlace, matching_positions
-from tests.node.model.test_shards import divided
+from node.ranks.plain import pack_value, unpack_value
+from node.ranks.sharded import operation as operations
+from node.ranks.sharded.memory import MappedVectors, SharedVectors
+from node.ranks.sharded.operation import Operation, portions_of
+from node.ranks.sharded.shards import LocalShard, ShardBox, ShardPlace
+from tests.node.ranks.test_shards import divided
 
-SMALL_BYTES = 240  # A portion of 60 elements, or of 20 positions.
+SMALL_BYTES = 240  # A portion of 60 elements.
 
 
 class Wires:
@@ -37,7 +36,7 @@ class Rank:
     """A rank's end of the wires."""
 
     def __init__(self, wires, rank):
-        self.wires, self.rank = wires, rank
+        self.wires, self.rank, self.leads = wires, rank, rank == 0
 
     def send(self, tensor, rank):
         assert tensor.is_contiguous()
@@ -52,26 +51,18 @@ class Rank:
     def send_value(self, value, rank):
         self.wires.queues[self.rank, rank].put(pack_value(value))
 
-    def receive_value(self, rank, hint):
+    def receive_value(self, hint, rank):
         return unpack_value(self.wires.queues[rank, self.rank].get(timeout=20), hint)
 
 
-def performed(parts, operation, shards):
+def performed(memory, rank, operation, shards):
     """Process the portions of an operation as ``ShardWork`` does."""
-    for portion in parts.of(operation, shards):
-        if operation.is_at_positions:
-            for shard, among, inside in matching_positions(shards, portion.positions):
-                flat = shard.tensor.view(-1).numpy()
-                if not operation.reads:
-                    flat[inside] += portion.values[among]
-                elif shard.box.owns:
-                    portion.values[among] = flat[inside]
-        else:
-            for shard, part, values in portion.views():
-                if not operation.reads:
-                    part.add_(values, alpha=0.3)
-                elif shard.box.owns:
-                    values.copy_(part)
+    for portion in portions_of(operation, shards, memory, rank):
+        for shard, part, values in portion.views():
+            if not operation.reads:
+                part.add_(values, alpha=0.3)
+            elif shard.box.owns:
+                values.copy_(part)
 
 
 def apart(ranks, vector, operation, absent):
@@ -90,17 +81,17 @@ def apart(ranks, vector, operation, absent):
         mapped = MappedVectors()
         place = replace(name, path="/nowhere") if rank in absent else name
         assert mapped.map(place) == (rank not in absent)
-        ends.append(OtherPortions(mapped, Rank(wires, rank)))
+        ends.append((mapped, Rank(wires, rank)))
     memory.on_offered(number, tuple(absent))
     operation = replace(operation, memory=number, offset=offset)
-    ends.insert(0, LeaderPortions(memory, Rank(wires, 0)))
+    ends.insert(0, (memory, Rank(wires, 0)))
     threads = [
-        threading.Thread(target=performed, args=(end, operation, shards), daemon=True)
+        threading.Thread(target=performed, args=(*end, operation, shards), daemon=True)
         for end, shards in zip(ends[1:], copies[1:], strict=True)
     ]
     for thread in threads:
         thread.start()
-    performed(ends[0], operation, copies[0])
+    performed(*ends[0], operation, copies[0])
     for thread in threads:
         thread.join(20)
         assert not thread.is_alive()
@@ -137,27 +128,10 @@ def test_a_stretch_is_the_same_for_ranks_that_map_it_and_for_those_that_do_not(c
     assert wires.most_bytes <= SMALL_BYTES
 
 
-@given(divided(), st.sampled_from(["read_at", "add_at"]), st.data())
-def test_positions_are_the_same_for_ranks_that_map_them_and_for_those_that_do_not(case, kind, data):
-    whole, ranks, _, _ = case
-    chosen = data.draw(st.lists(st.integers(0, whole.numel() - 1), unique=True, max_size=20))
-    positions = np.array(sorted(chosen), np.int64)
-    absent = list(range(1, len(ranks)))
-    vector = np.empty(3 * positions.size, np.float32)
-    vector[: 2 * positions.size].view(np.int64)[:] = positions
-    vector[2 * positions.size :] = np.arange(positions.size)
-    operation = Operation(kind, elements=positions.size)
-    *found, wires = apart(ranks, vector, operation, absent)
-    same(found, apart(ranks, vector, operation, ())[:2])
-    if kind == "read_at":
-        assert found[0][2 * positions.size :].tolist() == whole[positions].tolist()
-    assert wires.most_bytes <= SMALL_BYTES
-
-
 def test_double_precision_travels_as_it_is():
     rows = torch.arange(200, dtype=torch.float64).view(20, 10) / 3
     ranks = [
-        [LocalShard(rows[part].clone(), 0, ShardBox((20, 10), (part, slice(0, 10)), True))]
+        [LocalShard(0, ShardBox((20, 10), (part.start, 0), (part.stop - part.start, 10)), rows[part].clone())]
         for part in (slice(0, 13), slice(13, 20))
     ]
     vector = np.zeros(400, np.float32)
@@ -167,25 +141,23 @@ def test_double_precision_travels_as_it_is():
 
 
 @pytest.mark.parametrize(
-    "place",
+    ("start", "box"),
     [
-        (-1, (4,), (0,), (2,)), (0, (4,), (3,), (2,)), (0, (4,), (-1,), (2,)), (0, (4,), (0,), (0,)),
-        (0, (4, 4), (0,), (2,)), (0, (1 << 40, 1 << 40), (0, 0), (1, 1)),
+        (-1, ((4,), (0,), (2,))), (0, ((4,), (3,), (2,))), (0, ((4,), (-1,), (2,))), (0, ((4,), (0,), (-1,))),
+        (0, ((4, 4), (0,), (2,))), (0, ((1 << 40, 1 << 40), (0, 0), (1, 1))),
     ],
 )  # fmt: skip
-def test_a_part_that_no_rank_has_is_refused(place):
+def test_a_part_that_no_rank_has_is_refused(start, box):
     with pytest.raises(ValueError, match=r"part outside|shorter|longer"):
-        ShardPlace(*place)
-    stated = object.__new__(ShardPlace)
-    for field, value in zip(fields(ShardPlace), place, strict=True):
-        object.__setattr__(stated, field.name, value)
+        ShardPlace(start, ShardBox(*box))
+    stated = [packed(ShardPlace, start, packed(ShardBox, *box, True))]
     with pytest.raises(LocalError, match="is no message of this version"):
-        unpack_value(pack_value([stated]), list[ShardPlace])
+        unpack_value(pack_value(stated), list[ShardPlace])
 
 
-def test_more_positions_than_there_are_is_refused():
-    mapped, wires = MappedVectors(), Wires(2)
-    mapped.map(MemoryName(1, "/nowhere", 240, "gossip-vector-"))
-    Rank(wires, 0).send_value(21, 1)
-    with pytest.raises(LocalError, match="Rank 0 of this node's group sends 21 of 20 positions: install the same"):
-        list(OtherPortions(mapped, Rank(wires, 1)).of(Operation("add_at", elements=20, memory=1), []))
+def packed(kind, *values):
+    """Return an object of a class whose constructor would refuse these values."""
+    made = object.__new__(kind)
+    for field, value in zip(fields(kind), values, strict=True):
+        object.__setattr__(made, field.name, value)
+    return made
