@@ -143,7 +143,7 @@ class NodeOptions(TypedDict, total=False):
         "--tunnels", "N", "GOSSIP_TUNNELS", "Links of others that this node may carry at once; 2 if not given.",
         "Links between members that nobody can dial that this node [carries](protocol.md#meetings) at once; default 2, "
         "0 carries none.",
-        least=0, inherited=True,
+        least=0,
     )]  # fmt: skip
     trace: Annotated[Text | None, Option(
         "--trace", "FILE", "GOSSIP_TRACE", "Writes a timeline of this node, for ui.perfetto.dev.",
