@@ -1,7 +1,5 @@
 """CONTRIBUTING.md: its examples are two files each, and all work in one copy of the packages."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

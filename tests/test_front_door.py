@@ -1,7 +1,5 @@
 """``import gossip`` gives a program all that it starts from, and imports each part only on its first use."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 

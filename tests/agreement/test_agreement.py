@@ -10,8 +10,6 @@ a Runtime reports a stream chunk by chunk and the simulator at its end. If both 
 links for a while and the simulator one, which does not change the outcome.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Both drivers of gossip.Peer end a scenario of group means the same, bit for bit (see test_agreement)."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Fixtures for tests of a model on the device."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

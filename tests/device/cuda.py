@@ -1,7 +1,5 @@
 """torch.cuda over the simulated device: streams, events, graphs, and queries."""
 
-from __future__ import annotations
-
 import contextlib
 import threading
 import warnings

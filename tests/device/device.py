@@ -1,7 +1,5 @@
 """A simulated accelerator: streams, memory, and the waits of the host that a program did not ask for."""
 
-from __future__ import annotations
-
 import sys
 import threading
 from collections.abc import Callable

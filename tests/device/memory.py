@@ -1,7 +1,5 @@
 """A device's memory: its blocks, their bytes, and poison in every block that holds no value yet or no longer."""
 
-from __future__ import annotations
-
 import math
 import weakref
 from collections.abc import Callable

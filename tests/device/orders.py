@@ -1,7 +1,5 @@
 """Random orders of what a node does to a model on the device, compared with the same on the host."""
 
-from __future__ import annotations
-
 import random
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Streams as queues of work that runs late, in any order that their events allow."""
 
-from __future__ import annotations
-
 import random
 import threading
 import time

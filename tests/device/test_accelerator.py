@@ -1,7 +1,5 @@
 """Tests of `make accelerator`: aims, parts that hang, and all of it on a simulated device."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Tests of the parts of `make accelerator`: they end in time, whatever the device's pace is."""
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 

@@ -1,7 +1,5 @@
 """A step boundary over a model on the device: the costs of a mix, and of a lack of memory for it."""
 
-from __future__ import annotations
-
 import math
 import threading
 

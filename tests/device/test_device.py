@@ -3,8 +3,6 @@
 ``test_orders.py`` shows that streams run in any order, and that freed memory is poisoned while they read it.
 """
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import nn

@@ -1,7 +1,5 @@
 """Half precision crosses in its own two bytes, and is widened on the host in the vector's own memory."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

@@ -1,7 +1,5 @@
 """Two nodes on a device without streams, like Apple's, mix with the default settings."""
 
-from __future__ import annotations
-
 import torch
 from torch import nn
 

@@ -1,7 +1,5 @@
 """No order of a node's copies and a loop's steps gives a wrong value; without one of the precautions many do."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """Updates that go from rank 0's device to another rank's: the same values in any order of streams, and no waits."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

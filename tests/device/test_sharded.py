@@ -1,7 +1,5 @@
 """A rank's operations on a sharded model whose parts are on the device: few copies, and little memory for them."""
 
-from __future__ import annotations
-
 import mmap
 
 import numpy as np

@@ -1,7 +1,5 @@
 """A model's state on a device, apart from its mixes: parts, scalars, backups, checkpoints, ranks."""
 
-from __future__ import annotations
-
 from unittest import mock
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Tests of the record of copies, which gives their times without waiting for the device."""
 
-from __future__ import annotations
-
 import time
 from itertools import pairwise
 

@@ -1,7 +1,5 @@
 """The pages: their examples run, their pictures are up to date, and the index lists all of them."""
 
-from __future__ import annotations
-
 import doctest
 import importlib
 import importlib.util

@@ -1,7 +1,5 @@
 """The site that make docs built: every internal link leads to a page that exists, and to an anchor on it."""
 
-from __future__ import annotations
-
 import functools
 from html.parser import HTMLParser
 from pathlib import Path

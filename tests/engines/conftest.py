@@ -1,7 +1,5 @@
 """Nodes that a launcher starts, on this machine and over loopback: run by `make test-engines`."""
 
-from __future__ import annotations
-
 import shutil
 
 import pytest

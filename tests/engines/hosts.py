@@ -1,7 +1,5 @@
 """Machines that are namespaces: each has a network address, a name, processes and a few folders of its own."""
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import os

@@ -1,7 +1,5 @@
 """A command that a launcher started, seen from outside: its processes, and the logs that nodes write."""
 
-from __future__ import annotations
-
 import contextlib
 import importlib.util
 import json

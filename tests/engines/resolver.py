@@ -1,7 +1,5 @@
 """A name server in place of a cluster's: it resolves a headless service to its pods, which come and go."""
 
-from __future__ import annotations
-
 import socket
 import struct
 import threading

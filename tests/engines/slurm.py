@@ -1,7 +1,5 @@
 """A Slurm cluster of one machine: munged, slurmctld and slurmd over loopback, with their own files."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

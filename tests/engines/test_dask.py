@@ -1,7 +1,5 @@
 """Dask gives a task whose worker was killed to another worker, and the other tasks go on."""
 
-from __future__ import annotations
-
 import sys
 
 import pytest

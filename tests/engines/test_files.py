@@ -1,7 +1,5 @@
 """Docker's files, systemd's unit and SkyPilot's tasks, checked by their own validators because no daemon runs here."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

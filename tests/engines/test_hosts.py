@@ -1,7 +1,5 @@
 """The commands of docs/launching.md over several hosts, which are network namespaces with a folder each."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

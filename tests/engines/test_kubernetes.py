@@ -1,8 +1,6 @@
 """The manifests against Kubernetes' own schemas, and the environment that they give to pods, on loopback and on several
 hosts, with a name server in the place of the cluster's."""
 
-from __future__ import annotations
-
 import os
 import shlex
 import shutil

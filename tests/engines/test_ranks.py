@@ -1,7 +1,5 @@
 """torchrun and mpirun: the ranks need rank 0 until they have met, and no longer."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 

@@ -1,7 +1,5 @@
 """Ray restarts a killed actor, and the other actors lose at most an exchange."""
 
-from __future__ import annotations
-
 import sys
 
 import pytest

@@ -1,7 +1,5 @@
 """SkyPilot's tasks as its own shell script starts them, on machines that are namespaces, without a cloud."""
 
-from __future__ import annotations
-
 import json
 import re
 import subprocess

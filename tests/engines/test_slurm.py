@@ -1,7 +1,5 @@
 """Slurm's own daemons: an array of nodes, a task killed and requeued, one that is out of time, and all to the end."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import signal

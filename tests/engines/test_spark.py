@@ -1,7 +1,5 @@
 """Spark's barrier stage: if one task fails, all start again with their ids, from the last checkpoint."""
 
-from __future__ import annotations
-
 import json
 import sys
 

@@ -1,7 +1,5 @@
 """systemd's unit: the page shows the file that is deployed, and its command line starts a node."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """Every number of every message at its extremes, sent to a peer in each of several states."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 from random import Random

@@ -1,7 +1,5 @@
 """Targets: files on a disk. Address books, keys, secrets, checkpoints and timelines, each damaged or foreign."""
 
-from __future__ import annotations
-
 import base64
 import json
 import math

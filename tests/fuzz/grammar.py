@@ -1,7 +1,5 @@
 """Generators of messages and records: each field has its declared type, and a plausible or an extreme value."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field, fields
 from random import Random
 from typing import Any

@@ -3,8 +3,6 @@
 All randomness comes from the generator that is handed in, so a number replays an input.
 """
 
-from __future__ import annotations
-
 import math
 import struct
 from collections.abc import Sequence

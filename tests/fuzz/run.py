@@ -1,7 +1,5 @@
 """Play the fuzzer: ``python -m tests.fuzz --inputs 10000000``, or one again with ``--target T --seed S --input N``."""
 
-from __future__ import annotations
-
 import argparse
 import multiprocessing
 import time

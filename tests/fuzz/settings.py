@@ -1,7 +1,5 @@
 """Targets: texts that a user writes. Configurations, scenarios, addresses, seeds, parts, graphs."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from random import Random
 from typing import Any

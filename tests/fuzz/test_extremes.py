@@ -1,7 +1,5 @@
 """No number that a member states raises anything but a RemoteError, or makes a number of ours that is not finite."""
 
-from __future__ import annotations
-
 import pytest
 
 from gossip.wire.messages import MESSAGES

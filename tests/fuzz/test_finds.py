@@ -1,7 +1,5 @@
 """The fuzzer's finds, each as its smallest input."""
 
-from __future__ import annotations
-
 import contextlib
 
 import msgpack

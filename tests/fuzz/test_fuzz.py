@@ -1,7 +1,5 @@
 """A few inputs of every fuzz target (`make fuzz` plays ten million), and tests of the engine on a faulty target."""
 
-from __future__ import annotations
-
 import time
 import warnings
 

@@ -1,7 +1,5 @@
 """Targets: the bytes of vectors. Codecs' payloads, chunks out of order, TLS handshakes, records of sealed links."""
 
-from __future__ import annotations
-
 import contextlib
 import ssl
 from random import Random

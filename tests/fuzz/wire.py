@@ -1,7 +1,5 @@
 """Targets: data from a link. Frames, records, layouts, statuses, and messages to a live peer in any order."""
 
-from __future__ import annotations
-
 import io
 import math
 from random import Random

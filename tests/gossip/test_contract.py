@@ -1,7 +1,5 @@
 """CONTRACT.md names every effect and report, and its driver works."""
 
-from __future__ import annotations
-
 import doctest
 import re
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Drivers read a Peer's view and some facts of its parts, and change none of them."""
 
-from __future__ import annotations
-
 import ast
 import functools
 from collections import defaultdict

@@ -1,7 +1,5 @@
 """A Config with other settings and other internal numbers, told apart by their names."""
 
-from __future__ import annotations
-
 import dataclasses
 from typing import Any
 

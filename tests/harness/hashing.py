@@ -1,7 +1,5 @@
 """A Python process with another hash seed, so that its sets of bytes and strings have another order."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Marks for slow test cases, which `make test-slow` runs and `make test` leaves out."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from typing import Any
 

@@ -4,8 +4,6 @@ The model has a mass, as in push-sum. It stores ``total = mass * value``, which 
 that fractions stay short. Row-stochastic mixing conserves nothing, so there the numbers are floats.
 """
 
-from __future__ import annotations
-
 from fractions import Fraction
 
 from gossip.arithmetic.mixing import push_mass

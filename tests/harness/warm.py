@@ -7,8 +7,6 @@ the interpreter's end or of such a variable therefore starts an ordinary process
 torch but no module of the packages: it imports them itself, from another folder or after a change.
 """
 
-from __future__ import annotations
-
 import atexit
 import contextlib
 import functools

@@ -3,8 +3,6 @@
 The seed determines the whole run.
 """
 
-from __future__ import annotations
-
 import hashlib
 import heapq
 import random

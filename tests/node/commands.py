@@ -1,7 +1,5 @@
 """The `gossip` command as a test calls it: in a process of its own, or refused in this one."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Fixtures that run nodes in this process, each with a training loop in its own thread."""
 
-from __future__ import annotations
-
 import os
 import queue
 import subprocess

@@ -1,7 +1,5 @@
 """Two nodes that mix, with helpers that cause faults in the first one."""
 
-from __future__ import annotations
-
 import contextlib
 import time
 

@@ -1,7 +1,5 @@
 """A Runtime without a network and without a training thread, which does at once what it is told."""
 
-from __future__ import annotations
-
 import functools
 from contextlib import nullcontext
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """Scripts that stand in for training: they write the log that a node would write, through the same Progress."""
 
-from __future__ import annotations
-
 import textwrap
 from pathlib import Path
 

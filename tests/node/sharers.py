@@ -1,7 +1,5 @@
 """Members that share data, without nodes: a test sets the members and the trained samples."""
 
-from __future__ import annotations
-
 from hypothesis import strategies as st
 
 from gossip.ids import PeerId

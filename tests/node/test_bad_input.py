@@ -1,7 +1,5 @@
 """Whatever is wrong with what a node is given: one clear sentence, and nothing is lost."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import re

@@ -1,7 +1,5 @@
 """The examples: each is one self-contained file, and does what it says on real data."""
 
-from __future__ import annotations
-
 import ast
 import json
 import os

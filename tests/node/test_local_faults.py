@@ -1,7 +1,5 @@
 """Faults of one machine: each is noticed, reported once, and costs the other nodes nothing."""
 
-from __future__ import annotations
-
 import math
 import shutil
 import threading

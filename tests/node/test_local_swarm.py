@@ -1,7 +1,5 @@
 """node.local.LocalSwarm: it starts, adds, kills, stops and reads nodes, and its end always ends them."""
 
-from __future__ import annotations
-
 import gc
 import json
 import signal

@@ -4,8 +4,6 @@ No node trains, so that mixing alone moves the vectors: a pair keeps its mean, a
 vector.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Training loops with nodes over loopback in this process, alone and together."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import os

@@ -1,7 +1,5 @@
 """Ordinary runs of seven kinds: no honest member is said to misbehave, and all end with the same weights."""
 
-from __future__ import annotations
-
 import time
 
 import pytest

@@ -1,7 +1,5 @@
 """docs/porting.md: the programs in examples/porting run, and the page names only calls that exist."""
 
-from __future__ import annotations
-
 import ast
 import re
 import subprocess

@@ -1,7 +1,5 @@
 """docs/recipes.md: every block runs, each after the lines that all of them begin with."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

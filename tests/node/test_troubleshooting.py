@@ -1,7 +1,5 @@
 """docs/troubleshooting.md quotes the sentences that a user sees."""
 
-from __future__ import annotations
-
 import ast
 import re
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Mixing that no filter defends is reported at the start."""
 
-from __future__ import annotations
-
 import pytest
 
 from gossip import Config

@@ -1,7 +1,5 @@
 """Small models, helpers that compare them, what a node has logged, and a node in a process of its own."""
 
-from __future__ import annotations
-
 import json
 import signal
 import subprocess

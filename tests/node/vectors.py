@@ -1,7 +1,5 @@
 """A small model, its training, and the vectors of models, read in the fast way and in the obvious way."""
 
-from __future__ import annotations
-
 import numpy as np
 import torch
 from torch import nn

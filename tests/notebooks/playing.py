@@ -3,8 +3,6 @@
 python -m tests.notebooks.playing
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

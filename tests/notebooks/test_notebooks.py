@@ -1,7 +1,5 @@
 """The notebooks: each runs from its first cell to its last, and holds the output of a whole run."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

@@ -4,8 +4,6 @@ They link to this environment's torch and its dependencies, which are gigabytes 
 Everything else is installed as a user installs it.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess

@@ -1,7 +1,5 @@
 """README.md as the description of a package, without the repository's files, and facts stated in two places."""
 
-from __future__ import annotations
-
 import importlib.util
 import re
 import tomllib

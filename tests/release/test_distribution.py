@@ -3,8 +3,6 @@
 The first two environments are made once each; pip downloads everything but torch into them.
 """
 
-from __future__ import annotations
-
 import email
 import json
 import re

@@ -1,7 +1,5 @@
 """Network namespaces that stand for machines: on one switch, or at homes behind routers."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import shutil

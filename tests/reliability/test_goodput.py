@@ -1,7 +1,5 @@
 """The calculations, pages and simulations of benchmarks/goodput.py, and the schedules and figures of storm.py."""
 
-from __future__ import annotations
-
 import importlib
 import math
 import random

@@ -1,7 +1,5 @@
 """Nodes at homes mix with each other, also after the last machine that they could dial was killed."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 import time

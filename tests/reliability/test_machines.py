@@ -3,8 +3,6 @@
 Each is a network namespace with an IPv4 and an IPv6 address, on a switch in a fourth.
 """
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

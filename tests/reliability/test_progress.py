@@ -4,8 +4,6 @@ The scenarios of benchmarks/progress.py simulate the whole protocol. Scenarios t
 page names them.
 """
 
-from __future__ import annotations
-
 import pytest
 
 from tests.harness.marks import slow

@@ -4,8 +4,6 @@ The bounds are the promises (10 s until a dead node's data is covered, 1 s for t
 speed of a machine. Measured values are far below them; docs/results/chaos.md lists them.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Attacks by a real member on live nodes: the quick attacks of benchmarks/siege stay within their promised bounds."""
 
-from __future__ import annotations
-
 import importlib
 import json
 import subprocess

@@ -1,7 +1,5 @@
 """The script of docs/start.md as a reader runs it: four processes train to a target, and print their results."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

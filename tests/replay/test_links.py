@@ -1,7 +1,5 @@
 """Emulated links: latency, rate, loss and cuts. Times have only lower bounds, since a busy machine is slower."""
 
-from __future__ import annotations
-
 import contextlib
 import socket
 import subprocess

@@ -1,7 +1,5 @@
 """The plan of a replay: the parts of a scenario that it plays, and the ones that it refuses."""
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 

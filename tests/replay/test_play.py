@@ -1,7 +1,5 @@
 """Real processes on emulated links. The assertions hold at any speed of the machine."""
 
-from __future__ import annotations
-
 import multiprocessing
 import subprocess
 from pathlib import Path

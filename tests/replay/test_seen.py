@@ -1,7 +1,5 @@
 """The figures of a simulated and of a real run, and the report that compares them."""
 
-from __future__ import annotations
-
 import json
 import math
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The results of benchmarks/wan.py, and runs of our nodes and of DDP's ranks as it starts them."""
 
-from __future__ import annotations
-
 import importlib
 import math
 import sys

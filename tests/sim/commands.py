@@ -1,7 +1,5 @@
 """A small scenario for the `gossip` command, and what it prints and shows."""
 
-from __future__ import annotations
-
 import os
 import pty
 

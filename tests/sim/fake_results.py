@@ -1,7 +1,5 @@
 """Fake results with plausible curves, without a simulation."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Small data sets and models that tests name as "tests.sim.jobs:function"."""
 
-from __future__ import annotations
-
 import os
 import signal
 

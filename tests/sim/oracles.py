@@ -11,8 +11,6 @@ again soon), which no closed form covers beyond a run's first exchange. Where a 
 peer drawn at random mix now; whom it asks, and all that follows, is the peers' own doing.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 

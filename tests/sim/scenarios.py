@@ -1,7 +1,5 @@
 """Small scenarios that tests play, and helpers that read a run."""
 
-from __future__ import annotations
-
 from gossip.config import Config
 from sim.scenario.scenario import ChurnSpec, Compute, Distribution, Optimizer, Scenario, Task
 from sim.simulation import Simulation, simulate

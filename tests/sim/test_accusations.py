@@ -1,7 +1,5 @@
 """Swarms of forty honest peers under ordinary troubles: none is said to misbehave."""
 
-from __future__ import annotations
-
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path

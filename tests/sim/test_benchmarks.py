@@ -1,7 +1,5 @@
 """Simulated benchmarks that no other test runs, at a small size: each ends with a table of numbers."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """^C, SIGTERM or SIGHUP in the middle of an event: the partial result is that of the events up to this one."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -1,7 +1,5 @@
 """The level at which a scenario without a ``fidelity`` is played, and what a result says of it."""
 
-from __future__ import annotations
-
 import functools
 import json
 

@@ -1,7 +1,5 @@
 """Peers with unlike data and a normalised optimizer learn together what each alone unlearns."""
 
-from __future__ import annotations
-
 import pytest
 
 from gossip import Config

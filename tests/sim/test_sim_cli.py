@@ -1,7 +1,5 @@
 """`gossip sim` and `gossip sim sweep`: what they refuse and print, the files they leave, and how they end."""
 
-from __future__ import annotations
-
 import contextlib
 import csv
 import json

@@ -1,7 +1,5 @@
 """Simulated scenarios: the same result each time, to the requested end, in the promised columns."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import math

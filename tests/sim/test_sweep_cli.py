@@ -1,7 +1,5 @@
 """`gossip sim sweep`: the runs it plays, the files it leaves, and the setting it recommends."""
 
-from __future__ import annotations
-
 import csv
 import html
 import json

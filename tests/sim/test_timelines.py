@@ -1,7 +1,5 @@
 """Tests of the simulator's timelines."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

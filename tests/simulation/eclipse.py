@@ -5,8 +5,6 @@ exchanges far more often than others, and asks honest members alone. It mixes as
 members meet is measured: python -m tests.simulation.eclipse.
 """
 
-from __future__ import annotations
-
 import argparse
 import dataclasses
 import hashlib

@@ -7,8 +7,6 @@ python -m tests.simulation --large --seeds 10  hundreds of peers, a hundred runs
 python -m tests.simulation --mutants           each planted bug, and the first seed that shows it
 """
 
-from __future__ import annotations
-
 import argparse
 import dataclasses
 import multiprocessing

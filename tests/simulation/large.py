@@ -3,8 +3,6 @@
 Few of the seeds are such, since each takes as long as a hundred small ones.
 """
 
-from __future__ import annotations
-
 import math
 import random
 from collections.abc import Callable

@@ -4,8 +4,6 @@ Each is a small change of one rule of the core, for as long as its context lasts
 without faults.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """The quiet after the last fault: the claims that must come true some time after nothing breaks any more."""
 
-from __future__ import annotations
-
 from gossip.effects import MemberState
 from gossip.state_transfer.joining import Phase
 from tests.harness.world import address_of

@@ -3,8 +3,6 @@
 Everything is drawn from the seed. ``peers`` and ``seconds`` shorten a schedule that fails, which shortens its trace.
 """
 
-from __future__ import annotations
-
 import hashlib
 import random
 from collections.abc import Callable

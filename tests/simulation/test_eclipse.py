@@ -1,7 +1,5 @@
 """Members that lie about members become hardly more of the partners than they are of the members."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.simulation.eclipse import INTERVAL_S, Eclipse

@@ -1,7 +1,5 @@
 """Random schedules: all claims hold in a thousand of them, and they find planted bugs."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.harness.hashing import otherwise_hashed

@@ -1,7 +1,5 @@
 """The expected progress of each member, as an onlooker computes it."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Every change of a session's state, held to the table of its class while a schedule is played."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple

@@ -1,7 +1,5 @@
 """A world of honest peers and liars, with a judge and a digest of all that happens."""
 
-from __future__ import annotations
-
 import random
 import zlib
 from collections.abc import Callable

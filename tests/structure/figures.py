@@ -3,8 +3,6 @@
 python -m tests.structure.figures
 """
 
-from __future__ import annotations
-
 import ast
 import functools
 from collections import Counter

@@ -1,7 +1,5 @@
 """Graphs as matrices, and their mixing matrices and spectral gaps, as a reference for selection rules."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable
 

@@ -1,7 +1,5 @@
 """Rendezvous hashing as it is defined, for all members at once, as a reference for a node's own lookup."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

@@ -3,8 +3,6 @@
 docs/algorithms.md derives them from the second moments of a node's deviation and of its correction.
 """
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

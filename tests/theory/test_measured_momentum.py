@@ -1,7 +1,5 @@
 """The measured outer momentum: where it settles with noise alone, and where a common progress leads the nodes."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The closed forms of mixing matrices and their gaps."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -4,8 +4,6 @@ Two nodes minimise ``(w - c_i)^2 / 2`` with ``c`` of 1 and -1, so that the sum h
 averaged after each step, which no exchange of weights can surpass. All elements are copies of one number.
 """
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -1,7 +1,5 @@
 """The paths through the protocol, each played by two or three peers. A path's docstring is the head of its trace."""
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable
 from fractions import Fraction

@@ -1,7 +1,5 @@
 """The traces next to this file match the protocol, so that a change of the protocol shows in their diff."""
 
-from __future__ import annotations
-
 from difflib import unified_diff
 
 import pytest

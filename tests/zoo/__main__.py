@@ -1,7 +1,5 @@
 """Play the zoo and print its tables: python -m tests.zoo [NAME ...] [--seeds 3]."""
 
-from __future__ import annotations
-
 import argparse
 import statistics
 from collections import Counter

@@ -1,7 +1,5 @@
 """The data of the zoo's programs, the same in every process: small images, and text of a small grammar."""
 
-from __future__ import annotations
-
 import random
 
 import torch

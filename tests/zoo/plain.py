@@ -1,7 +1,5 @@
 """A stand-in for Node, with which a program of the zoo is the plain loop from before the port."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Mapping
 from types import SimpleNamespace
 from typing import Any, Self

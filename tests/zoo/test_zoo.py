@@ -1,7 +1,5 @@
 """Common kinds of programs do as well on three nodes as synchronously; the nodes agree, and accuse no member."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.zoo.harness import play

@@ -1,7 +1,5 @@
 """Slices of a vector, and the mean of one member's slice."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import numpy as np

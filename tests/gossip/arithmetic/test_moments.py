@@ -1,7 +1,5 @@
 """Moments arrive as they were sent, up to the rounding of their codecs, and no member can send harmful ones."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

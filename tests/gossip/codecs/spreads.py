@@ -1,7 +1,5 @@
 """Teach a spread one difference, for tests of codecs that need bounds."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from gossip.codecs.spread import Spread

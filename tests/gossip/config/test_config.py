@@ -1,7 +1,5 @@
 """A Config that cannot work is refused in a sentence that names what would."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 import re

@@ -1,7 +1,5 @@
 """Every published method is a configuration that works, by its name, and says what it is not."""
 
-from __future__ import annotations
-
 import dataclasses
 import re
 

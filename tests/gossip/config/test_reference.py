@@ -1,7 +1,5 @@
 """The reference of the settings: whole, up to date, and what `gossip config` says."""
 
-from __future__ import annotations
-
 import json
 import sys
 from pathlib import Path

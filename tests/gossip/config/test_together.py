@@ -1,7 +1,5 @@
 """Two choices that exclude each other are refused when a Config is made, with the reason and with what would do."""
 
-from __future__ import annotations
-
 import ast
 import inspect
 import itertools

@@ -1,7 +1,5 @@
 """Bootstrap: retries of seeds, the check whether others can dial a node, homes, and a random partner."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 import random

@@ -1,7 +1,5 @@
 """Meetings of members that nobody can dial: questions, punches, relays, and members that lie about addresses."""
 
-from __future__ import annotations
-
 import dataclasses
 import hashlib
 import random

@@ -1,7 +1,5 @@
 """One peer's groups with a scripted choice of partners, and the states that tests begin with."""
 
-from __future__ import annotations
-
 from collections.abc import Collection
 from dataclasses import replace
 

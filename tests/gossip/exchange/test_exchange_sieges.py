@@ -1,7 +1,5 @@
 """One attacker against four honest members: how much honest nodes still mix with each other under each attack."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import itertools

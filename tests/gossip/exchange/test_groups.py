@@ -1,7 +1,5 @@
 """One peer's rules for group means: invitations, the beginning, which messages count, and how each group ends."""
 
-from __future__ import annotations
-
 import pytest
 
 from gossip.effects import Dial, Gather, LeaveOut, MemberState, Mix, Release, Send, Snapshot

@@ -1,7 +1,5 @@
 """Group means in a swarm: all members that have committed mix or none does, with messages lost and members killed."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from fractions import Fraction
 from itertools import permutations

@@ -1,7 +1,5 @@
 """Groups with members that are late, break off or send refused vectors: they are left out and charged."""
 
-from __future__ import annotations
-
 import pytest
 
 from gossip.effects import LeaveOut, Mix, Release, Send, Snapshot

@@ -1,7 +1,5 @@
 """One node's sample count: how steps and exchanges move it, and how far a partner's claim can."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st

@@ -1,7 +1,5 @@
 """The limit on movement in one direction: it finds lies that pull one way, and leaves honest differences alone."""
 
-from __future__ import annotations
-
 import functools
 import math
 from typing import NamedTuple

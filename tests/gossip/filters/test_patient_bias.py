@@ -8,8 +8,6 @@ so that all of the drift shows. The bound is that of docs/algorithms.md#filter-w
 within t intervals, with tau the radius and S the median movement by other partners in moves of tau / 2.
 """
 
-from __future__ import annotations
-
 import functools
 import math
 

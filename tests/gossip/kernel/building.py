@@ -1,7 +1,5 @@
 """Build the C passes from this source tree, whether or not an installation built them."""
 
-from __future__ import annotations
-
 import fcntl
 import functools
 import hashlib

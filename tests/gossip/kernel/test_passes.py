@@ -1,7 +1,5 @@
 """The C passes compute what numpy does: every byte, every value, every sum."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

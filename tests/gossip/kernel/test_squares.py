@@ -1,7 +1,5 @@
 """Sums of squares have one documented order, compared with a loop over single squares."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given

@@ -4,8 +4,6 @@ No driver runs the :class:`gossip.membership.protocol.Membership`. In the world,
 and are cut off.
 """
 
-from __future__ import annotations
-
 import hashlib
 import random
 from collections.abc import Iterable

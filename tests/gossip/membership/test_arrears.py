@@ -1,7 +1,5 @@
 """Arrears: samples trained before the first link with a member count after it, for at most two periods."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import pytest

@@ -1,7 +1,5 @@
 """A member's own record: when it is signed, and its steps and samples over several lives of its process."""
 
-from __future__ import annotations
-
 from gossip.config import Config
 from gossip.effects import Notice
 from gossip.wire.messages import Gossip

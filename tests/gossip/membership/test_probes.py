@@ -1,7 +1,5 @@
 """Which members are probed and what comes of it: answers, suspicions with their timers, and dials of dead members."""
 
-from __future__ import annotations
-
 import itertools
 
 import pytest

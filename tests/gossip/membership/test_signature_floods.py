@@ -1,7 +1,5 @@
 """Making a record is cheaper than checking it, so one link may ask for a bounded number of checks."""
 
-from __future__ import annotations
-
 import dataclasses
 
 from gossip.wire.messages import MAX_RECORDS, MAX_UPDATES, Digest, Gossip, Records

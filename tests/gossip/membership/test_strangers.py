@@ -1,7 +1,5 @@
 """Members known by hearsay alone: what they may not do, how they are introduced, and that a thousand cost little."""
 
-from __future__ import annotations
-
 import itertools
 import random
 from collections.abc import Iterator

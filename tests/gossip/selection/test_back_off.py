@@ -1,7 +1,5 @@
 """Back-off: how long it lasts, which members it binds, and what ends it."""
 
-from __future__ import annotations
-
 from gossip.selection.back_off import MAX_FAILED, RETRY_AFTER_S, SILENT_FACTOR, BackOff
 from tests.gossip.exchange.sides import A, B, C, D
 

@@ -1,7 +1,5 @@
 """Graphs read from files, and which member plays which node of one."""
 
-from __future__ import annotations
-
 import pytest
 
 from gossip.errors import ConfigError

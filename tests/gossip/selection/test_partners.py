@@ -1,7 +1,5 @@
 """The partners that a peer may mix with at the moment, how many at once, and the weight of each pair."""
 
-from __future__ import annotations
-
 import itertools
 import random
 

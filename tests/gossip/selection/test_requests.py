@@ -1,7 +1,5 @@
 """Members that ask all the time are answered as often as others, once they are in the way of these."""
 
-from __future__ import annotations
-
 import random
 
 import pytest

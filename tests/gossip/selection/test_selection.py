@@ -1,7 +1,5 @@
 """The choices of each rule: exact ones with equal views, and what must never happen with different views."""
 
-from __future__ import annotations
-
 import math
 import random
 from collections import Counter

@@ -1,7 +1,5 @@
 """Nearest with shortcuts: what it learns, how far its choices lead, and the spectral gap that it states."""
 
-from __future__ import annotations
-
 import math
 import random
 

@@ -1,7 +1,5 @@
 """A newcomer without a network: a Newcomer, and what it received from which donor."""
 
-from __future__ import annotations
-
 from gossip.effects import Adopt, ReceivePiece, Release, Send
 from gossip.exchange.session import Local
 from gossip.ids import PeerId

@@ -1,7 +1,5 @@
 """A member with a run's weights gives them to newcomers within bounds, and says why where it does not."""
 
-from __future__ import annotations
-
 import pytest
 
 from gossip.effects import CopyFrozen, CopyPiece, Release, Send, SendPiece, Snapshot, UseLastSnapshot

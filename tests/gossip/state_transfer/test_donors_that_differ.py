@@ -1,7 +1,5 @@
 """A donor whose model differs from the others' is found, whichever it is, and its pieces are fetched again."""
 
-from __future__ import annotations
-
 import itertools
 import math
 

@@ -1,7 +1,5 @@
 """A newcomer gets all weights once, although donors die, refuse, stall or trickle."""
 
-from __future__ import annotations
-
 import random
 
 import pytest

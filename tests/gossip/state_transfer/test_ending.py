@@ -1,7 +1,5 @@
 """A finished run: who says so, which members believe it, and what a newcomer gets afterwards."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 

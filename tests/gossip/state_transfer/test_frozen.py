@@ -1,7 +1,5 @@
 """A newcomer whose frozen weights have the hash that all its donors state fetches none of them."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,7 +1,5 @@
 """A newcomer asks members for their terms, then takes weights and optimizer state from several of them."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from itertools import pairwise

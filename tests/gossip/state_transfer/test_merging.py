@@ -1,7 +1,5 @@
 """Two runs that meet: which one stays, how far a liar's run gets, and the trial of weights before they are adopted."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from fractions import Fraction

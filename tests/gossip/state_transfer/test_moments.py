@@ -1,7 +1,5 @@
 """After a mix, each side fetches a part of its partner's moments; a failure needs no answer and delays no exchange."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,7 +1,5 @@
 """Whole peers in a small swarm: two runs that meet become one, with the weights of the larger."""
 
-from __future__ import annotations
-
 import random
 from collections import deque
 from dataclasses import replace

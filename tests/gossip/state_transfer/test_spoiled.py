@@ -1,7 +1,5 @@
 """A peer whose weights are no longer finite, in virtual time."""
 
-from __future__ import annotations
-
 from itertools import pairwise
 
 import pytest

@@ -1,7 +1,5 @@
 """Tests of timelines: the file, its bounds, a node's spans, and merging with aligned clocks."""
 
-from __future__ import annotations
-
 import json
 import threading
 from pathlib import Path

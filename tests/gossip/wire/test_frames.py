@@ -1,7 +1,5 @@
 """Messages come back from the wire unchanged, and anything else is refused."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 import random

@@ -1,7 +1,5 @@
 """No figure of our own ends a link or a thread: what leaves a node is what others read."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 import sys

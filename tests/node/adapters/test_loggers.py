@@ -1,7 +1,5 @@
 """A node's figures in common loggers, for each of which a stand-in has the same methods."""
 
-from __future__ import annotations
-
 import sys
 import types
 

@@ -1,7 +1,5 @@
 """The line of `gossip local` on the agreement of the models, for hand-written rows of the nodes' logs."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """The `gossip` command: what it refuses, its status, and its invites."""
 
-from __future__ import annotations
-
 import json
 import math
 import os

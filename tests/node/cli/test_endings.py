@@ -1,7 +1,5 @@
 """`gossip run`: how it ends."""
 
-from __future__ import annotations
-
 import importlib
 import json
 import signal

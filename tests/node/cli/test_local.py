@@ -1,7 +1,5 @@
 """`gossip local`, and the demo that it stages with a swarm of processes on this machine."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import signal

@@ -1,7 +1,5 @@
 """`gossip plan --measure`: its queries to running nodes, and its treatment of impossible answers."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

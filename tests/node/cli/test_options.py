@@ -1,7 +1,5 @@
 """`gossip run`: what it passes on to the script and the node."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import stat

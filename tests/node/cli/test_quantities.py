@@ -1,7 +1,5 @@
 """Counts with their nouns, as people read them: one member and 5,718 samples."""
 
-from __future__ import annotations
-
 import pytest
 
 from gossip.ids import quantity

@@ -1,7 +1,5 @@
 """Several Nodes in one process, and Nodes in processes that a script starts: each has an address of its own."""
 
-from __future__ import annotations
-
 import json
 import multiprocessing
 

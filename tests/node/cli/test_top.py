@@ -1,7 +1,5 @@
 """`gossip top`: a swarm in the terminal."""
 
-from __future__ import annotations
-
 import io
 
 import pytest

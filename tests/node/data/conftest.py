@@ -1,7 +1,5 @@
 """A node that is alone, for loops that draw its data."""
 
-from __future__ import annotations
-
 import pytest
 from torch import nn
 

@@ -1,7 +1,5 @@
 """Shares of data without nodes, as a loop draws them."""
 
-from __future__ import annotations
-
 from torch.utils.data import Dataset
 
 from node.data.share import Share

@@ -1,7 +1,5 @@
 """The samples that steps count are those of the data, or the loop is refused or told in a sentence."""
 
-from __future__ import annotations
-
 import itertools
 import pickle
 

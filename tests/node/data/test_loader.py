@@ -1,7 +1,5 @@
 """An existing DataLoader gives a node's share, in epochs that the whole swarm counts."""
 
-from __future__ import annotations
-
 import itertools
 from collections import Counter
 

@@ -1,7 +1,5 @@
 """Samplers for the user's own DataLoader: the same division as a shard's, and a pass that goes on where it was left."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """A pass over the data resumes where a checkpoint was written, even if members came or left since."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """Every sample has one owner, and only what must move moves."""
 
-from __future__ import annotations
-
 import hashlib
 import itertools
 

@@ -1,7 +1,5 @@
 """A split into training and validation samples is the same on all nodes, whatever their seeds."""
 
-from __future__ import annotations
-
 import random
 
 import numpy as np

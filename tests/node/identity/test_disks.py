@@ -1,7 +1,5 @@
 """A full disk: training goes on, a sentence says what is not written, and no half file replaces a whole one."""
 
-from __future__ import annotations
-
 import errno
 import os
 import shutil

@@ -1,7 +1,5 @@
 """The lives of nodes and of their data: departures, checkpoints, signals and restarts."""
 
-from __future__ import annotations
-
 import signal
 import time
 

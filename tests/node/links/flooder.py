@@ -3,8 +3,6 @@
 ``python flooder.py HOST PORT SOURCE COUNT KIND``; prints a line once all have been opened.
 """
 
-from __future__ import annotations
-
 import contextlib
 import heapq
 import os

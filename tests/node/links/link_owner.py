@@ -1,7 +1,5 @@
 """An owner for a Connector under test, in place of a Runtime."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 from node.faults import Faults

@@ -1,7 +1,5 @@
 """Dialling and accepting: whatever happens meanwhile, no stream is left open."""
 
-from __future__ import annotations
-
 import socket
 
 import pytest

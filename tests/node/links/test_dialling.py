@@ -1,7 +1,5 @@
 """Dialling: one dead address of a name does not hide another, and no member turns a swarm on a third party."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import ipaddress

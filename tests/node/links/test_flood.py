@@ -1,7 +1,5 @@
 """A thousand connections at once from one host take bounded resources, and members notice nothing."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import resource

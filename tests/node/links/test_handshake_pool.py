@@ -1,7 +1,5 @@
 """Limits for strangers without the swarm's secret: the pool of handshakes, and the queue of dials."""
 
-from __future__ import annotations
-
 import random
 import socket
 from collections import Counter

@@ -1,7 +1,5 @@
 """Two nodes that nobody can dial mix with each other, by connections that meet and through a relay."""
 
-from __future__ import annotations
-
 import socket
 import threading
 

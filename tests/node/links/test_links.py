@@ -1,7 +1,5 @@
 """The order of frames on a link, the limits of a link that its peer does not read, and sending without a task."""
 
-from __future__ import annotations
-
 from contextlib import asynccontextmanager
 
 import numpy as np

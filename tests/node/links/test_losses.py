@@ -1,7 +1,5 @@
 """Links that take packet loss for congestion are told from congested ones, and reported once."""
 
-from __future__ import annotations
-
 import gc
 import socket
 import struct

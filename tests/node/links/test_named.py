@@ -1,7 +1,5 @@
 """Members that misbehave on a real link are named in the log and in the status."""
 
-from __future__ import annotations
-
 import contextlib
 import socket
 

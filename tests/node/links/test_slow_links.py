@@ -1,8 +1,6 @@
 """Links on which a chunk takes longer than a stream may stand still. In the quick tests times are a tenth of the usual
 ones, so that a link of 10 Mbit/s stands for one of 1 Mbit/s; the slow ones have 1 Mbit/s and the defaults."""
 
-from __future__ import annotations
-
 import contextlib
 import socket
 import threading

@@ -1,7 +1,5 @@
 """Several connections of one link: their contents, and the effects of a cut or of a lying peer."""
 
-from __future__ import annotations
-
 from contextlib import asynccontextmanager
 
 import numpy as np

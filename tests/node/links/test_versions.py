@@ -3,8 +3,6 @@
 Incompatible versions are both named in the error.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import subprocess

@@ -1,7 +1,5 @@
 """Links are sealed if both ends support it, and no attacker keeps two such members in TLS."""
 
-from __future__ import annotations
-
 import functools
 import itertools
 import threading

@@ -1,7 +1,5 @@
 """Loops that stand until their test has ended."""
 
-from __future__ import annotations
-
 import threading
 
 import pytest

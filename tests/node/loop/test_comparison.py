@@ -1,7 +1,5 @@
 """Members that train on other data, or on the same batches, are told so in a sentence, and others are not."""
 
-from __future__ import annotations
-
 import math
 import random
 

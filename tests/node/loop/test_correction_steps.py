@@ -1,7 +1,5 @@
 """The correction of a node's own data covers each step once, however long an addition takes."""
 
-from __future__ import annotations
-
 import threading
 from types import SimpleNamespace
 

@@ -1,7 +1,5 @@
 """The recipe for early stopping, on two nodes: they stop together, and end with the same weights, the best ones."""
 
-from __future__ import annotations
-
 import threading
 from functools import partial
 

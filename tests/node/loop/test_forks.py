@@ -1,7 +1,5 @@
 """Forked children of a training process keep neither its port nor its links, and do not change its node."""
 
-from __future__ import annotations
-
 import os
 import signal
 import socket

@@ -1,7 +1,5 @@
 """A node that leaves mixes with the remaining members, which keep what it learned since its last mix."""
 
-from __future__ import annotations
-
 import threading
 
 import pytest

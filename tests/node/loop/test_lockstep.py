@@ -1,7 +1,5 @@
 """A training loop that waits for its mix: it continues when its partner disappears, and stops on request."""
 
-from __future__ import annotations
-
 import signal
 import subprocess
 import threading

@@ -1,7 +1,5 @@
 """The training thread waits for the network thread, but not for one that is stuck, and not for a call that was lost."""
 
-from __future__ import annotations
-
 import threading
 
 import pytest

@@ -1,7 +1,5 @@
 """The samples that a node counts over restarts: those behind its weights, and no others."""
 
-from __future__ import annotations
-
 import dataclasses
 import time
 from pathlib import Path

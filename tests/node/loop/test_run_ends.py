@@ -1,7 +1,5 @@
 """The end of `node.epochs`: nodes settle there by themselves, and wait for each other within limits."""
 
-from __future__ import annotations
-
 import contextlib
 import time
 

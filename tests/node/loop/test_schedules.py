@@ -1,7 +1,5 @@
 """Learning rates follow the swarm's progress: at each progress the rate that a plain loop of one process has there."""
 
-from __future__ import annotations
-
 import warnings
 
 import pytest

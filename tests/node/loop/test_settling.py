@@ -1,7 +1,5 @@
 """Settling as a meeting point: a node waits for the others, but not for one that has left."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import queue

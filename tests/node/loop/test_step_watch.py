@@ -1,7 +1,5 @@
 """Programs that forget `node.step`, or train with another optimizer than that of their Node, are told so."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import nn

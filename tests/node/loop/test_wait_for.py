@@ -1,7 +1,5 @@
 """Jobs launched together start at different times: a node waits for others, serves them, and starts in time."""
 
-from __future__ import annotations
-
 import logging
 import threading
 import time

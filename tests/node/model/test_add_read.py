@@ -1,7 +1,5 @@
 """One pass over memory that adds, copies the result and checks that it is finite."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

@@ -1,7 +1,5 @@
 """A snapshot holds every update that was decided before it, exactly once."""
 
-from __future__ import annotations
-
 import time
 
 import numpy as np

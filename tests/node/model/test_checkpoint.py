@@ -1,7 +1,5 @@
 """Round trips of checkpoints, and failed saves, which leave the previous file in place."""
 
-from __future__ import annotations
-
 import json
 import math
 import os

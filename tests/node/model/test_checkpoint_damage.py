@@ -1,7 +1,5 @@
 """A checkpoint that is cut off, corrupt, a pickle or not there is refused in one sentence."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

@@ -1,7 +1,5 @@
 """A checkpoint of any run loads, even with absurd numbers, and leaves nothing of the earlier weights."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import math

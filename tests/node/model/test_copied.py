@@ -1,7 +1,5 @@
 """Two processes with one key, as a copied state directory makes them: one member to the others, and no more."""
 
-from __future__ import annotations
-
 import shutil
 
 from tests.node.loop.test_settling import settling

@@ -1,7 +1,5 @@
 """The correction on real nodes: the pull of a node's own data is learned from its mixes and taken out of its steps."""
 
-from __future__ import annotations
-
 import time
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """Nodes whose models lie on the device: no step and no mix of theirs waits for it."""
 
-from __future__ import annotations
-
 import math
 import threading
 

@@ -1,7 +1,5 @@
 """Nodes with models on an accelerator and on the host: the same tests for both."""
 
-from __future__ import annotations
-
 import math
 import threading
 

@@ -1,7 +1,5 @@
 """A newcomer's optimizer state comes in pieces, from several members, and its first steps are still of usual length."""
 
-from __future__ import annotations
-
 from itertools import product
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Tests of the division of data files among members."""
 
-from __future__ import annotations
-
 import itertools
 import pickle
 from collections import Counter

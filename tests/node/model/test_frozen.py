@@ -1,7 +1,5 @@
 """If some parameters are frozen, only the trained ones travel; a newcomer gets the others once, unless it has them."""
 
-from __future__ import annotations
-
 import hashlib
 import threading
 

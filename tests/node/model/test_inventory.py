@@ -1,7 +1,5 @@
 """Every tensor of a model and of its optimizers has one treatment, which decides how it travels."""
 
-from __future__ import annotations
-
 import math
 import queue
 import re

@@ -1,7 +1,5 @@
 """The moments of real optimizers: which are mixed, in which role, and what a partner can do to them."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

@@ -1,7 +1,5 @@
 """Several optimizers, none, or wrapped ones: what a newcomer takes over, and what a checkpoint keeps."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

@@ -1,7 +1,5 @@
 """Plain PyTorch reads a checkpoint's weights, and an optimizer's state of another save is never taken with them."""
 
-from __future__ import annotations
-
 import os
 from datetime import timedelta
 

@@ -1,7 +1,5 @@
 """Quasi-global momentum: the equation, an ordinary torch optimizer around it, and nodes that tell it of their mixes."""
 
-from __future__ import annotations
-
 import copy
 import pickle
 import random

@@ -1,7 +1,5 @@
 """The optimizer's part of a model's vector: averaged, and handed to a joiner whose optimizer is fresh."""
 
-from __future__ import annotations
-
 import copy
 
 import numpy as np

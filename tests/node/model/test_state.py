@@ -1,7 +1,5 @@
 """A model with its own ``State``: the calls that it receives, and the results of a minimal one."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Programs that defeat mixing or hold state without a mean: each works, or is told why in one sentence."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -1,7 +1,5 @@
 """All carriers of vectors between two links, and the pairs of ends for the tests of their contract."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import math

@@ -1,7 +1,5 @@
 """Nodes without their network, and links that carry a chunk on command, for tests of group means."""
 
-from __future__ import annotations
-
 import math
 import random
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """The contract of all that carries vectors: sockets in the loop and in threads, TLS, sealed records, lanes."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import time

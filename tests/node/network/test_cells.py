@@ -1,7 +1,5 @@
 """Nodes in the cells of a notebook: closed, made anew over the same model, and forgotten; and what they remember."""
 
-from __future__ import annotations
-
 import contextlib
 import gc
 import os

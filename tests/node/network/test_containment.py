@@ -1,7 +1,5 @@
 """A fault at one link's message ends that link only; a fault in one exchange's work ends that exchange only."""
 
-from __future__ import annotations
-
 import re
 from collections import deque
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """Group means on real links: all members reach the same vector, or the group fails."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 import time

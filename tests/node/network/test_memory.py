@@ -3,8 +3,6 @@
 A node holds its model, a snapshot and a difference; the outer step has two vectors more.
 """
 
-from __future__ import annotations
-
 from collections import Counter, defaultdict
 from types import SimpleNamespace
 

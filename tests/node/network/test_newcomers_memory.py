@@ -1,7 +1,5 @@
 """The memory of a node that joins: it asks for the weights first, and holds what it adopts once."""
 
-from __future__ import annotations
-
 import time
 from types import SimpleNamespace
 

@@ -1,7 +1,5 @@
 """Parts of a node that survive a fault of its network side, and the report of that fault."""
 
-from __future__ import annotations
-
 import json
 import re
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """Repeated faults of the network side, faults at the start, and faults that a user asked to see."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import math

@@ -1,7 +1,5 @@
 """Detection of stalled streams."""
 
-from __future__ import annotations
-
 import math
 from types import SimpleNamespace
 

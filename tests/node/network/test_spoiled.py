@@ -1,7 +1,5 @@
 """Weights that are no longer finite: noticed, reported once, given to no node, and replaced by the swarm's."""
 
-from __future__ import annotations
-
 import json
 import math
 import time

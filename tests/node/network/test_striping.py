@@ -1,7 +1,5 @@
 """Extra connections of a link: their opening and admission, and the limits of a lying member."""
 
-from __future__ import annotations
-
 from contextlib import asynccontextmanager
 from types import SimpleNamespace
 

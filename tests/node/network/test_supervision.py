@@ -1,7 +1,5 @@
 """A fault of the network side costs a node a moment of its swarm, while the loop trains on."""
 
-from __future__ import annotations
-
 import dataclasses
 import gc
 import os

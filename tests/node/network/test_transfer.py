@@ -3,8 +3,6 @@
 tests/gossip/averaging/test_coverage.py holds which chunks are refused, and what chunks in any order give.
 """
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given

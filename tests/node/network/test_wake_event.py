@@ -1,7 +1,5 @@
 """WakeEvent: a set event wakes a waiting loop, and costs little while no loop waits."""
 
-from __future__ import annotations
-
 import threading
 import time
 

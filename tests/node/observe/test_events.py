@@ -1,7 +1,5 @@
 """Events that a node reports to its program, and their cost to the node."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import logging

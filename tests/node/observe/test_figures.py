@@ -1,7 +1,5 @@
 """The figures of a node: names that programs rely on, and a page that has them all."""
 
-from __future__ import annotations
-
 import copy
 import pickle
 from collections.abc import Mapping

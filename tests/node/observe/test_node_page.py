@@ -1,7 +1,5 @@
 """docs/node.md: its examples run, and it lists every argument and figure."""
 
-from __future__ import annotations
-
 import dataclasses
 import inspect
 import re

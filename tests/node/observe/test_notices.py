@@ -1,7 +1,5 @@
 """Notices that a program with a Node receives without asking, each of them once."""
 
-from __future__ import annotations
-
 import ast
 import logging
 import re

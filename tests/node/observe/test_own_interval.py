@@ -1,7 +1,5 @@
 """Nodes that choose how often they mix: their measurements, their choice, and its reports."""
 
-from __future__ import annotations
-
 import time
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """Progress: what people see of a node, driven by hand."""
 
-from __future__ import annotations
-
 import io
 import itertools
 import json

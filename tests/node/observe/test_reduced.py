@@ -1,7 +1,5 @@
 """Figures over the swarm: the room in a record, the influence of a liar, and two nodes with real ones."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 

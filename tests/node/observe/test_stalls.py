@@ -1,7 +1,5 @@
 """Stalls of a training loop alone, and of the whole process."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 from node.observe.stalls import STALL_AFTER_S, Stalls

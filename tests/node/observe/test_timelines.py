@@ -1,7 +1,5 @@
 """Tests of the timelines of real nodes."""
 
-from __future__ import annotations
-
 import json
 import logging
 

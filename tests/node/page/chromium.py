@@ -1,7 +1,5 @@
 """Chromium without a window, driven through a pipe: it shows a page, and reports the errors of its console."""
 
-from __future__ import annotations
-
 import json
 import os
 import select

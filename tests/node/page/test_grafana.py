@@ -1,7 +1,5 @@
 """The dashboard uses only metrics and labels that exist, and uses all of them."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Access to a node's page: without a token on loopback, and with the swarm's token elsewhere."""
 
-from __future__ import annotations
-
 from http import HTTPStatus
 
 import pytest

@@ -1,7 +1,5 @@
 """A node's page over real HTTP: its contents, and its bounds whatever visitors do."""
 
-from __future__ import annotations
-
 import contextlib
 import http.client
 import json

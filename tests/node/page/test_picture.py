@@ -1,7 +1,5 @@
 """The page's view of a swarm: its rows keep what members last reported, and its curves stay within their bound."""
 
-from __future__ import annotations
-
 import json
 import math
 

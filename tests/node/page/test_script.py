@@ -1,7 +1,5 @@
 """The page's script without a browser, and in Chromium where it is installed."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import re

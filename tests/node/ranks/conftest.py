@@ -1,7 +1,5 @@
 """Fixtures for nodes of several ranks."""
 
-from __future__ import annotations
-
 from datetime import timedelta
 
 import pytest

@@ -4,8 +4,6 @@
 processes, over torch's own TCPStore and gloo. The honest rank writes down how each of its nodes ended.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

@@ -3,8 +3,6 @@
 Both ranks look at everything that a loop can look at, write down what they see, and end with what they hold.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

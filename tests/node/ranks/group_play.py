@@ -1,7 +1,5 @@
 """Groups of two processes: helpers that start, inspect, await and end them."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """Loops that all ranks of one node run alike, and helpers that inspect the ranks."""
 
-from __future__ import annotations
-
 import time
 
 import torch

@@ -1,7 +1,5 @@
 """Ranks of one node as threads of this process, each with a channel to the others that keeps to the same rules."""
 
-from __future__ import annotations
-
 import threading
 
 import torch

@@ -1,7 +1,5 @@
 """A node of several ranks: all hold the same weights at the same step, and report the same of the swarm."""
 
-from __future__ import annotations
-
 import dataclasses
 import threading
 import time

@@ -1,7 +1,5 @@
 """Calls that all ranks of a node make together: the run goes on and ends on all, and all learn of an error."""
 
-from __future__ import annotations
-
 import json
 import socket
 

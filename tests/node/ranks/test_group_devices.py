@@ -1,7 +1,5 @@
 """A node of several ranks on devices: the changes of its exchanges go from device to device."""
 
-from __future__ import annotations
-
 import time
 
 import pytest

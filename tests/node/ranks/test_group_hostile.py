@@ -1,7 +1,5 @@
 """Hostile ranks in a group of real processes: what they send ends the group with a sentence, and nothing else."""
 
-from __future__ import annotations
-
 import json
 import signal
 

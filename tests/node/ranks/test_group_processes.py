@@ -1,7 +1,5 @@
 """A node of several ranks in real processes over gloo, each with its part of the gradients."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -1,7 +1,5 @@
 """Strangers at the ports of a group of real processes: at torch's store, at gloo's listeners, and at the node's own."""
 
-from __future__ import annotations
-
 import random
 import signal
 import socket

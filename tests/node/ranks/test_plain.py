@@ -1,7 +1,5 @@
 """Plain data between the ranks of a node: it comes back as it was, and nothing that is received can run code."""
 
-from __future__ import annotations
-
 import contextlib
 import enum
 import math

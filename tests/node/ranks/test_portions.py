@@ -1,7 +1,5 @@
 """Ranks that cannot map rank 0's memory get the same elements as ranks that can, in bounded portions."""
 
-from __future__ import annotations
-
 import queue
 import threading
 from dataclasses import fields, replace

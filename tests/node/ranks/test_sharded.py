@@ -1,7 +1,5 @@
 """A sharded model is the same flat vector as a whole one. Here one process holds all shards, through the whole way."""
 
-from __future__ import annotations
-
 import contextlib
 import queue
 import time

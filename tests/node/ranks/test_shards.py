@@ -1,7 +1,5 @@
 """The parts of a sharded tensor are where torch says, for any stretch of the vector."""
 
-from __future__ import annotations
-
 import math
 import os
 

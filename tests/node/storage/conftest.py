@@ -1,7 +1,5 @@
 """A node that saves to stores."""
 
-from __future__ import annotations
-
 import pytest
 
 from node import Node

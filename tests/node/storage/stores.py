@@ -1,7 +1,5 @@
 """A store that fails as a test tells it to, and helpers for nodes that save there."""
 
-from __future__ import annotations
-
 import itertools
 import threading
 import time

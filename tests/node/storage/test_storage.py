@@ -1,7 +1,5 @@
 """Checkpoints go to stores and come back, and a store that fails, hangs or refuses costs the loop nothing."""
 
-from __future__ import annotations
-
 import errno
 import re
 import threading

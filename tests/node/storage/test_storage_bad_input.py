@@ -1,7 +1,5 @@
 """Checkpoints that a store cannot give, and impossible URLs: one sentence each, and nothing is changed."""
 
-from __future__ import annotations
-
 import errno
 import os
 import sys

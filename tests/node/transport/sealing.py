@@ -1,7 +1,5 @@
 """Helpers for tests of sealed links: two ends' shares, a key, and a plain implementation of keys and records."""
 
-from __future__ import annotations
-
 import hmac
 
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes

@@ -1,7 +1,5 @@
 """Threads that carry large vectors; tests/node/network/test_carriers.py holds the contract of all carriers."""
 
-from __future__ import annotations
-
 import dataclasses
 import errno
 import os

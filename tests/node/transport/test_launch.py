@@ -1,7 +1,5 @@
 """Launches over several hosts: the address to listen at, the required secret, and the members to wait for."""
 
-from __future__ import annotations
-
 import pytest
 from torch import nn
 

@@ -1,7 +1,5 @@
 """Sealed records arrive whole and in order or not at all, whatever an attacker on the path does."""
 
-from __future__ import annotations
-
 import os
 import random
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Seeds that are looked up: names with all their addresses, files that fill, functions of the program."""
 
-from __future__ import annotations
-
 import logging
 import socket
 import sys

@@ -1,7 +1,5 @@
 """Links under TLS: strangers are refused, bytes arrive whole and in order, and an end is told from a cut."""
 
-from __future__ import annotations
-
 import functools
 import itertools
 import os

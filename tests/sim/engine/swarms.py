@@ -1,7 +1,5 @@
 """Small swarms of short vectors, and helpers that wait for something in virtual time."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Attacking peers: the lies they send, the peers that get these, and figures of honest peers alone."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from collections import Counter

@@ -1,7 +1,5 @@
 """Streams share their ends' bandwidth fairly, and take as long as a plain fluid simulation says."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass, field
 

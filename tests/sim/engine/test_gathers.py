@@ -1,7 +1,5 @@
 """Group means of simulated peers: the bytes they send, and the effect of lost streams."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

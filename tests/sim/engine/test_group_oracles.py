@@ -5,8 +5,6 @@ degrees of freedom, of n - 1 in all, so that E V'/V = 1 - (g-1)/(n-1). A complet
 the n/g - 1 degrees of freedom between their means: E V'/V = (n/g - 1)/(n - 1) = (n-g)/(g(n-1)).
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 

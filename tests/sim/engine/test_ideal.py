@@ -1,7 +1,5 @@
 """The perfect sampler: it knows at once which peers are up, and exchanges are those of the protocol."""
 
-from __future__ import annotations
-
 import statistics
 from collections import Counter
 

@@ -1,7 +1,5 @@
 """Idle links are closed as nodes close them, and messages sent into a long cut do not delay later ones."""
 
-from __future__ import annotations
-
 import pytest
 
 from gossip.effects import MemberState

@@ -1,7 +1,5 @@
 """Links over TCP: nothing is lost or overtakes, cuts heal in seconds, and ends show as kernels report them."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """The closed forms of gossip averaging, against swarms that average for real (see oracles for how)."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The closed forms of the outer rule, against swarms that mix by it for real (see oracles for how)."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Simulated peers that choose their interval: by their links, their steps and the model theirs stands for."""
 
-from __future__ import annotations
-
 import functools
 
 import numpy as np

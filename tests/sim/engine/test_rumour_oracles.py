@@ -1,7 +1,5 @@
 """How a rumour spreads, against the whole membership protocol telling one (see oracles for the bounds)."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

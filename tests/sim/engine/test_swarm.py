@@ -1,7 +1,5 @@
 """The simulator's driver: exact in an exchange's arithmetic, in joins, and where peers die, leave or diverge."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Comparisons of the simulator's two levels, and the scenarios that the fast one refuses."""
 
-from __future__ import annotations
-
 import math
 import statistics
 import tracemalloc

@@ -1,7 +1,5 @@
 """The order in which a batch of the tape is played."""
 
-from __future__ import annotations
-
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st

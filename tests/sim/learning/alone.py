@@ -1,7 +1,5 @@
 """One peer alone, as an ordinary module that torch trains: the reference for models that are trained together."""
 
-from __future__ import annotations
-
 import copy
 import warnings
 from typing import Any

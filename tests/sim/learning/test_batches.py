@@ -1,7 +1,5 @@
 """Each peer goes through its own samples without replacement, in an order that no other peer changes."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given, settings

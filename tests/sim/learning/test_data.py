@@ -1,7 +1,5 @@
 """The loaders: their data, how they divide it, and their messages when it is missing."""
 
-from __future__ import annotations
-
 import gzip
 import importlib.util
 import os

@@ -1,7 +1,5 @@
 """Batched steps equal those of one peer at a time, whatever happens to the peers meanwhile."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

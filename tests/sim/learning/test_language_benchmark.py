@@ -1,7 +1,5 @@
 """benchmarks/language.py: its search for a rate, the comparisons in its table, and that each row can be played."""
 
-from __future__ import annotations
-
 import importlib.util
 import math
 import sys

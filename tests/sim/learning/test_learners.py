@@ -1,7 +1,5 @@
 """Stacked models train exactly as one module at a time, whichever peers train with them."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

@@ -1,7 +1,5 @@
 """Muon and clipped gradients for many peers at once equal a module with a loop over its parameters."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

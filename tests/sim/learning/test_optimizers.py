@@ -1,7 +1,5 @@
 """Quasi-global momentum for many peers at once equals the optimizer of a real node, peer by peer."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

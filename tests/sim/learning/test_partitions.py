@@ -1,7 +1,5 @@
 """Partitions: the data set divided among peers, or a draw for each peer."""
 
-from __future__ import annotations
-
 import importlib.util
 
 import numpy as np

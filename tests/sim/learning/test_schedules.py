@@ -1,7 +1,5 @@
 """A falling learning rate: torch's arithmetic, by each peer's own steps."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

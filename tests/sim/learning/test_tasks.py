@@ -1,7 +1,5 @@
 """Tasks other than classification, custom losses and metrics, and modules with statistics or dropout."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

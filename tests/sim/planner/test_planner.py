@@ -1,7 +1,5 @@
 """`gossip plan`: a small model stands for a large one, and the cheapest good settings of those tried are named."""
 
-from __future__ import annotations
-
 import json
 import math
 import tomllib

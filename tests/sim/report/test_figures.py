@@ -1,7 +1,5 @@
 """The figures of a simulation: the page that lists all of them, and the ones that programs read of a summary."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from node.observe.figures import reference_page

@@ -1,7 +1,5 @@
 """A progress bar in a terminal, which leaves nothing behind; and lines of progress elsewhere."""
 
-from __future__ import annotations
-
 import importlib.util
 import re
 

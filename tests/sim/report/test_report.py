@@ -1,7 +1,5 @@
 """The report of a simulation: figures with units, curves, and one page that needs no other file."""
 
-from __future__ import annotations
-
 import csv
 import json
 import math

@@ -1,7 +1,5 @@
 """A scenario in sentences, and figures in units that keep them short."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -1,7 +1,5 @@
 """Durations follow their distributions, including the rest of durations that are already running."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Single peers have their own settings, and all others the common ones."""
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """A scenario survives its own text, and its short forms and changes mean what they say."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from operator import attrgetter

@@ -1,7 +1,5 @@
 """An impossible scenario is refused in one sentence that names the key and a value that works."""
 
-from __future__ import annotations
-
 import math
 import pickle
 

@@ -1,7 +1,5 @@
 """Peers come and go as their distributions or their trace say, each by its own name."""
 
-from __future__ import annotations
-
 import itertools
 import math
 

@@ -1,7 +1,5 @@
 """The duration of each peer's steps follows the scenario, and depends on its name alone."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

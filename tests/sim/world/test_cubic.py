@@ -1,7 +1,5 @@
 """cubic where only queues lose packets: exchanges take what they took over Linux, and why."""
 
-from __future__ import annotations
-
 import csv
 import math
 import random

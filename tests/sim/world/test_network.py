@@ -1,7 +1,5 @@
 """A network's latencies match the measured ones, and a pair's latency depends on the pair alone."""
 
-from __future__ import annotations
-
 import itertools
 import math
 import random

@@ -1,7 +1,5 @@
 """The world of a scenario takes effect: times at which peers are up, cuts, stragglers, and how peers begin."""
 
-from __future__ import annotations
-
 import itertools
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Several simulated connections of one link: opened where nodes open them, and as fast as measured ones."""
 
-from __future__ import annotations
-
 import math
 import statistics
 

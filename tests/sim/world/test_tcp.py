@@ -1,7 +1,5 @@
 """TCP's effect on a link: as slow as Linux was over emulated links, and no message lost or out of order."""
 
-from __future__ import annotations
-
 import csv
 import math
 import statistics

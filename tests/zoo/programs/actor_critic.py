@@ -1,7 +1,5 @@
 """Advantage actor-critic (Mnih et al., 2016) on eight poles that are balanced at once."""
 
-from __future__ import annotations
-
 import torch
 from torch import nn
 from torch.nn import functional as F

@@ -1,7 +1,5 @@
 """Bootstrap your own latent (Grill et al., 2020): a teacher is the exponential average of the student."""
 
-from __future__ import annotations
-
 import copy
 
 import torch

@@ -1,7 +1,5 @@
 """A language model of characters whose output layer is its embedding (Press and Wolf, 2016)."""
 
-from __future__ import annotations
-
 import torch
 from torch import nn
 from torch.nn import functional as F

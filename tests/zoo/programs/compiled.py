@@ -1,7 +1,5 @@
 """A network under torch.compile whose blocks are computed again in the backward pass (gradient checkpointing)."""
 
-from __future__ import annotations
-
 import torch
 from torch import nn
 from torch.nn import functional as F

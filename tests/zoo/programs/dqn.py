@@ -1,7 +1,5 @@
 """Deep Q-learning (Mnih et al., 2015) in a small grid, with a replay buffer and a target network."""
 
-from __future__ import annotations
-
 import copy
 import random
 

@@ -1,7 +1,5 @@
 """Early stopping by a validation loss of all nodes, with the best weights in the end."""
 
-from __future__ import annotations
-
 import copy
 
 import torch

@@ -1,7 +1,5 @@
 """A GAN (Goodfellow et al., 2014) of points on a ring: generator and discriminator are two Nodes."""
 
-from __future__ import annotations
-
 import math
 
 import torch

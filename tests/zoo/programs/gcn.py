@@ -1,7 +1,5 @@
 """A graph convolutional network (Kipf and Welling, 2016) on a graph of four communities."""
 
-from __future__ import annotations
-
 import torch
 from torch import nn
 from torch.nn import functional as F

@@ -1,7 +1,5 @@
 """A small GPT under bf16 autocast that accumulates gradients over two batches."""
 
-from __future__ import annotations
-
 import torch
 from torch import nn
 from torch.nn import functional as F

@@ -1,7 +1,5 @@
 """Low-rank adaptation (Hu et al., 2021) of a frozen network to transposed images."""
 
-from __future__ import annotations
-
 import torch
 from torch import nn
 from torch.nn import functional as F

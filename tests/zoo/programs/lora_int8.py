@@ -1,7 +1,5 @@
 """Low-rank adaptation of a base whose weights are int8 with a scale for each row (as QLoRA does with 4 bits)."""
 
-from __future__ import annotations
-
 import torch
 from torch import nn
 from torch.nn import functional as F

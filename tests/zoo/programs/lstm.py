@@ -1,7 +1,5 @@
 """An LSTM that reads an image row by row."""
 
-from __future__ import annotations
-
 import torch
 from torch import nn
 from torch.nn import functional as F

@@ -1,7 +1,5 @@
 """Metric learning by a loss that has weights of its own: a proxy for each class (Movshovitz-Attias et al., 2017)."""
 
-from __future__ import annotations
-
 import torch
 from torch import nn
 from torch.nn import functional as F

@@ -4,8 +4,6 @@ A view of an image is the image shifted by up to a pixel, with noise. The metric
 nearest second view is their own, which is what the loss trains: a random encoder finds 11 %.
 """
 
-from __future__ import annotations
-
 import copy
 
 import torch

@@ -1,7 +1,5 @@
 """Muon (Jordan et al., 2024) for the matrices of hidden layers, and AdamW for all else."""
 
-from __future__ import annotations
-
 import torch
 from torch import nn
 from torch.nn import functional as F

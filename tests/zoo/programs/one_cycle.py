@@ -1,7 +1,5 @@
 """OneCycleLR (Smith and Topin, 2017), made for the steps of one process."""
 
-from __future__ import annotations
-
 import torch
 from torch import nn
 from torch.nn import functional as F

@@ -1,7 +1,5 @@
 """Quantisation-aware training (Jacob et al., 2017), by hand: observers begin at infinity, gradients pass through."""
 
-from __future__ import annotations
-
 import math
 
 import torch

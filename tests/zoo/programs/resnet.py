@@ -1,7 +1,5 @@
 """A small residual network (He et al., 2015) on small images."""
 
-from __future__ import annotations
-
 import torch
 from torch import nn
 from torch.nn import functional as F

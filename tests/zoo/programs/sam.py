@@ -1,7 +1,5 @@
 """Sharpness-aware minimisation (Foret et al., 2020) around SGD."""
 
-from __future__ import annotations
-
 import torch
 from torch import nn
 from torch.nn import functional as F

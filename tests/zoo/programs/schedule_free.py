@@ -1,7 +1,5 @@
 """Schedule-free SGD (Defazio et al., 2024): the model trains at y and is evaluated at the average x."""
 
-from __future__ import annotations
-
 import torch
 from torch import nn
 from torch.nn import functional as F

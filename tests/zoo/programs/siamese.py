@@ -1,7 +1,5 @@
 """A siamese network with a contrastive loss (Hadsell et al., 2006) over pairs of images."""
 
-from __future__ import annotations
-
 import torch
 from torch import nn
 from torch.nn import functional as F

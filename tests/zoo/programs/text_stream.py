@@ -1,7 +1,5 @@
 """Text that is read from files as a stream."""
 
-from __future__ import annotations
-
 import tempfile
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """A variational autoencoder (Kingma and Welling, 2013) on small images."""
 
-from __future__ import annotations
-
 import torch
 from torch import nn
 from torch.nn import functional as F

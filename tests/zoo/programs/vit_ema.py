@@ -1,7 +1,5 @@
 """A small vision transformer, evaluated with an exponential average of its weights (torch's AveragedModel)."""
 
-from __future__ import annotations
-
 import torch
 from torch import nn
 from torch.nn import functional as F

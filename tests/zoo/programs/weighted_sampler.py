@@ -1,7 +1,5 @@
 """Classes of unequal size, drawn by weights so that each is seen equally often."""
 
-from __future__ import annotations
-
 import torch
 from torch import nn
 from torch.nn import functional as F
