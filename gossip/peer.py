@@ -127,7 +127,7 @@ class Peer:
         self.run_choice.is_seed_busy = lambda: self.seeds.busy
         self.sightings: dict[PeerId, Sighting] = {}  # Of linked members.
         self.reach = Reachability(members, self.linked_peers, self.sightings)
-        signer = members if isinstance(members, Membership) else None  # A simulator's perfect sampler signs nothing.
+        signer = members if isinstance(members, Membership) else None  # A simulator's sampler signs nothing.
         self.meetings = Meetings(signer, self.linked_peers, self.sightings, config.internal.max_tunnels, rng)
         members.restore(bootstrap.book, now)
         self.may_join = bool(bootstrap.seeds or bootstrap.book or bootstrap.looks_up)  # There may be a run to join.
@@ -319,10 +319,7 @@ class Peer:
     def on_linked(
         self, peer: PeerId, record: MemberRecord, now: float, sighting: Sighting | None = None
     ) -> list[Effect]:
-        """Handle a link to ``peer`` after its Hello, which brought ``record``.
-
-        ``sighting``: the addresses at which the two sides see each other, if the driver knows them.
-        """
+        """Handle a link to ``peer``, whose Hello brought ``record``. ``sighting``: where both sides see each other."""
         effects = self.membership.on_linked(peer, record, now)
         self.linked_peers.setdefault(peer, -math.inf)
         if sighting is not None:

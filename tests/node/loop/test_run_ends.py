@@ -144,7 +144,7 @@ def test_a_loop_whose_nodes_agree_since_its_last_step_does_not_settle_again(quic
 
 
 def test_all_ranks_of_a_group_settle_at_the_end_of_their_loops(monkeypatch):
-    monkeypatch.setattr("node.node.GroupChannel", lambda group: group)
+    monkeypatch.setattr("node.node.Channel", lambda group: group)
     settled = []
     monkeypatch.setattr(Settling, "settle", lambda self, *times: settled.append(times) or 0.0)
 
