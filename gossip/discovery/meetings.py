@@ -24,6 +24,7 @@ from typing import NamedTuple
 
 import msgpack
 
+from gossip.discovery.reachability import is_private
 from gossip.discovery.sightings import Sighting
 from gossip.effects import Effect, MemberState, Punch, Send, Tunnel
 from gossip.errors import ConfigError, ProtocolError
@@ -258,7 +259,9 @@ class Meetings:
         if meet.target not in self.linked_peers:
             return []
         if meet.stage == "relay":
-            if len(self.tunnels) >= self.max_tunnels or len(meet.name) != 16 or meet.name in self.tunnels:
+            asked = sum(tunnel.ends[0] == sender for tunnel in self.tunnels.values())
+            is_full = len(self.tunnels) >= self.max_tunnels or asked >= max(1, self.max_tunnels // 2)
+            if is_full or len(meet.name) != 16 or meet.name in self.tunnels:
                 return []
             self.tunnels[meet.name] = Relayed((sender, meet.target), now)
             accepted = Meet(sender, meet.target, "relay", name=meet.name)
@@ -337,7 +340,8 @@ class Meetings:
             return None, False
         if stated is None or ours is None or meet.seen != meet.stated:
             return None, False
-        if stated.host == ours.host and inside is not None:
+        mine = self.listens_at  # Both sides decide alike: each knows both addresses inside.
+        if stated.host == ours.host and inside and mine and is_private(inside.host) and is_private(mine.host):
             return inside, True
         return stated, False
 

@@ -18,7 +18,7 @@ from gossip.ids import Address, PeerId
 from gossip.membership.members import Members
 from gossip.wire.messages import Gossip, Ping, Reach, Reached
 
-__all__ = ["Reachability"]
+__all__ = ["Reachability", "is_private"]
 
 ASKED_MEMBERS = 3  # Members asked in a round whether they can dial us. One may be unable to dial out, three rarely are.
 PATIENCE_S = 10.0  # Wait after the first answer, since a swarm of two has no three members to ask.

@@ -152,6 +152,18 @@ def test_members_of_one_home_are_dialled_inside_it():
     assert one.done == []
 
 
+def test_an_address_inside_a_home_is_a_private_one():
+    one, other, public = Node(1, home="203.0.113.9"), Node(2, home="203.0.113.9"), Node(3, CONTACT)
+    one.meetings.listens_at = Address("9.9.9.9", 80)
+    swarm = Swarm(one, other, public)
+    for node in (one, other):
+        swarm.link(node, public)
+    for node in (one, other):
+        swarm.name_homes(node, public)
+    swarm.tick(one, MEET_S)
+    assert other.done == [Punch(one.id, one.outside, public.id, dials=False)]
+
+
 def test_after_a_punch_in_vain_the_contact_relays():
     swarm, one, other, public = two_homes()
     swarm.tick(one, MEET_S)
@@ -176,6 +188,17 @@ def test_a_relay_takes_as_many_tunnels_as_it_may_and_forgets_those_that_nobody_j
     assert list(public.meetings.tunnels) == [b"c" * 16], "it is in use"
     public.meetings.on_tunnel(b"c" * 16, False)
     assert not public.meetings.tunnels
+
+
+def test_one_member_cannot_take_all_tunnels_of_a_relay():
+    _swarm, one, other, public = two_homes(max_tunnels=4)
+    for number in range(100):
+        public.meetings.on_meet(one.id, Meet(one.id, other.id, "relay", name=bytes([number] * 16)), float(number))
+        for tunnel in public.meetings.tunnels.values():
+            tunnel.is_joined = True
+    assert len(public.meetings.tunnels) == 2
+    public.meetings.on_meet(other.id, Meet(other.id, one.id, "relay", name=b"x" * 16), 100.0)
+    assert len(public.meetings.tunnels) == 3
 
 
 def test_a_relay_that_was_not_asked_leads_nowhere():
