@@ -97,7 +97,9 @@ class Settings:
         is_seed = not (addresses or options.get("seeds"))  # Others look for it next to this process's first Node.
         follows_first = place > 0 and is_seed and not names_address and listen is not None and listen.port == 0
         config = config_of(options, environment)
-        tunnels = checked_count("tunnels", given["tunnels"], config.internal.max_tunnels)
+        tunnels = checked_count(
+            "tunnels", given["tunnels"], config.internal.max_tunnels, "how many links of others to carry at once, as 2"
+        )  # fmt: skip
         config = replace(config, internal=replace(config.internal, max_tunnels=tunnels))
         times = {
             name: checked_seconds(option.variable if options.get(name) is None else name, given[name], not option.least)
@@ -108,7 +110,9 @@ class Settings:
             seeds=tuple(dict.fromkeys(addresses)), expected=expected, sources=tuple(sources), listen=listen,
             advertise=parse_address(given["advertise"]) if given["advertise"] else None,
             state_dir=state_dir, secret=secret, config=config, others=others,
-            wait_for=checked_count("wait_for", given["wait_for"], 1),
+            wait_for=checked_count(
+                "wait_for", given["wait_for"], 1, "how many members to wait for, this one included, as 4"
+            ),
             tunnels=tunnels,
             page=page_address(given["page"], secret),
             trace=timeline_file(given["trace"]),
@@ -240,14 +244,11 @@ def checked_seconds(name: str, seconds: object, may_be_zero: bool = False) -> fl
     raise ConfigError(f"{name} is {seconds!r}: give a number of seconds, as 30.")
 
 
-def checked_count(name: str, count: object, default: int) -> int:
-    """Return a number of members or tunnels, the default if none is given. Raises ConfigError."""
-    least, example = (1, "how many members to wait for, this one included, as 4") if name == "wait_for" else (
-        0, "how many links of others this node may carry at once, as 2"
-    )  # fmt: skip
+def checked_count(name: str, count: object, default: int, example: str) -> int:
+    """Return the number that was given for an option, the default if none was. Raises ConfigError with the example."""
     with contextlib.suppress(ValueError):
         count = default if count is None else int(count) if isinstance(count, str) else count
-    if isinstance(count, bool) or not isinstance(count, Integral) or count < least:
+    if isinstance(count, bool) or not isinstance(count, Integral) or count < (OPTIONS[name].least or 0):
         raise ConfigError(f"{name} is {count!r}: give {example}.")
     return int(count)
 

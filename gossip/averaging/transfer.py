@@ -40,9 +40,8 @@ class VectorTransfer:
 
     def give_vectors(self, vectors: Vectors) -> None:
         """Give the vectors back, except those that a link may still write to: a partner's moments always."""
-        average = self.pair or self.group
-        if average is not None:
-            average.release()
+        if self.average is not None:
+            self.average.release()
         if self.snapshot is not None:
             vectors.give(self.snapshot)
         self.snapshot = self.moments = None

@@ -19,7 +19,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Container, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import msgpack
@@ -57,7 +57,7 @@ class Meeting:
     contact: PeerId
     asks: bool  # We have asked.
     began_at: float
-    stage: str = "ask"  # The last stage that is done; "punch" once both connect.
+    stage: str = "ask"  # The last stage that is done; "answer" while both connect.
     address: Address | None = None  # Where to connect to.
     punch_at: float = math.inf
 
@@ -194,7 +194,7 @@ class Meetings:
 
     def punch(self, peer: PeerId, meeting: Meeting) -> list[Effect]:
         """Return the effect that connects to the other side, which does the same."""
-        meeting.punch_at, meeting.stage = math.inf, "punch"
+        meeting.punch_at = math.inf
         assert meeting.address is not None
         return [Punch(peer, meeting.address, meeting.contact, meeting.asks)]
 
@@ -267,10 +267,7 @@ class Meetings:
             accepted = Meet(sender, meet.target, "relay", name=meet.name)
             return [Send(meet.target, accepted), Send(sender, accepted)]
         theirs = self.sightings.get(sender, Sighting()).theirs
-        seen = "" if theirs is None else str(theirs)
-        return [
-            Send(meet.target, Meet(sender, meet.target, meet.stage, meet.stated, meet.inside, meet.signature, seen))
-        ]
+        return [Send(meet.target, replace(meet, seen="" if theirs is None else str(theirs), name=b""))]
 
     def on_relayed(self, relay: PeerId, meet: Meet, now: float) -> list[Effect]:
         """Join a tunnel that a relay has opened for us."""
@@ -311,7 +308,6 @@ class Meetings:
                 return self.on_not_met(origin, now)
             meeting.stage, meeting.address = "answer", address
             if is_near:
-                meeting.stage = "punch"
                 return []  # The other side dials us in our own network.
             meeting.punch_at = now + (now - meeting.began_at) / 2
             return [Send(contact, Meet(self.my_id, origin, "go"))]
@@ -319,12 +315,9 @@ class Meetings:
             return []  # Both have asked, and our own question goes first.
         if meeting is None and len(self.meetings) >= MAX_MEETINGS:
             return []
-        meeting = self.meetings[origin] = Meeting(contact, False, now, "answer", address)
+        self.meetings[origin] = Meeting(contact, False, now, "answer", address)
         answer = Send(contact, self.statement("answer", origin, contact))
-        if is_near and address is not None:
-            meeting.stage = "punch"
-            return [answer, Punch(origin, address, None, True)]
-        return [answer]
+        return [answer, Punch(origin, address, None, True)] if is_near and address is not None else [answer]
 
     def where(self, contact: PeerId, meet: Meet) -> tuple[Address | None, bool]:
         """Return the address at which to reach a member, and True if it is one inside our own network.

@@ -6,6 +6,7 @@ encrypted for each other, as on any other link: a relay can delay it or end it, 
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from typing import Protocol
 
@@ -36,28 +37,31 @@ IDLE_S = 120.0  # A tunnel without a byte for this long is closed. Links close a
 
 
 class HiddenLinks:
-    """The opening of such links for one node. Failures are reported to ``on_not_met``."""
+    """Opens such links for one node, and reports the members that it did not reach to ``on_not_met``."""
 
     def __init__(self, connector: Connector, on_not_met: Callable[[PeerId], None]) -> None:
         self.connector, self.on_not_met = connector, on_not_met
 
-    def punch(self, effect: Punch, contact: Link | None) -> None:
-        """Begin to connect to a member, from the port of our link to ``contact`` where the effect names one."""
-        self.connector.spawn(self.punch_task, effect, contact)
+    def open(self, effect: Punch | Tunnel, contact: Link | None = None) -> None:
+        """Begin a link to a member. A punch leaves from the port of our link to ``contact``, if it has one."""
+        self.connector.spawn(self.open_task, effect, contact)
 
-    def tunnel(self, effect: Tunnel) -> None:
-        """Begin to connect to a member through a relay."""
-        self.connector.spawn(self.tunnel_task, effect)
-
-    async def punch_task(self, effect: Punch, contact: Link | None) -> None:
-        try:
-            stream = await self.meet(effect, contact)
+    async def open_task(self, effect: Punch | Tunnel, contact: Link | None) -> None:
+        """Connect, shake hands and run the link, or report that the member was not met."""
+        greeted = None
+        with contextlib.suppress(OSError, RemoteError):
+            stream = await (self.join(effect) if isinstance(effect, Tunnel) else self.meet(effect, contact))
             with trio.move_on_after(self.connector.config.hello_timeout_s):
-                await self.run(stream, effect.peer, effect.dials)
-                return
-        except (OSError, RemoteError):
-            pass
-        self.on_not_met(effect.peer)
+                greeted = await self.connector.handshake(stream, not effect.dials, effect.peer)
+        link, theirs = greeted or (None, None)
+        if link is None or theirs is None or theirs.record is None:
+            if link is not None:  # An observer has no part in this.
+                link.stream.close_now()
+            self.on_not_met(effect.peer)
+            return
+        if isinstance(effect, Punch):
+            self.connector.budget.mark_proven(effect.address)
+        await self.connector.owner.run_link(link, theirs)
 
     async def meet(self, effect: Punch, contact: Link | None) -> ByteStream:
         """Return a connection to the member. Raises OSError or RemoteError."""
@@ -69,52 +73,34 @@ class HiddenLinks:
             raise BrokenLinkError(f"{effect.address} may not be dialled.")
         return await punched(effect.address, socket.local, PUNCH_S)
 
-    async def tunnel_task(self, effect: Tunnel) -> None:
-        try:
-            stream = None
-            with trio.move_on_after(TUNNEL_S):
-                stream = await self.join(effect)
-            if stream is not None:
-                with trio.move_on_after(self.connector.config.hello_timeout_s):
-                    await self.run(stream, effect.peer, effect.dials)
-                    return
-        except (OSError, RemoteError):
-            pass
-        self.on_not_met(effect.peer)
-
     async def join(self, effect: Tunnel) -> PlainStream:
         """Dial the relay, wait until it has joined both sides, and return the connection to the other one.
 
         Raises:
             OSError, RemoteError: The relay does not answer, or ends the tunnel.
         """
-        stream = await self.connector.connect(effect.address)
-        try:
-            link, _ = await self.connector.handshake(stream, False, effect.relay, effect.name)
-            plain = socket_of(link.stream)
-            if plain is None:
-                raise BrokenLinkError("A tunnel needs a socket.")
+        with trio.move_on_after(TUNNEL_S):
+            stream = await self.connector.connect(effect.address)
+            try:
+                return await self.wait_for_other(stream, effect)
+            except BaseException:
+                stream.close_now()
+                raise
+        raise BrokenLinkError(f"The relay {effect.address} joined nothing in {TUNNEL_S:g} s.")
+
+    async def wait_for_other(self, stream: ByteStream, effect: Tunnel) -> PlainStream:
+        """Shake hands with the relay, and wait until the other side may be spoken to."""
+        link, _ = await self.connector.handshake(stream, False, effect.relay, effect.name)
+        plain = socket_of(link.stream)
+        if plain is None:
+            raise BrokenLinkError("A tunnel needs a socket.")
+        self.connector.budget.mark_proven(effect.address)
+        await link.stream.send_all(READY)
+        await confirmation(link)
+        if not effect.dials:  # Each side speaks only once the other has read all that the relay has to say.
             await link.stream.send_all(READY)
-            await confirmation(link)
-            if not effect.dials:  # Each side speaks only once the other has read all that the relay has to say.
-                await link.stream.send_all(READY)
-                await plain.wait_for_bytes()
-            return plain
-        except BaseException:
-            stream.close_now()
-            raise
-
-    async def run(self, stream: ByteStream, peer: PeerId, dials: bool) -> None:
-        """Shake hands over a connection, and run the link until it ends.
-
-        Raises:
-            OSError, RemoteError: The handshake failed.
-        """
-        link, theirs = await self.connector.handshake(stream, not dials, peer)
-        if theirs.record is None:
-            link.stream.close_now()
-            raise ProtocolError("An observer took part in a meeting.")
-        self.connector.spawn(self.connector.owner.run_link, link, theirs)
+            await plain.wait_for_bytes()
+        return plain
 
 
 class Traffic(Protocol):

@@ -238,9 +238,9 @@ class Runtime:
             case Dial(address, expect):
                 self.connector.dial(address, expect)
             case Punch():
-                self.hidden.punch(effect, None if effect.via is None else self.links.newest(effect.via))
+                self.hidden.open(effect, None if effect.via is None else self.links.newest(effect.via))
             case Tunnel():
-                self.hidden.tunnel(effect)
+                self.hidden.open(effect)
             case ReceivePiece():
                 streams.receive_piece(effect)
             case SendPiece():

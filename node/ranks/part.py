@@ -61,8 +61,13 @@ class RankPart:
 
     is_sharded: ClassVar[bool]
     boundary_class: ClassVar[type[RanksBoundary]]
-    commands: ClassVar[dict[str, tuple[Any, Obey]]]
-    """For each command the annotation of its payload, and what the other ranks do."""
+    commands: ClassVar[dict[str, tuple[Any, Obey]]] = {
+        "hello": (Hello, lambda part, hello: part.on_hello(hello)),
+        "wait": (Any, lambda part, _: None),  # Rank 0 waits for its swarm.
+        "mixed": (Any, lambda part, _: part.optimizers.on_mixed()),
+        "optimizers": (Described, lambda part, described: part.optimizers.fill(described)),
+    }
+    """For each command the annotation of its payload, and what the other ranks do. These are of every model."""
 
     def __init__(self, trained: Trained, ranks: Ranks, state: State, optimizers: RankOptimizers) -> None:
         self.ranks, self.state, self.optimizers = ranks, state, optimizers
@@ -111,10 +116,6 @@ class RankPart:
 
     def send_all(self) -> None:
         """Send weights and optimizers from rank 0 to the others, after this rank's were replaced."""
-
-
-def do_nothing(part: RankPart, payload: Any) -> None:
-    """Do what "wait" asks for: rank 0 waits for its swarm."""
 
 
 class WholePart(RankPart):
@@ -205,14 +206,10 @@ class WholePart(RankPart):
         while self.pending_copy is not None and not self.pending_copy.done():
             time.sleep(POLL_S)  # The end of a copy can only be polled.
 
-    commands: ClassVar[dict[str, tuple[Any, Obey]]] = {
-        "hello": (Hello, RankPart.on_hello),
-        "wait": (Any, do_nothing),
+    commands = RankPart.commands | {
         "change": (UpdateTold, change),
         "moments": (MomentsTold, mix_moments),
-        "mixed": (Any, lambda part, _: part.optimizers.on_mixed()),
         "weights": (Any, copy_weights),
-        "optimizers": (Described, lambda part, described: part.optimizers.fill(described)),
     }
 
 
@@ -250,14 +247,10 @@ class ShardedPart(RankPart):
             raise unreadable_error(f"an operation {operation.kind[:20]!r} outside its memory")
         self.work.perform(operation)
 
-    commands: ClassVar[dict[str, tuple[Any, Obey]]] = {
-        "hello": (Hello, on_hello),
-        "wait": (Any, do_nothing),
+    commands = RankPart.commands | {
         "operation": (Operation, operate),
         "map": (MemoryName, lambda part, name: part.work.map(name)),
         "unmap": (list[int], lambda part, numbers: part.work.unmap(numbers)),
-        "mixed": (Any, lambda part, _: part.optimizers.on_mixed()),
-        "optimizers": (Described, lambda part, described: part.optimizers.fill(described)),
         "joined": (bool, lambda part, keep: Optimizers.on_replaced(part.optimizers, keep)),
     }
 

@@ -101,8 +101,8 @@ class PlainStream:
         self._is_drained = False  # The last read has taken all that the kernel had, so another would fail.
         self._reads_in_a_row = 0  # Reads since the last wait.
         try:
-            self.local, self.remote = address_of(sock.getsockname()), address_of(sock.getpeername())
-            self.peer_host = str(sock.getpeername()[0])
+            peer = sock.getpeername()
+            self.local, self.remote, self.peer_host = address_of(sock.getsockname()), address_of(peer), str(peer[0])
         except OSError as error:  # The connection was accepted and then reset.
             sock.close()
             raise BrokenLinkError("The connection was gone before it could be used.") from error

@@ -9,6 +9,7 @@ from torch import nn
 
 from gossip.config import Config
 from gossip.config.internal import Internal
+from gossip.ids import parse_address
 from node.links import hidden
 from node.transport.byte_stream import BrokenLinkError, PlainStream
 
@@ -67,9 +68,13 @@ class Meeting:
 def test_both_connect_at_once(mixed, until, encrypted, monkeypatch):
     """The network stands in for routers: without their delay two connections would miss each other."""
     monkeypatch.setattr(hidden, "punched", Meeting().punched)
-    contact, _inside, have_mixed = mixed(encrypted)
+    contact, inside, have_mixed = mixed(encrypted)
     until(have_mixed, PATIENCE_S)
     assert relay_of(contact).relayed_bytes == 0
+    listening = {parse_address(contact.node.address).port}
+    for one in inside:  # A member that was met is no stranger, so that its host keeps its allowance of dials.
+        proven = one.side.network.service.runtime.connector.budget.proven
+        assert {address.port for address in proven} - listening
 
 
 @pytest.mark.parametrize("encrypted", [False, True])

@@ -357,4 +357,4 @@ def test_an_exchange_that_nobody_listens_to_costs_a_few_calls_more(quick):
         threading.setprofile(None)
     assert counted["on_ended"] >= 40
     assert abs(counted["on_begun"] - counted["on_ended"]) <= 2
-    assert sum(counted.values()) / counted["on_ended"] < 20, counted
+    assert sum(counted.values()) / counted["on_ended"] < 16, counted
