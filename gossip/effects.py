@@ -82,7 +82,7 @@ class TryDial:
 
 @dataclass(frozen=True, slots=True)
 class Punch:
-    """Open a link to a member that nobody can dial, while it does the same; report ``on_linked`` or ``on_not_met``.
+    """Open a link to an undialable member, while it does the same; report ``on_linked`` or ``on_not_met``.
 
     Connect from the local port of the link to ``via``, again and again for a few seconds. ``via`` None: from any port,
     since the member is in the same network. The side that ``dials`` plays the dialler's part in the handshake.

@@ -82,7 +82,7 @@ class Peer:
     ending: Ending  # The votes on the end of the run.
     seeds: Seeds  # The addresses through which we find the swarm.
     reach: Reachability  # The test of whether others can dial us.
-    meetings: Meetings  # Links between members that nobody can dial.
+    meetings: Meetings  # Links between undialable members.
     misbehaviour: MisbehaviourLog  # The faults of others that no honest peer commits so often.
 
     def __init__(
@@ -361,7 +361,7 @@ class Peer:
         return [Send(asker, Reached(ok))]
 
     def on_not_met(self, peer: PeerId, now: float) -> list[Effect]:
-        """Handle a connection to a member that nobody can dial, and that did not come about."""
+        """Handle a connection to an undialable member that did not come about."""
         return self.meetings.on_not_met(peer, now)
 
     def on_tunnel(self, name: bytes, is_open: bool) -> list[Effect]:

@@ -141,7 +141,7 @@ class NodeOptions(TypedDict, total=False):
     )]  # fmt: skip
     tunnels: Annotated[int | None, Option(
         "--tunnels", "N", "GOSSIP_TUNNELS", "Links of others that this node may carry at once; 2 if not given.",
-        "Links between members that nobody can dial that this node [carries](protocol.md#meetings) at once; default 2, "
+        "Links between undialable members that this node [carries](protocol.md#meetings) at once; default 2, "
         "0 carries none.",
         least=0,
     )]  # fmt: skip

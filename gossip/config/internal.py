@@ -21,7 +21,7 @@ class Internal:
     chunk_elements: int | None = None  # Elements of one chunk.
     # A connection without traffic is closed before a firewall forgets it, and after more than an interval of mixing.
     idle_s: float = 60.0
-    max_tunnels: int = 2  # Tunnels that a node relays at the same time, for members that nobody can dial.
+    max_tunnels: int = 2  # Tunnels that a node relays at the same time, for undialable members.
     max_links: int = 256  # A quarter of a process's usual 1,024 descriptors, of which stripes take the rest.
 
     # -- exchanges ---------------------------------------------------------------------------------------------------

@@ -1,1 +1,1 @@
-"""Discovery: the way into the swarm, and links to members that nobody can dial."""
+"""Discovery: the way into the swarm, and links between undialable members."""

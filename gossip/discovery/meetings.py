@@ -1,4 +1,4 @@
-"""Meetings: links between two members that nobody can dial, by hole punching or through a relay.
+"""Meetings: links between two undialable members, by hole punching or through a relay.
 
 Both have links to a common contact, which passes their messages on and says at which address it sees each of them:
 
@@ -299,7 +299,7 @@ class Meetings:
             return self.punch(origin, meeting)
         signed = payload(origin, meet.target, meet.stated, meet.inside)
         if not self.members.verify(record.public_key, signed, meet.signature):
-            return []  # Either of them may have changed it: nobody is to blame.
+            return []  # The contact or the origin may have changed it, and it is not known which.
         address, is_near = self.where(contact, meet)
         if meet.stage == "answer":
             if meeting is None or not meeting.asks or meeting.contact != contact or meeting.stage != "ask":

@@ -1,7 +1,7 @@
-"""Links to members that nobody can dial: by connections that both sides open at once, and through a relay.
+"""Links between undialable members: by connections that both sides open at once, and through a relay.
 
-:mod:`gossip.discovery.meetings` decides when and with which member. What the two ends of a link send through a relay is
-encrypted for each other, as on any other link: a relay can delay it or end it, and nothing else.
+:mod:`gossip.discovery.meetings` decides when and with which member. Both ends encrypt their link for each other,
+as any other link. So a relay can delay it or end it, and nothing else.
 """
 
 from __future__ import annotations

@@ -49,7 +49,7 @@ DurationSource = Callable[[int], F64]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setup:
-    """What a peer keeps over all of its lives."""
+    """The facts of a peer that stay the same in all of its lives."""
 
     index: int
     name: str  # With the swarm's seed it determines the peer's randomness.

@@ -13,7 +13,7 @@ __all__ = ["Counts", "Level"]
 
 
 class Counts(NamedTuple):
-    """What a swarm has counted so far."""
+    """The counts of a swarm so far."""
 
     live_peers: int
     ready_peers: int

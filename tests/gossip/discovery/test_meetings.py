@@ -1,4 +1,4 @@
-"""Meetings of members that nobody can dial: questions, punches, relays, and members that lie about addresses."""
+"""Meetings of undialable members: questions, punches, relays, and members that lie about addresses."""
 
 import dataclasses
 import hashlib

@@ -1,4 +1,4 @@
-"""Two nodes that nobody can dial mix with each other, by connections that meet and through a relay."""
+"""Two undialable nodes mix with each other, by connections that meet and through a relay."""
 
 import socket
 import threading
