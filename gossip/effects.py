@@ -28,9 +28,9 @@ from gossip.wire.messages import Message
 
 __all__ = [
     "Adopt", "Confirm", "CopyFrozen", "CopyMoments", "CopyPiece", "Dial", "Effect", "Gather", "HashFrozen", "LeaveOut",
-    "LookUp", "MemberChanged", "MemberState", "Merge", "Mix", "MixMoments", "Notice", "Punch", "ReceiveMoments",
-    "ReceivePiece", "Release", "Rename", "Restore", "Send", "SendMoments", "SendPiece", "Snapshot", "Transfer",
-    "TryDial", "Tunnel", "UseLastSnapshot",
+    "LookUp", "MemberChanged", "MemberState", "Merge", "Mix", "MixMoments", "Notice", "OpenPort", "Punch",
+    "ReceiveMoments", "ReceivePiece", "Release", "Rename", "Restore", "Send", "SendMoments", "SendPiece", "Snapshot",
+    "Transfer", "TryDial", "Tunnel", "UseLastSnapshot",
 ]  # fmt: skip
 
 
@@ -78,6 +78,13 @@ class TryDial:
 
     asker: PeerId
     address: Address
+
+
+@dataclass(frozen=True, slots=True)
+class OpenPort:
+    """Ask our router to pass connections to a port of ours on; report ``on_port``, then and when that changes."""
+
+    port: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -386,7 +393,7 @@ class Notice:
 
 
 Effect = (
-    Send | Dial | LookUp | TryDial | Punch | Tunnel | Snapshot | CopyPiece | UseLastSnapshot | CopyFrozen | HashFrozen
-    | Transfer | Gather | LeaveOut | Mix | Merge | Rename | Release | SendPiece | ReceivePiece | Adopt | Confirm
-    | Restore | MemberChanged | Notice | CopyMoments | SendMoments | ReceiveMoments | MixMoments
+    Send | Dial | LookUp | TryDial | Punch | Tunnel | OpenPort | Snapshot | CopyPiece | UseLastSnapshot | CopyFrozen
+    | HashFrozen | Transfer | Gather | LeaveOut | Mix | Merge | Rename | Release | SendPiece | ReceivePiece | Adopt
+    | Confirm | Restore | MemberChanged | Notice | CopyMoments | SendMoments | ReceiveMoments | MixMoments
 )  # fmt: skip

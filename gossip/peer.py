@@ -126,7 +126,7 @@ class Peer:
         self.seeds = Seeds(bootstrap.seeds, dict(bootstrap.expected), config, now, bootstrap.looks_up)
         self.run_choice.is_seed_busy = lambda: self.seeds.busy
         self.sightings: dict[PeerId, Sighting] = {}  # Of linked members.
-        self.reach = Reachability(members, self.linked_peers, self.sightings)
+        self.reach = Reachability(members, self.linked_peers, self.sightings, config.internal.opens_ports)
         signer = members if isinstance(members, Membership) else None  # A simulator's sampler signs nothing.
         self.meetings = Meetings(signer, self.linked_peers, self.sightings, config.internal.max_tunnels, rng)
         members.restore(bootstrap.book, now)
@@ -150,9 +150,7 @@ class Peer:
         """Return the time to call :meth:`tick`. Drivers read it after every call, so empty parts are skipped."""
         if self.local.left:
             return math.inf
-        soonest, membership_deadline = self.run_choice.deadline, self.membership.deadline
-        if membership_deadline < soonest:
-            soonest = membership_deadline
+        soonest = min(self.run_choice.deadline, self.membership.deadline)
         for exchange in self.exchanges.table.values():
             if exchange.timer_at < soonest:
                 soonest = exchange.timer_at
@@ -364,10 +362,13 @@ class Peer:
         """Handle a connection to an undialable member that did not come about."""
         return self.meetings.on_not_met(peer, now)
 
+    def on_port(self, address: Address | None, detail: str, now: float) -> list[Effect]:
+        """Handle our router's answer: the address that it passes on to us, or None and a sentence that says why."""
+        return self.reach.on_port(address, detail, now)
+
     def on_tunnel(self, name: bytes, is_open: bool) -> list[Effect]:
         """Handle a tunnel through this node that both sides have joined, or that has ended."""
-        self.meetings.on_tunnel(name, is_open)
-        return []
+        return self.meetings.on_tunnel(name, is_open)
 
     def on_seed_busy(self, seed: Address) -> None:
         """Note that this seed accepted a connection and closed it."""

@@ -139,6 +139,12 @@ class NodeOptions(TypedDict, total=False):
         '(the default) starts it again while the loop trains; "raise" lets `node.step` raise FaultError.',
         inherited=True,
     )]  # fmt: skip
+    map_port: Annotated[str | None, Option(
+        "--map-port", "HOW", "GOSSIP_MAP_PORT",
+        "Ask the router for a port if nobody can dial this node: auto (default) or off.",
+        'Whether to ask the router to pass connections on, by PCP, NAT-PMP or, with the extra `homes`, UPnP. "auto" '
+        '(the default) asks where the swarm has a secret and no member outside can dial this node; "off" never does.',
+    )]  # fmt: skip
     tunnels: Annotated[int | None, Option(
         "--tunnels", "N", "GOSSIP_TUNNELS", "Links of others that this node may carry at once; 2 if not given.",
         "Links between undialable members that this node [carries](protocol.md#meetings) at once; default 2, "

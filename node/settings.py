@@ -29,7 +29,6 @@ __all__ = ["Settings", "advertised_address", "checked_seconds", "timeline_file"]
 WAIT_S = 60.0  # Time to wait for members: jobs that are launched together begin within a minute, or not at all.
 LOOPBACK = "127.0.0.1"
 OUTSIDE = Address("192.0.2.1", 9)  # Outside every local network, since it is reserved for documentation.
-ON_FAULT = ("restart", "raise")
 SIOCGIFADDR = 0x8915  # Linux's number; elsewhere the call fails as on an interface without an address.
 
 
@@ -46,7 +45,6 @@ class Settings:
     config: Config
     join_or_fail_s: float | None = None  # Fail unless the weights of a swarm arrive within these seconds.
     sources: tuple[SeedSource, ...] = ()  # Files and functions, polled for seeds while there is no member to dial.
-    tunnels: int = 2  # Links of others that this node carries at once.
     wait_for: int = 1  # Members to wait for before training begins, this one included.
     wait_s: float = WAIT_S  # The most seconds to wait for them.
     page: Address | None = None  # Where the web page listens.
@@ -100,7 +98,9 @@ class Settings:
         tunnels = checked_count(
             "tunnels", given["tunnels"], config.internal.max_tunnels, "how many links of others to carry at once, as 2"
         )  # fmt: skip
-        config = replace(config, internal=replace(config.internal, max_tunnels=tunnels))
+        opens_ports = checked_word("map_port", given["map_port"], ("auto", "off")) == "auto"
+        internal = replace(config.internal, max_tunnels=tunnels, opens_ports=opens_ports and secret is not None)
+        config = replace(config, internal=internal)
         times = {
             name: checked_seconds(option.variable if options.get(name) is None else name, given[name], not option.least)
             for name, option in OPTIONS.items()
@@ -113,10 +113,9 @@ class Settings:
             wait_for=checked_count(
                 "wait_for", given["wait_for"], 1, "how many members to wait for, this one included, as 4"
             ),
-            tunnels=tunnels,
             page=page_address(given["page"], secret),
             trace=timeline_file(given["trace"]),
-            on_fault=checked_on_fault(given["on_fault"] or "restart"),
+            on_fault=checked_word("on_fault", given["on_fault"], ("restart", "raise")),
             place=place, shares_address=not names_address,
             follows_first=follows_first and OPTIONS["quiet"].variable in environment,
             **({"grace_s": config.internal.grace_s} | times),
@@ -253,11 +252,11 @@ def checked_count(name: str, count: object, default: int, example: str) -> int:
     return int(count)
 
 
-def checked_on_fault(on_fault: object) -> str:
-    """Return ``on_fault`` unchanged. Raises ConfigError for anything but 'restart' and 'raise'."""
-    if on_fault not in ON_FAULT:
-        raise ConfigError(f"on_fault is {on_fault!r}: give 'restart' or 'raise'.")
-    return str(on_fault)
+def checked_word(name: str, given: object, words: tuple[str, str]) -> str:
+    """Return one of the two words that an option takes, the first if none is given. Raises ConfigError for another."""
+    if given and given not in words:
+        raise ConfigError(f"{name} is {given!r}: give {words[0]!r} or {words[1]!r}.")
+    return str(given or words[0])
 
 
 def timeline_file(file: str | os.PathLike[str] | None) -> Path | None:

@@ -22,6 +22,7 @@ class Internal:
     # A connection without traffic is closed before a firewall forgets it, and after more than an interval of mixing.
     idle_s: float = 60.0
     max_tunnels: int = 2  # Tunnels that a node relays at the same time, for undialable members.
+    opens_ports: bool = False  # Ask the router for a port where nobody outside can dial us.
     max_links: int = 256  # A quarter of a process's usual 1,024 descriptors, of which stripes take the rest.
 
     # -- exchanges ---------------------------------------------------------------------------------------------------

@@ -25,7 +25,7 @@ from typing import NamedTuple
 import msgpack
 
 from gossip.discovery.reachability import is_private
-from gossip.discovery.sightings import Sighting
+from gossip.discovery.sightings import Sighting, host_outside
 from gossip.effects import Effect, MemberState, Punch, Send, Tunnel
 from gossip.errors import ConfigError, ProtocolError
 from gossip.ids import Address, MemberRecord, PeerId, parse_address
@@ -121,7 +121,7 @@ class Meetings:
         """End the meeting with a member that is linked now."""
         self.meetings.pop(peer, None)
         self.failures.pop(peer, None)
-        self.listens_at = self.members.me.address or self.listens_at
+        self.listens_at = self.listens_at or self.members.me.address
         self.next_at = min(self.next_at, now + MEET_S)
 
     def on_unlinked(self, peer: PeerId) -> None:
@@ -146,12 +146,13 @@ class Meetings:
 
     def begin(self, now: float) -> list[Effect]:
         """Ask a random member for a meeting, if neither side can be dialled and a contact of both is known."""
-        if self.members.me.address is not None or len(self.meetings) >= MAX_MEETINGS:
+        router = host_outside(self.sightings, self.listens_at)
+        if (self.members.me.address is not None and router is None) or len(self.meetings) >= MAX_MEETINGS:
             return []
         alive = self.members.alive()
         for peer in self.rng.sample(alive, min(SAMPLED, len(alive))):
             record = self.members.record(peer)
-            if record is None or not self.may_ask(record, now):
+            if record is None or not self.may_ask(record, router, now):
                 continue
             contacts = [home for home in record.homes if home in self.linked_peers and self.outside(home) is not None]
             if contacts:
@@ -160,11 +161,16 @@ class Meetings:
                 return [Send(contact, self.statement("ask", peer, contact))]
         return []
 
-    def may_ask(self, record: MemberRecord, now: float) -> bool:
-        """Return True if a meeting with this member may begin."""
+    def may_ask(self, record: MemberRecord, router: str | None, now: float) -> bool:
+        """Return True if a meeting with this member may begin: neither can be dialled, or both have the same router.
+
+        ``router`` is the host of our router, which need not turn connections from inside round.
+        """
         peer, failed = record.id, self.failures.get(record.id)
+        are_hidden = record.address is None and self.members.me.address is None
+        are_housemates = record.address is not None and record.address.host == router
         return (
-            record.address is None and peer not in self.linked_peers and peer not in self.meetings
+            (are_hidden or are_housemates) and peer not in self.linked_peers and peer not in self.meetings
             and (failed is None or now >= failed.retry_at)
         )  # fmt: skip
 
@@ -204,17 +210,9 @@ class Meetings:
         return record.address if record is not None and alive else None
 
     def outside(self, contact: PeerId) -> Address | None:
-        """Return our address as a contact outside our network sees it; None if most contacts see us at another host.
-
-        So a single contact that lies cannot make us state another's address, unless we know no other.
-        """
-        inside = None if self.listens_at is None else self.listens_at.host
-        seen = {peer: one.ours for peer, one in self.sightings.items() if one.ours and one.ours.host != inside}
-        stated = seen.get(contact)
-        if stated is None:
-            return None
-        agree = sum(other.host == stated.host for other in seen.values())
-        return stated if 2 * agree > len(seen) else None
+        """Return our address as a contact outside our network sees it; None if most contacts see us at another host."""
+        ours = self.sightings.get(contact, Sighting()).ours
+        return ours if ours is not None and ours.host == host_outside(self.sightings, self.listens_at) else None
 
     def statement(self, stage: str, target: PeerId, contact: PeerId) -> Meet:
         """Return a message that states our addresses, signed for this target."""
@@ -225,12 +223,13 @@ class Meetings:
         return Meet(self.my_id, target, stage, stated, inside, signature)
 
     # -- tunnels that we relay -----------------------------------------------------------------------------------
-    def on_tunnel(self, name: bytes, is_open: bool) -> None:
+    def on_tunnel(self, name: bytes, is_open: bool) -> list[Effect]:
         """Note that both sides of a tunnel have dialled us, or that it has ended and another may take its place."""
         if not is_open:
             self.tunnels.pop(name, None)
         elif name in self.tunnels:
             self.tunnels[name].is_joined = True
+        return []
 
     # -- messages ------------------------------------------------------------------------------------------------
     def on_meet(self, sender: PeerId, meet: Meet, now: float) -> list[Effect]:
@@ -291,7 +290,7 @@ class Meetings:
         """Handle a member's message that a contact has passed on to us."""
         origin = meet.origin
         record, meeting = self.members.record(origin), self.meetings.get(origin)
-        if record is None or origin in self.linked_peers or self.members.me.address is not None:
+        if record is None or origin in self.linked_peers:
             return []
         if meet.stage == "go":
             if meeting is None or meeting.asks or meeting.contact != contact or meeting.address is None:
@@ -301,6 +300,8 @@ class Meetings:
         if not self.members.verify(record.public_key, signed, meet.signature):
             return []  # The contact or the origin may have changed it, and it is not known which.
         address, is_near = self.where(contact, meet)
+        if self.members.me.address is not None and not is_near:
+            return []  # It can dial us.
         if meet.stage == "answer":
             if meeting is None or not meeting.asks or meeting.contact != contact or meeting.stage != "ask":
                 return []

@@ -12,8 +12,8 @@ import math
 from collections import Counter
 from collections.abc import Mapping
 
-from gossip.discovery.sightings import Sighting
-from gossip.effects import Effect, Notice, Send, TryDial
+from gossip.discovery.sightings import Sighting, host_outside
+from gossip.effects import Effect, Notice, OpenPort, Send, TryDial
 from gossip.ids import Address, PeerId
 from gossip.membership.members import Members
 from gossip.wire.messages import Gossip, Ping, Reach, Reached
@@ -42,24 +42,40 @@ class Reachability:
     A router with NAT has members inside our network and members outside, which see us at the router's address. Those
     inside can dial us and those outside cannot, so that only those outside are asked once there are any.
 
-    ``linked_peers`` holds the linked members, and when each last had us dial its address: -infinity for never.
-    ``sightings`` has the addresses of both ends of links, as far as they are known.
+    If those outside cannot, our router may open a port (:class:`gossip.effects.OpenPort`). Its address is published
+    like ours, and the same questions tell whether it serves. Homes are kept all the same, since a router may not turn
+    connections from inside round, and housemates then meet by them.
+
+    Args:
+        members: The members, and our own record.
+        linked_peers: The linked members, and when each last had us dial its address: -infinity for never.
+        sightings: The addresses of both ends of links, as far as they are known.
+        opens_ports: Ask the router for a port where nobody outside can dial us.
     """
 
     def __init__(
-        self, members: Members, linked_peers: dict[PeerId, float], sightings: Mapping[PeerId, Sighting]
-    ) -> None:
+        self, members: Members, linked_peers: dict[PeerId, float], sightings: Mapping[PeerId, Sighting],
+        opens_ports: bool = False,
+    ) -> None:  # fmt: skip
         self.members, self.linked_peers, self.sightings = members, linked_peers, sightings
+        self.opens_ports = opens_ports
         self.asked: set[PeerId] = set()  # Members asked in this round.
         self.asked_incarnation = 0  # The incarnation of our record when we asked.
         self.answers: dict[PeerId, bool] = {}  # This round's answers: True from a member that could dial us.
         self.asked_before: set[PeerId] = set()  # Members asked in the last round.
         self.homes: list[PeerId] = []  # Members to which we keep links; empty while we have an address.
-        self.address: Address | None = None  # Our address, even while it is withdrawn from our record.
+        self.inside: Address | None = None  # Our address in our own network, even while our record does not have it.
+        self.mapped: Address | None = None  # The address of the port that our router has opened.
+        self.is_told = False  # The user knows that nobody can dial us.
         self.verdict: bool | None = None  # The last verdict: True if others can dial us; None before the first.
         self.pause_s = ROUND_S  # Time from a verdict to the next round.
         self.next_ping_at = self.decide_at = self.next_round_at = math.inf
         self.is_decided = False  # True if this round has its verdict.
+
+    @property
+    def address(self) -> Address | None:
+        """Return the address that a round publishes."""
+        return self.mapped or self.inside
 
     @property
     def deadline(self) -> float:
@@ -95,7 +111,9 @@ class Reachability:
     def ask(self, peer: PeerId, now: float) -> list[Effect]:
         """Ask a linked member whether it can dial us, if this round needs more answers."""
         me = self.members.me
-        self.address = me.address or self.address
+        self.inside = self.inside or me.address
+        if self.mapped is not None and host_outside(self.sightings, self.inside) not in (None, self.mapped.host):
+            return self.withdraw(now)  # The router has another address now.
         if self.is_decided or me.address is None or len(self.asked) >= ASKED_MEMBERS or peer in self.asked:
             return []
         if not self.is_outside(peer) and any(map(self.is_outside, self.linked_peers)):
@@ -127,9 +145,9 @@ class Reachability:
     def is_outside(self, peer: PeerId) -> bool:
         """Return True if a member sees us at another address than that in our network, since a router is between."""
         sighting = self.sightings.get(peer)
-        if sighting is None or sighting.ours is None or self.address is None:
+        if sighting is None or sighting.ours is None or self.inside is None:
             return False
-        return is_private(self.address.host) and sighting.ours.host != self.address.host
+        return is_private(self.inside.host) and sighting.ours.host != self.inside.host
 
     def decide(self, now: float) -> list[Effect]:
         """End the round with a verdict. If others cannot dial us, withdraw our address and name homes instead.
@@ -142,16 +160,56 @@ class Reachability:
         self.pause_s = min(2 * self.pause_s, MAX_ROUND_S) if self.verdict is earlier_verdict else ROUND_S
         self.is_decided = True
         self.decide_at, self.next_round_at = math.inf, now + self.pause_s
-        address = self.members.me.address
-        if self.verdict or address is None:
+        if self.verdict:
+            self.is_told = False
+            text = f"The router opened {self.mapped} for this node, so that other members can dial it."
+            return [Notice("mapped", text)] if self.mapped is not None and not earlier_verdict else []
+        if self.members.me.address is None:
             return []
+        if self.mapped is not None:
+            effects = self.tell(f"The router opened {self.mapped}, but nobody can connect there.")
+            return [*effects, *self.withdraw(now, asks_router=False)]
+        return self.withdraw(now, asks_router=bool(outside))
+
+    def withdraw(self, now: float, asks_router: bool = True) -> list[Effect]:
+        """Withdraw our address, and ask our router for a port or tell the user."""
+        self.mapped = None
         self.members.update_me(now, address=None)
         self.refresh_homes(now)
+        if asks_router and self.opens_ports and self.inside is not None:
+            return [OpenPort(self.inside.port)]
+        return self.tell()
+
+    def tell(self, detail: str = "") -> list[Effect]:
+        """Tell the user, once, that nobody can dial us; ``detail`` says in a sentence what the router did."""
+        if self.is_told:
+            return []
+        self.is_told = True
         text = (
-            f"No member can open a connection to {address}, so this node takes part by dialling out. "
-            "Forward the port or set --advertise to let others dial it."
+            f"No member can open a connection to {self.inside}, so this node takes part by dialling out. "
+            f"{detail}{' ' if detail else ''}Forward the port or set --advertise to let others dial it."
         )
-        return [] if earlier_verdict is False else [Notice("unreachable", text)]
+        return [Notice("unreachable", text)]
+
+    def on_port(self, address: Address | None, detail: str, now: float) -> list[Effect]:
+        """Handle the answer of our router: the address that it opened, or None and a sentence that says why not.
+
+        An address at which others do not see us belongs to another router before ours, or the router lies.
+        """
+        if address is None:
+            effects = self.tell(detail)
+            return [*effects, *self.withdraw(now, asks_router=False)] if self.mapped is not None else effects
+        seen = host_outside(self.sightings, self.inside)
+        if seen not in (None, address.host):
+            detail = (
+                f"The router opened {address}, but other members see this node at {seen}: another router is between."
+            )
+            return self.on_port(None, detail, now)
+        if address == self.mapped:
+            return []
+        self.mapped, self.asked = address, set()
+        self.members.update_me(now, address=address)
+        return self.begin_round(now)
 
     def begin_round(self, now: float) -> list[Effect]:
         """Ask linked members, if possible others than in the last round, after publishing our address again."""
@@ -170,7 +228,7 @@ class Reachability:
     def refresh_homes(self, now: float) -> None:
         """Name homes in our record if others cannot dial us: linked members, those first that can be dialled."""
         members, linked = self.members, self.linked_peers
-        if members.me.address is not None:
+        if members.me.address is not None and self.mapped is None:
             return
         # Earlier homes come first, because records that name them are on their way.
         candidates = dict.fromkeys([*(home for home in self.homes if home in linked), *linked])

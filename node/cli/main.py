@@ -289,13 +289,13 @@ def print_status(answer: Mapping[str, Any], console: Console, address: str = "",
     for name, value in answer["metrics"].items():
         if name not in HEADINGS:
             metrics.add_row(name, shown(value))
-    members = Table("member", "address", "state", "steps", "samples", "loss", "ready")
+    members = Table("member", "address", "link", "state", "steps", "samples", "loss", "ready")
     hidden_count = 0  # Members that left, which the table does not show.
     for member in answer["members"]:
         if member["state"] == "left" and not with_left:
             hidden_count += 1
             continue
-        cells = (member[key] for key in ("address", "state", "steps", "samples", "loss", "ready"))
+        cells = (member.get(key) for key in ("address", "link", "state", "steps", "samples", "loss", "ready"))
         members.add_row(member["id"][:8], *map(shown, cells))
     console.print(metrics)
     if members.row_count:

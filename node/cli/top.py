@@ -63,11 +63,11 @@ def picture_of(answer: Mapping[str, Any], before: Mapping[str, Any] | None, pass
     rows_before: dict[str, Any] = {}
     if before is not None:
         rows_before = {member["id"]: member for member in before["members"]} | {before["id"]: before["metrics"]}
-    table = Table("member", "state", "steps", "samples", "loss", "samples/s", "address", expand=True)
+    table = Table("member", "state", "steps", "samples", "loss", "samples/s", "link", "address", expand=True)
     for member in [own_row, *others][:MAX_ROWS]:
         pace = rate(rows_before.get(member["id"], {}).get("samples"), member.get("samples"), passed_s)
         figures = map(shown, map(member.get, ("state", "steps", "samples", "loss")))
-        cells = (member["id"][:8], *figures, pace, member["address"] or "-")
+        cells = (member["id"][:8], *figures, pace, member.get("link") or "-", member["address"] or "-")
         table.add_row(*map(Text, cells), style="dim" if member["state"] != "alive" else "")
     metrics_before = {} if before is None else before["metrics"]
     byte_counts = [(metrics_before.get(name), metrics.get(name)) for name in ("bytes_sent", "bytes_received")]

@@ -191,11 +191,12 @@ class Connector:
         """Return True if this node may dial a numeric address to which a peer's word has led.
 
         A node dials no address of a smaller scope than its own: one on a public address no private networks, and one on
-        a network no loopback and no link-local addresses. A node that cannot be dialled has the scope of its seeds.
+        a network no loopback and no link-local addresses. A node that cannot be dialled has the scope of its seeds. One
+        whose router passes connections on has its scope inside.
         """
         scope, mine = scope_of(host), self.peer.membership.me.address
         if mine is not None:
-            return scope >= max(Scope.LOOPBACK, scope_of(mine.host))
+            return scope >= max(Scope.LOOPBACK, scope_of((self.peer.reach.inside or mine).host))
         return scope >= min([Scope.PRIVATE, *(scope_of(seed.host) for seed in self.seeds.addresses)])
 
     def limits(self, address: Address, outcome: DialOutcome | None = None) -> Callable[[str], bool]:

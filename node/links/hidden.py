@@ -15,7 +15,7 @@ import trio
 from gossip.discovery.meetings import JOIN_S
 from gossip.effects import Punch, Tunnel
 from gossip.errors import ProtocolError, RemoteError
-from gossip.ids import PeerId
+from gossip.ids import PeerId, short
 from gossip.peer import Peer
 from gossip.wire.frames import encode
 from gossip.wire.messages import Widen
@@ -59,7 +59,10 @@ class HiddenLinks:
                 link.stream.close_now()
             self.on_not_met(effect.peer)
             return
-        if isinstance(effect, Punch):
+        if isinstance(effect, Tunnel):
+            link.path = f"relay {short(effect.relay)}"
+        else:
+            link.path = "direct" if effect.via is None else "punched"
             self.connector.budget.mark_proven(effect.address)
         await self.connector.owner.run_link(link, theirs)
 

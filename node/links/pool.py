@@ -71,6 +71,11 @@ class Links:
                 return link
         return None
 
+    def path_of(self, peer: PeerId) -> str | None:
+        """Return how a peer is reached, as its newest link says; None without a link."""
+        links = self.by_peer.get(peer)
+        return links[-1].path if links else None
+
     def all(self) -> list[Link]:
         """Return all links. Metrics call this in another thread while links come and go, so it copies the lists."""
         return [link for links in list(self.by_peer.values()) for link in list(links)]

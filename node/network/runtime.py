@@ -24,6 +24,7 @@ from gossip.effects import (
     Merge,
     Mix,
     Notice,
+    OpenPort,
     Punch,
     ReceiveMoments,
     ReceivePiece,
@@ -61,6 +62,7 @@ from node.observe.events import NodeEvent
 from node.observe.losses import Losses
 from node.observe.stalls import STALL_AFTER_S, Stalls
 from node.transport.blocking_io import BlockingIoPool
+from node.transport.router import PortKeeper
 
 __all__ = ["Reporter", "Runtime"]
 
@@ -72,9 +74,9 @@ REPORTS = (
     "count_votes", "finish", "hand_over", "leave", "merge", "note_misbehaviour", "on_adopted", "on_collected",
     "on_compared", "on_dial_failed", "on_dial_tried", "on_failed", "on_frozen_changed", "on_frozen_hashed",
     "on_gathered", "on_linked", "on_mended", "on_moments", "on_not_kept", "on_not_met", "on_not_taken", "on_own_seed",
-    "on_recalled", "on_restored", "on_seed_busy", "on_seeds_found", "on_served", "on_snapshotted", "on_spoiled",
-    "on_stepped", "on_streamed", "on_tunnel", "on_unlinked", "pause", "publish_figures", "resume", "set_moments",
-    "set_optimizer", "settle", "start", "tick", "update_counts",
+    "on_port", "on_recalled", "on_restored", "on_seed_busy", "on_seeds_found", "on_served", "on_snapshotted",
+    "on_spoiled", "on_stepped", "on_streamed", "on_tunnel", "on_unlinked", "pause", "publish_figures", "resume",
+    "set_moments", "set_optimizer", "settle", "start", "tick", "update_counts",
 )  # fmt: skip
 """The methods of a Peer that take reports. A fault in one leaves the peer inconsistent, which ends the network side."""
 
@@ -119,6 +121,7 @@ class Runtime:
         self.connector.on_joining = self.on_joining
         self.hidden = HiddenLinks(self.connector, self.on_not_met)
         self.relay = Relay(peer, self.links)
+        self.port_keeper = PortKeeper(self.on_port)
         self.losses = Losses(self.links, self.notify, self.striping.widen)
         self.undelivered: dict[PeerId, deque[Message]] = {}  # Messages to peers that are being dialled.
         self.clock = trio.lowlevel.current_clock()
@@ -251,6 +254,8 @@ class Runtime:
                 streams.send_moments(effect)
             case LookUp():
                 self.spawn(self.look_up_seeds)
+            case OpenPort(port):
+                self.port_keeper.open(port, self.spawn)
             case TryDial(asker, address):
                 self.spawn(self.try_dial, asker, address)
             case Notice(kind, sentence, session):
@@ -322,6 +327,9 @@ class Runtime:
 
     def on_not_met(self, peer: PeerId) -> None:
         self.perform(self.peer.on_not_met(peer, self.now))
+
+    def on_port(self, address: Address | None, detail: str) -> None:
+        self.perform(self.peer.on_port(address, detail, self.now))
 
     async def run_link(self, link: Link, theirs: Hello) -> None:
         await LinkLife(self, link).run(theirs)

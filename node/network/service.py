@@ -383,7 +383,7 @@ class Service:
     def list_members(self) -> None:
         """Store the present members for the training thread, which waits for this call."""
         if self.runtime is not None:
-            self.members, self.listed_at = members_of(self.runtime.peer), time.monotonic()
+            self.members, self.listed_at = members_of(self.runtime.peer, self.runtime.links.path_of), time.monotonic()
 
     def write_progress(self) -> float:
         """Write the progress line and the log row that are due; return the seconds until the next call."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Self
 
@@ -22,6 +23,7 @@ class Member:
     steps: int
     samples: int
     loss: float | None
+    link: str | None = None  # How it is reached: direct, punched, or "relay" and the relay's id; None without a link.
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,12 +64,12 @@ class SwarmView:
         return self.run == before.run and self.settled == before.settled
 
 
-def members_of(peer: Peer) -> tuple[Member, ...]:
+def members_of(peer: Peer, path_of: Callable[[PeerId], str | None]) -> tuple[Member, ...]:
     """Return all members this peer knows, itself first. Call it on demand only: 10,000 members take 16 ms."""
     return tuple(
         Member(
             record.id.hex(), str(record.address) if record.address is not None else None, state.value, record.steps,
-            record.samples, record.loss,
+            record.samples, record.loss, path_of(record.id),
         )
         for record, state in [(peer.membership.me, MemberState.ALIVE), *peer.membership.members()]
     )  # fmt: skip

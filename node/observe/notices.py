@@ -22,7 +22,7 @@ LEVELS = {
     "divided": logging.WARNING, "fault": logging.WARNING, "kept": logging.WARNING,
     "load": logging.WARNING, "log": logging.WARNING, "loss": logging.WARNING, "mended": logging.WARNING,
     "merged": logging.WARNING, "moments": logging.WARNING, "overwritten": logging.WARNING, "put back": logging.WARNING,
-    "refused": logging.WARNING, "replaced": logging.WARNING, "restarted": logging.WARNING,
+    "mapped": logging.INFO, "refused": logging.WARNING, "replaced": logging.WARNING, "restarted": logging.WARNING,
     "samples": logging.WARNING,
     "seed": logging.WARNING, "spoiled": logging.WARNING, "state": logging.WARNING, "suspicious": logging.WARNING,
     "trust": logging.WARNING,

@@ -40,7 +40,7 @@ def status_page(source: Source, swarm: str, after: bytes) -> StatusReply:
     page = tuple(
         (record.id, str(record.address) if record.address else None, state.value, record.steps, record.samples,
          record.loss, record.ready, peer.membership.rtt_s(record.id),
-         peer.exchanges.durations.rate(record.id))
+         peer.exchanges.durations.rate(record.id), source.links.path_of(record.id))
         for _, record, state in later[:PAGE_MEMBERS]
     )  # fmt: skip
     return StatusReply((me.id.hex(), address, swarm, *figures), page, len(later) > PAGE_MEMBERS)
@@ -135,10 +135,11 @@ def member_of(row: Any, after: bytes) -> dict[str, Any]:
     peer = row[0] if isinstance(row, tuple) and row else None
     if type(peer) is not bytes or len(peer) != 16 or peer <= after:
         raise ProtocolError("The node's answer is not a status.")
-    values = (*row[1:], *[None] * 8)  # Values that an older version does not send are None.
+    values = (*row[1:], *[None] * 9)  # Values that an older version does not send are None.
     names = ("steps", "samples", "loss", "ready", "rtt_s", "mb_s")
     numbers = {name: number_of(value) for name, value in zip(names, values[2:8], strict=True)}
-    return {"id": peer.hex(), "address": text_of(values[0]), "state": text_of(values[1]), **numbers}
+    texts = {"address": text_of(values[0]), "link": text_of(values[8]), "state": text_of(values[1])}
+    return {"id": peer.hex(), **texts, **numbers}
 
 
 def rows_of(value: Any) -> tuple[tuple[Any, ...], ...]:

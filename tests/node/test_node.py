@@ -36,7 +36,9 @@ def test_a_node_alone_trains_on_and_says_that_it_is_alone(train, until, tmp_path
 def test_members_are_listed_when_somebody_asks_and_else_never(train, until, monkeypatch):
     """A listing walks the whole table: with 10,000 members, four times a second, it took 6 % of a core."""
     listed = []
-    monkeypatch.setattr(service, "members_of", lambda peer: (listed.append(peer.id), members_of(peer))[1])
+    monkeypatch.setattr(
+        service, "members_of", lambda peer, path_of: (listed.append(peer.id), members_of(peer, path_of))[1]
+    )
     node = train(linear()).node
     looked = node._training.view
     until(lambda: node._training.view is not looked)

@@ -2,11 +2,15 @@
 
 import contextlib
 import os
+import re
 import shutil
 import subprocess
+import tempfile
+from pathlib import Path
 
 import pytest
 
+from tests.engines.launched import until
 from tests.reliability.test_reliability import lab
 
 
@@ -42,13 +46,14 @@ def switched(count):
 class Homes:
     """A network with public machines, and homes behind routers that drop new connections from outside.
 
-    Public machine number n has the address 10.79.0.(10 + n). Home number h has a router with the outside address
-    10.79.0.(100 + h), and machines with addresses 192.168.h.(10 + n). ``machines`` has the name of each namespace, by
-    its address.
+    Public machine number n has the address 192.79.0.(10 + n). Home number h has a router with the outside address
+    192.79.0.(100 + h), and machines with addresses 192.168.h.(10 + n). ``machines`` has the name of each namespace, by
+    its address, and ``routers`` those of the routers. No namespace has a link to the world outside, where miniupnpd
+    takes these outside addresses to be.
     """
 
     def __init__(self, mark):
-        self.mark, self.spaces, self.machines = mark, [], {}
+        self.mark, self.spaces, self.machines, self.routers, self.daemons = mark, [], {}, [], []
         self.net = self.space("net")
         self.bridge(self.net, "br0")
 
@@ -76,22 +81,50 @@ class Homes:
 
     def public(self, number):
         """Add a public machine and return its address."""
-        space, address = self.space(f"p{number}"), f"10.79.0.{10 + number}"
+        space, address = self.space(f"p{number}"), f"192.79.0.{10 + number}"
         self.plug(space, "eth0", self.net, "br0", f"{address}/24")
         self.machines[address] = space
         return address
 
-    def home(self, number, count, nat):
+    def home(self, number, count, nat, opens_ports):
         """Add a home with ``count`` machines and return their addresses. ``nat`` is the rule of nft for its router."""
         router = self.space(f"r{number}")
-        self.plug(router, "wan", self.net, "br0", f"10.79.0.{100 + number}/24")
+        self.routers.append(router)
+        self.plug(router, "wan", self.net, "br0", f"192.79.0.{100 + number}/24")
         self.bridge(router, "lan")
         lab.run("ip", "-n", router, "address", "add", f"192.168.{number}.1/24", "dev", "lan")
         lab.run("ip", "netns", "exec", router, "sysctl", "-qw", "net.ipv4.ip_forward=1")
         subprocess.run(
             ["ip", "netns", "exec", router, "nft", "-f", "-"], input=ROUTER % nat, text=True, check=True
         )  # fmt: skip
+        if opens_ports:
+            self.open_ports(router, number)
         return [self.inside(number, router, place) for place in range(count)]
+
+    def open_ports(self, router, number):
+        """Start miniupnpd on a router."""
+        folder = Path(tempfile.mkdtemp(prefix="gossip-upnp-"))
+        config = folder / "conf"
+        config.write_text(MINIUPNPD.format(number=number))
+        command = ("ip", "netns", "exec", router, "miniupnpd", "-d", "-f", config, "-P", folder / "pid")
+        with (folder / "log").open("w") as log:
+            self.daemons.append((subprocess.Popen(command, stdout=log, stderr=log), folder))
+        until(lambda: "Listening for NAT-PMP/PCP" in (folder / "log").read_text(), (folder / "log").read_text)
+
+    def opened_ports(self, number):
+        """Return the ports outside that the router of a home passes on."""
+        command = ["ip", "netns", "exec", self.routers[number], "nft", "list", "chain", "inet", "home", "opened_in"]
+        rules = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+        return {int(port) for port in re.findall(r"dport (\d+)", rules)}
+
+    def close(self):
+        """End what was started, and remove all namespaces."""
+        for daemon, folder in self.daemons:
+            daemon.terminate()
+            daemon.wait(10)
+            shutil.rmtree(folder)
+        for space in self.spaces:
+            subprocess.run(["ip", "netns", "del", space], capture_output=True, check=False)
 
     def inside(self, number, router, place):
         space, address = self.space(f"h{number}{place}"), f"192.168.{number}.{10 + place}"
@@ -103,14 +136,23 @@ class Homes:
 
 ROUTER = """
 table inet home {
+ chain opened_in { }
+ chain opened_out { }
+ chain opened { }
+ chain entering {
+  type nat hook prerouting priority -100
+  jump opened_in
+ }
  chain leaving {
   type nat hook postrouting priority 100
+  jump opened_out
   oifname "wan" %s
  }
  chain passing {
   type filter hook forward priority 0; policy drop;
   iifname "lan" accept
   ct state established,related accept
+  jump opened
  }
  chain incoming {
   type filter hook input priority 0; policy accept;
@@ -119,21 +161,41 @@ table inet home {
 }
 """
 
+MINIUPNPD = """\
+ext_ifname=wan
+ext_ip=192.79.0.10{number}
+listening_ip=lan
+enable_natpmp=yes
+enable_upnp=yes
+secure_mode=yes
+uuid=6a2a1a3e-0000-4000-8000-00000000000{number}
+upnp_table_name=home
+upnp_nat_table_name=home
+upnp_forward_chain=opened
+upnp_nat_chain=opened_in
+upnp_nat_postrouting_chain=opened_out
+allow 1024-65535 192.168.{number}.0/24 1024-65535
+deny 0-65535 0.0.0.0/0 0-65535
+"""
+
 
 @contextlib.contextmanager
-def homes(publics, counts, nat="masquerade"):
-    """Make ``publics`` public machines and a home for each of ``counts``, with so many machines; yield a Homes."""
+def homes(publics, counts, nat="masquerade", opens_ports=()):
+    """Make ``publics`` public machines and a home for each of ``counts``, with so many machines; yield a Homes.
+
+    The routers of the homes ``opens_ports`` open ports when they are asked to.
+    """
     if missing := lab.namespaces_missing():
         pytest.skip(missing)
-    if shutil.which("nft") is None:
-        pytest.skip("routers need the nft command (Debian: nftables)")
+    for command, package in (("nft", "nftables"), ("miniupnpd", "miniupnpd")):
+        if shutil.which(command) is None and (opens_ports or command == "nft"):
+            pytest.skip(f"routers need the {command} command (Debian: {package})")
     made = Homes(f"gh{os.getpid() % 100_000}")
     try:
         for number in range(publics):
             made.public(number)
         for number, count in enumerate(counts):
-            made.home(number, count, nat)
+            made.home(number, count, nat, number in opens_ports)
         yield made
     finally:
-        for space in made.spaces:
-            subprocess.run(["ip", "netns", "del", space], capture_output=True, check=False)
+        made.close()

@@ -6,6 +6,7 @@ the version.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
@@ -84,4 +85,9 @@ class Exposition:
         for state, count in counts.items():
             members.add_metric([state.value], count)
         yield members
+        links = GaugeMetricFamily("gossip_links", "Open links by how they came about.", labels=["path"])
+        paths = Counter(link.path.partition(" ")[0] for link in source.links.all())
+        for path in ("direct", "punched", "relay"):
+            links.add_metric([path], paths[path])
+        yield links
         yield InfoMetricFamily("gossip_build", "The installed version of gossip.", value={"version": VERSION})

@@ -116,7 +116,7 @@ class Page:
             self.longest_s = max(self.longest_s, stall_s)
         picture.update(
             [(peer.membership.me, MemberState.ALIVE), *peer.membership.members()],
-            status_reading(source_now), now, source_now.run,
+            status_reading(source_now), now, source_now.run, source_now.links.path_of,
         )  # fmt: skip
         if self.open_streams:
             for member, address in picture.take_next_queries(MAX_QUERIES, now):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -90,11 +90,17 @@ class SwarmPicture:
 
     # -- members and this node -------------------------------------------------------------------------------------
     def update(
-        self, members: Iterable[tuple[MemberRecord, MemberState]], own: Mapping[str, Any], now: float, run: bytes = b""
+        self,
+        members: Iterable[tuple[MemberRecord, MemberState]],
+        own: Mapping[str, Any],
+        now: float,
+        run: bytes = b"",
+        path_of: Callable[[PeerId], str | None] = lambda peer: None,
     ) -> None:
         """Record the members that this node knows and its own figures, as in a status; call it about once a second.
 
         ``run`` is the id of the run whose samples the figures count. Taking over another one's count is no training.
+        ``path_of`` tells how a member is reached.
         """
         if run != self.run:
             self.paces, self.run = (Pace(), Pace()), run
@@ -108,7 +114,7 @@ class SwarmPicture:
         ranked = sorted(members, key=lambda pair: (pair[0].id != self.me, order[pair[1]], pair[0].id))
         self.hidden = max(0, len(ranked) - MAX_ROWS)
         del ranked[MAX_ROWS:]
-        self.rows = [self.row(record, state, now) for record, state in ranked]
+        self.rows = [{**self.row(record, state, now), "link": path_of(record.id)} for record, state in ranked]
         shown = {record.id for record, _ in ranked}
         for by_member in (self.answers, self.queried_at, self.losses):
             for gone in by_member.keys() - shown:

@@ -13,7 +13,8 @@ class LinkOwner:
         self.faults = Faults(told)
         membership = SimpleNamespace(me=me, remembers=is_known, turnover=-1)
         ignored = lambda seed: None  # noqa: E731
-        self.peer = SimpleNamespace(membership=membership, on_seed_busy=ignored, on_own_seed=ignored)
+        reach = SimpleNamespace(inside=None)
+        self.peer = SimpleNamespace(membership=membership, reach=reach, on_seed_busy=ignored, on_own_seed=ignored)
 
     def report_misbehaviour(self, who, kind):
         """Ignore the report."""

@@ -165,11 +165,11 @@ ROW = (b"i" * 16, "h:2", "alive", 1, 2, 0.5, True, 0.05, 2.5)
 
 
 def test_a_status_with_more_values_is_read_for_those_that_are_known():
-    answer = ask(StatusReply((*METRIC_VALUES, 5, ("new",)), ((*ROW, "more", 7),), False))
+    answer = ask(StatusReply((*METRIC_VALUES, 5, ("new",)), ((*ROW, "punched", "more", 7),), False))
     assert set(answer["metrics"]) == set(METRICS) - {"id", "address", "swarm"}
     assert answer["members"] == [
         {"id": "69" * 16, "address": "h:2", "state": "alive", "steps": 1, "samples": 2, "loss": 0.5, "ready": True,
-         "rtt_s": 0.05, "mb_s": 2.5}
+         "rtt_s": 0.05, "mb_s": 2.5, "link": "punched"}
     ]  # fmt: skip
 
 

@@ -27,7 +27,7 @@ def exposed():
     peer = node.peer
     peer.membership.update_me(1e9, loss=0.25)
     peer.exchanges.last_squares.append((0.5, 1.0))
-    links = SimpleNamespace(bytes_sent=1234, bytes_received=56, ignored_messages=3)
+    links = SimpleNamespace(bytes_sent=1234, bytes_received=56, ignored_messages=3, all=lambda: [])
     text = Exposition().render(Source(peer, links, 7, 28, 30, (0.5,), (1e-6,)))
     samples = [one for family in parser.text_string_to_metric_families(text.decode()) for one in family.samples]
     return {sample.name: set(sample.labels) for sample in samples}

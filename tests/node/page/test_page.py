@@ -113,7 +113,7 @@ def test_every_metric_is_there_by_the_conventions(train, until):
     assert status == 200
     assert headers["Content-Type"].startswith("text/plain; version=")
     known = {figure.metric.removesuffix("_total") for figure in FIGURES if figure.metric}
-    known |= {"gossip_exchange_seconds", "gossip_exchanges_failed", "gossip_members", "gossip_build"}
+    known |= {"gossip_exchange_seconds", "gossip_exchanges_failed", "gossip_members", "gossip_links", "gossip_build"}
     assert known - {"gossip_consensus_distance"} <= {name.removesuffix("_info") for name in families}
     assert all(family.documentation and re.fullmatch(r"gossip_[a-z_]+", name) for name, family in families.items())
     for name in ("gossip_steps", "gossip_sent_bytes"):

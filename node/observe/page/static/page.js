@@ -12,7 +12,7 @@
     ["failed", (m) => whole(m.exchanges_failed)], ["distance", (m) => short(m.consensus_distance)],
     ["MB/s up", (m) => short(m.mb_s_sent)], ["MB/s down", (m) => short(m.mb_s_received)],
     ["mixed with", (m) => (m.mixed && m.mixed.length ? m.mixed[m.mixed.length - 1][0].slice(0, 8) : "-")],
-    ["version", (m) => m.version || "-"], ["address", (m) => m.address || "-"],
+    ["version", (m) => m.version || "-"], ["link", (m) => m.link || "-"], ["address", (m) => m.address || "-"],
   ];
 
   function known(value) { return typeof value === "number" && Number.isFinite(value); }
