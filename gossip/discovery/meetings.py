@@ -24,8 +24,7 @@ from typing import NamedTuple
 
 import msgpack
 
-from gossip.discovery.reachability import is_private
-from gossip.discovery.sightings import Sighting, host_outside
+from gossip.discovery.sightings import Sighting, host_outside, is_private
 from gossip.effects import Effect, MemberState, Punch, Send, Tunnel
 from gossip.errors import ConfigError, ProtocolError
 from gossip.ids import Address, MemberRecord, PeerId, parse_address
@@ -147,7 +146,8 @@ class Meetings:
     def begin(self, now: float) -> list[Effect]:
         """Ask a random member for a meeting, if neither side can be dialled and a contact of both is known."""
         router = host_outside(self.sightings, self.listens_at)
-        if (self.members.me.address is not None and router is None) or len(self.meetings) >= MAX_MEETINGS:
+        is_public = self.members.me.address is not None and self.members.me.address == self.listens_at
+        if is_public or len(self.meetings) >= MAX_MEETINGS:
             return []
         alive = self.members.alive()
         for peer in self.rng.sample(alive, min(SAMPLED, len(alive))):

@@ -7,18 +7,17 @@ behalf of the others, introduce it to others, and carry its links to members tha
 
 from __future__ import annotations
 
-import ipaddress
 import math
 from collections import Counter
 from collections.abc import Mapping
 
-from gossip.discovery.sightings import Sighting, host_outside
+from gossip.discovery.sightings import Sighting, host_outside, is_private
 from gossip.effects import Effect, Notice, OpenPort, Send, TryDial
 from gossip.ids import Address, PeerId
 from gossip.membership.members import Members
 from gossip.wire.messages import Gossip, Ping, Reach, Reached
 
-__all__ = ["Reachability", "is_private"]
+__all__ = ["Reachability"]
 
 ASKED_MEMBERS = 3  # Members asked in a round whether they can dial us. One may be unable to dial out, three rarely are.
 PATIENCE_S = 10.0  # Wait after the first answer, since a swarm of two has no three members to ask.
@@ -239,11 +238,3 @@ class Reachability:
         self.next_ping_at = min(self.next_ping_at, now + HOME_PING_S) if homes else math.inf
         if tuple(homes) != members.me.homes:
             members.update_me(now, homes=tuple(homes))
-
-
-def is_private(host: str) -> bool:
-    """Return True if a host is a number that means nothing outside its own network."""
-    try:
-        return ipaddress.ip_address(host.partition("%")[0]).is_private
-    except ValueError:
-        return False

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import ipaddress
 from collections import Counter
 from collections.abc import Mapping
 from typing import NamedTuple
 
 from gossip.ids import Address, PeerId
 
-__all__ = ["Sighting", "host_outside"]
+__all__ = ["Sighting", "host_outside", "is_private"]
 
 
 class Sighting(NamedTuple):
@@ -19,17 +20,29 @@ class Sighting(NamedTuple):
 
 
 def host_outside(sightings: Mapping[PeerId, Sighting], inside: Address | None) -> str | None:
-    """Return the host at which most members outside our network see us, that of our router; None without a majority.
+    """Return the host at which most members outside our network see us, as that of our router.
 
     So a single member that lies cannot make us state another's address, unless we know no other.
 
     Args:
         sightings: The addresses of both ends of each link.
-        inside: Our address in our own network.
+        inside: Our address in our own network. A public one means the same outside.
+
+    Returns:
+        The host; None without a majority, and without members outside.
     """
-    mine = None if inside is None else inside.host
-    hosts = Counter(one.ours.host for one in sightings.values() if one.ours is not None and one.ours.host != mine)
+    housemates_see = inside.host if inside is not None and is_private(inside.host) else None
+    seen = [one.ours.host for one in sightings.values() if one.ours is not None]
+    hosts = Counter(host for host in seen if host != housemates_see)
     if not hosts:
         return None
     host, count = hosts.most_common(1)[0]
     return host if 2 * count > hosts.total() else None
+
+
+def is_private(host: str) -> bool:
+    """Return True if a host is a number that means nothing outside its own network."""
+    try:
+        return ipaddress.ip_address(host.partition("%")[0]).is_private
+    except ValueError:
+        return False

@@ -22,6 +22,9 @@ __all__ = ["Scope", "TcpNetwork", "is_loopback", "is_name", "punched", "routed",
 BACKLOG = 128  # Connections that the kernel accepts ahead of this program.
 NOT_SENT_BYTES = 131_072  # Unsent bytes that the kernel may queue: a probe waits behind them.
 KEEPALIVE_S = 20  # Seconds without data before the kernel asks whether the other side is still there.
+# Milliseconds until a connection ends whose data nobody acknowledges, as when a router has forgotten it. By default
+# Linux takes a quarter of an hour, for which a member would seem to be linked.
+UNACKNOWLEDGED_MS = 20_000
 NEXT_ATTEMPT_S = 0.25  # The Connection Attempt Delay that RFC 8305 recommends.
 # The pause between two attempts to meet a member at its router. Where that refuses connections, both must be on their
 # way at the same time, and equal pauses would let them miss each other for ever.
@@ -285,7 +288,7 @@ def tune(sock: trio.socket.SocketType, host: str) -> None:
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for name, value in (
         ("TCP_KEEPIDLE", KEEPALIVE_S), ("TCP_KEEPINTVL", KEEPALIVE_S // 4), ("TCP_KEEPCNT", 4),
-        ("TCP_NOTSENT_LOWAT", NOT_SENT_BYTES),
+        ("TCP_NOTSENT_LOWAT", NOT_SENT_BYTES), ("TCP_USER_TIMEOUT", UNACKNOWLEDGED_MS),
     ):  # fmt: skip
         if hasattr(socket, name):
             with contextlib.suppress(OSError):

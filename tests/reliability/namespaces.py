@@ -86,20 +86,43 @@ class Homes:
         self.machines[address] = space
         return address
 
-    def home(self, number, count, nat, opens_ports):
-        """Add a home with ``count`` machines and return their addresses. ``nat`` is the rule of nft for its router."""
-        router = self.space(f"r{number}")
+    def home(self, number, count=1, nat="masquerade", opens_ports=False, is_nested=False):
+        """Add a home with ``count`` machines and return their addresses.
+
+        ``nat`` is the rule of nft for its router, which miniupnpd controls if it ``opens_ports``, and which is behind
+        another one if it ``is_nested``.
+        """
+        router, switch, bridge, outside = self.space(f"r{number}"), self.net, "br0", f"192.79.0.{100 + number}/24"
         self.routers.append(router)
-        self.plug(router, "wan", self.net, "br0", f"192.79.0.{100 + number}/24")
-        self.bridge(router, "lan")
-        lab.run("ip", "-n", router, "address", "add", f"192.168.{number}.1/24", "dev", "lan")
-        lab.run("ip", "netns", "exec", router, "sysctl", "-qw", "net.ipv4.ip_forward=1")
-        subprocess.run(
-            ["ip", "netns", "exec", router, "nft", "-f", "-"], input=ROUTER % nat, text=True, check=True
-        )  # fmt: skip
+        if is_nested:
+            switch, bridge = self.space(f"o{number}"), "lan"
+            self.route(switch, self.net, "br0", outside, f"172.20.{number}.1/24", nat)
+            outside = f"172.20.{number}.2/24"
+        self.route(router, switch, bridge, outside, f"192.168.{number}.1/24", nat)
+        if is_nested:
+            lab.run("ip", "-n", router, "route", "add", "default", "via", f"172.20.{number}.1")
         if opens_ports:
             self.open_ports(router, number)
         return [self.inside(number, router, place) for place in range(count)]
+
+    def route(self, router, switch, bridge, outside, inside, nat):
+        """Make a namespace a router with an address on a bridge outside and one on a bridge of its own."""
+        self.plug(router, "wan", switch, bridge, outside)
+        self.bridge(router, "lan")
+        lab.run("ip", "-n", router, "address", "add", inside, "dev", "lan")
+        lab.run("ip", "netns", "exec", router, "sysctl", "-qw", "net.ipv4.ip_forward=1")
+        self.filter(router, ROUTER % nat)
+
+    def firewalled(self, number):
+        """Add a public machine that drops new connections from outside, and return its address."""
+        space, address = self.space(f"f{number}"), f"192.79.0.{50 + number}"
+        self.plug(space, "eth0", self.net, "br0", f"{address}/24")
+        self.filter(space, FIREWALL)
+        self.machines[address] = space
+        return address
+
+    def filter(self, space, rules):
+        subprocess.run(["ip", "netns", "exec", space, "nft", "-f", "-"], input=rules, text=True, check=True)
 
     def open_ports(self, router, number):
         """Start miniupnpd on a router."""
@@ -110,6 +133,12 @@ class Homes:
         with (folder / "log").open("w") as log:
             self.daemons.append((subprocess.Popen(command, stdout=log, stderr=log), folder))
         until(lambda: "Listening for NAT-PMP/PCP" in (folder / "log").read_text(), (folder / "log").read_text)
+
+    def restart_router(self, number):
+        """Give a home's router another address outside, upon which it forgets all connections."""
+        router = self.routers[number]
+        lab.run("ip", "-n", router, "address", "del", f"192.79.0.{100 + number}/24", "dev", "wan")
+        lab.run("ip", "-n", router, "address", "add", f"192.79.0.{200 + number}/24", "dev", "wan")
 
     def opened_ports(self, number):
         """Return the ports outside that the router of a home passes on."""
@@ -161,6 +190,15 @@ table inet home {
 }
 """
 
+FIREWALL = """
+table inet home {
+ chain incoming {
+  type filter hook input priority 0; policy accept;
+  iifname "eth0" ct state new drop
+ }
+}
+"""
+
 MINIUPNPD = """\
 ext_ifname=wan
 ext_ip=192.79.0.10{number}
@@ -195,7 +233,7 @@ def homes(publics, counts, nat="masquerade", opens_ports=()):
         for number in range(publics):
             made.public(number)
         for number, count in enumerate(counts):
-            made.home(number, count, nat, number in opens_ports)
+            made.home(number, count, nat, opens_ports=number in opens_ports)
         yield made
     finally:
         made.close()

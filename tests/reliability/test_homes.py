@@ -6,99 +6,15 @@ import time
 
 import pytest
 
-from tests.engines.launched import ROOT, Launched, Log, environment, until
+from tests.engines.launched import ROOT, environment, until
+from tests.reliability.home_nodes import are_met, started
 from tests.reliability.namespaces import homes
-
-SCRIPT = """
-import os, time, torch
-from gossip import Node
-from gossip.config import Config
-
-model = torch.nn.Linear(8, 3)
-optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-mixes = open(os.environ["GOSSIP_LOG"] + ".mixes", "a", buffering=1)
-with Node(model, optimizer, config=Config(mix_every_steps=4)) as node:
-    paths = {}
-
-    def note(event):
-        (partner,) = event.partners
-        if partner not in paths:
-            paths.update((member.id, member.link) for member in node.members)
-        print(time.time(), partner, paths.get(partner) or "-", file=mixes)
-
-    node.on("exchange.done", note)
-    while True:
-        time.sleep(0.02)
-        optimizer.zero_grad()
-        model(torch.randn(8, 8)).square().mean().backward()
-        optimizer.step()
-        node.step(loss=0.5, samples=8)
-"""
-
-
-class Home:
-    """A node in a namespace, with its log."""
-
-    def __init__(self, space, address, folder, secret, seed):
-        self.log = Log(folder / f"{address}.jsonl")
-        folder.mkdir(exist_ok=True)
-        (folder / "train.py").write_text(SCRIPT)
-        options = ("--listen", "0.0.0.0:7700", "--secret-file", secret, "--state-dir", f"{address}.state", "--quiet")
-        found = ("--seed", f"{seed}:7700") if seed else ()
-        command = (sys.executable, "-m", "gossip", "run", "--log", self.log.path, *options, *found, "train.py")
-        self.process = Launched(address, folder, "ip", "netns", "exec", space, *command, PYTHONPATH=str(ROOT))
-
-    def exchanges_with(self, others, since=0.0):
-        """Return the number of finished exchanges with these nodes that ended after ``since`` (time.time)."""
-        return len(self.mixes(others, since))
-
-    def mixes(self, others, since=0.0):
-        """Return the time of each such exchange, and how the other was linked when we first mixed with it."""
-        ids = {one for other in others for one in other.log.ids}
-        mixes = self.log.path.with_suffix(".jsonl.mixes")
-        text = mixes.read_text() if mixes.exists() else ""
-        rows = [line.split(maxsplit=2) for line in text[: text.rfind("\n") + 1].splitlines()]
-        return [
-            (float(ended_at), path) for ended_at, partner, path in rows if partner in ids and float(ended_at) >= since
-        ]
-
-
-@pytest.fixture
-def world(tmp_path):
-    """Return a function that starts a node on each machine, and ends all at the end."""
-    started = []
-
-    def start(made):
-        secret = tmp_path / "secret"
-        secret.touch(mode=0o600)
-        command = [sys.executable, "-m", "gossip", "secret"]
-
-        text = subprocess.run(
-            command, env=environment(PYTHONPATH=str(ROOT)), capture_output=True, text=True, check=True
-        )
-        secret.write_text(text.stdout)
-        seed = None
-        for address, space in made.machines.items():
-            started.append(Home(space, address, tmp_path / "run", secret, seed))
-            if seed is None:
-                until(lambda: started[0].log.addresses, started[0].process.said)
-                seed = address
-        return started
-
-    yield start
-    for node in started:
-        node.process.end()
-
-
-def are_met(nodes):
-    """Return True if each of the nodes has mixed with each other one."""
-    return all(one.exchanges_with([other]) for one in nodes for other in nodes if other is not one)
+from tests.reliability.street import cells, street
 
 
 @pytest.mark.netns
-def test_two_homes_mix_with_each_other_before_and_after_the_only_public_node_is_killed(world):
-    with homes(1, [2, 2]) as made:
-        public, *inside = world(made)
+def test_two_homes_mix_with_each_other_before_and_after_the_only_public_node_is_killed(tmp_path):
+    with homes(1, [2, 2]) as made, started(made, tmp_path) as (public, *inside):
         until(lambda: are_met(inside))
         public.process.end()
         killed_at = time.time() + 5.0  # Exchanges that were in progress are no evidence.
@@ -107,9 +23,11 @@ def test_two_homes_mix_with_each_other_before_and_after_the_only_public_node_is_
 
 
 @pytest.mark.netns
-def test_homes_whose_routers_map_each_destination_anew_mix_through_a_relay(world):
-    with homes(2, [1, 1], nat="masquerade fully-random") as made:
-        first, _second, one, other = world(made)
+def test_homes_whose_routers_map_each_destination_anew_mix_through_a_relay(tmp_path):
+    with (
+        homes(2, [1, 1], nat="masquerade fully-random") as made,
+        started(made, tmp_path) as (first, _second, one, other),
+    ):
         until(lambda: are_met([one, other]))
         first.process.end()
         killed_at = time.time() + 5.0
@@ -117,9 +35,8 @@ def test_homes_whose_routers_map_each_destination_anew_mix_through_a_relay(world
 
 
 @pytest.mark.netns
-def test_six_homes_stay_one_swarm_without_a_public_node(world):
-    with homes(2, [1] * 6) as made:
-        first, second, *inside = world(made)
+def test_six_homes_stay_one_swarm_without_a_public_node(tmp_path):
+    with homes(2, [1] * 6) as made, started(made, tmp_path) as (first, second, *inside):
         until(lambda: are_met(inside))
         for public in (first, second):
             public.process.end()
@@ -130,10 +47,9 @@ def test_six_homes_stay_one_swarm_without_a_public_node(world):
 
 
 @pytest.mark.netns
-def test_a_router_that_opens_ports_makes_its_nodes_dialable_until_they_end(world):
+def test_a_router_that_opens_ports_makes_its_nodes_dialable_until_they_end(tmp_path):
     """Both nodes of the home listen on one port, of which the router has one. It does not turn connections round."""
-    with homes(1, [2, 1], opens_ports=[0]) as made:
-        public, *inside = world(made)
+    with homes(1, [2, 1], opens_ports=[0]) as made, started(made, tmp_path) as (public, *inside):
         until(lambda: all(home.log.rows("mapped") for home in inside[:2]), public.process.said)
         opened = {home.log.rows("mapped")[0]["sentence"].split()[3] for home in inside[:2]}
         assert len(opened) == 2
@@ -167,3 +83,26 @@ def test_each_protocol_opens_a_port_renews_it_and_gives_it_back(way):
             assert ran.returncode == 0, ran.stderr
             assert not lease_s or "host='192.79.0.100', port=7701), lasts_s=600.0" in ran.stdout
             assert made.opened_ports(0) == ports
+
+
+@pytest.mark.netns
+def test_members_of_all_kinds_of_homes_mix_with_each_other_in_the_way_that_their_routers_leave(tmp_path):
+    with street() as (made, kinds):
+        found = cells(made, kinds, tmp_path)
+    for (one, other), cell in found.items():
+        ways = {"direct"} if {"public", "opens ports"} & {one, other} else {"punched"}
+        if "port anew" in (one, other) and ways == {"punched"}:
+            ways = {"relay"}
+        assert {path.split()[0] for path in cell.paths} == ways, (one, other)
+        assert cell.first_s < 60.0, (one, other)
+
+
+@pytest.mark.netns
+def test_a_home_whose_router_has_another_address_mixes_again(tmp_path):
+    """The routers drop what belongs to forgotten connections, so that only their silence tells of it."""
+    with homes(1, [1, 1]) as made, started(made, tmp_path) as (public, one, other):
+        until(lambda: are_met([one, other]))
+        made.restart_router(0)
+        restarted_at = time.time() + 5.0  # Exchanges that were in progress are no evidence.
+        until(lambda: all(one.exchanges_with([node], restarted_at) for node in (public, other)))
+        assert time.time() < restarted_at + 60.0
