@@ -124,7 +124,7 @@ class Swarm:
             Snapshot: sessions.snapshot, Transfer: sessions.transfer, Gather: sessions.gather,
             LeaveOut: sessions.leave_out, Mix: sessions.mix, Merge: sessions.merge, Rename: sessions.rename,
             Release: sessions.release, SendPiece: sessions.send_piece,
-            ReceivePiece: sessions.receive_piece, ReceiveMoments: sessions.receive_moments,
+            ReceivePiece: sessions.receive, ReceiveMoments: sessions.receive,
             SendMoments: sessions.send_moments, Notice: self.ignore, MemberChanged: self.ignore,
         }  # fmt: skip
 
