@@ -28,9 +28,10 @@ class Flow:
 
     def __init__(
         self, sender: int, receiver: int, wire_bytes: float, now: float, on_sent: Callable[[], None], ceiling: float,
-        payload_bytes: int, relay: int | None = None,
+        payload_bytes: int,
     ) -> None:  # fmt: skip
-        self.sender, self.receiver, self.relay, self.on_sent = sender, receiver, relay, on_sent
+        self.sender, self.receiver, self.on_sent = sender, receiver, on_sent
+        self.relay: int | None = None
         self.payload_bytes = payload_bytes
         self.wire_bytes = wire_bytes  # The payload with its overhead.
         # The rates that TCP allows at most, and that a relay allows as well, in bytes/s.
@@ -143,7 +144,8 @@ class Flows:
             self.ended_bytes += payload_bytes
             on_sent()
             return None
-        flow = Flow(sender, receiver, float(wire_bytes), self.events.now, on_sent, ceiling, payload_bytes, relay)
+        flow = Flow(sender, receiver, float(wire_bytes), self.events.now, on_sent, ceiling, payload_bytes)
+        flow.relay = relay
         for table in self.tables(flow):
             table[flow] = None
         self.share_again(flow)

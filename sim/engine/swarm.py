@@ -52,7 +52,7 @@ from gossip.selection.rule import Selector
 from gossip.timeline import NodeTimeline, TimelineWriter
 from gossip.wire.records import trusting, unsigned
 from sim.engine.events import Events
-from sim.engine.hidden import HiddenLinks
+from sim.engine.hidden import HiddenDials
 from sim.engine.host import DurationSource, Floats, Host, Setup, name_of_life
 from sim.engine.ideal import IdealLinks, IdealMembers, Registry
 from sim.engine.links import VirtualLinks
@@ -116,7 +116,7 @@ class Swarm:
         wiring = self.events, network, config, self.perform, self.training.report_steps
         self.links = VirtualLinks(*wiring) if self.registry is None else IdealLinks(*wiring, self.registry)
         self.sessions = Sessions(self.events, network, config, self.links, self.perform)
-        sessions, hidden = self.sessions, HiddenLinks(self.links)
+        sessions, hidden = self.sessions, HiddenDials(self.links)
         # The handler of each type of effect. The types in PERFORM concern the averager alone.
         self.performers: dict[type, Callable[[Host, Any], None]] = dict.fromkeys(PERFORM, self.perform_averaging) | {
             Send: self.links.send, Dial: self.links.dial, TryDial: self.links.try_dial,
