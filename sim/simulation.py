@@ -26,11 +26,11 @@ from gossip.codecs import COMPILED, Machine
 from gossip.config import Config
 from gossip.errors import ConfigError, LocalError
 from gossip.timeline import TimelineWriter
-from sim.engine.level import Level
 from sim.engine.swarm import Swarm
 from sim.exchanges.level import ExchangeLevel
 from sim.interrupt import interrupt
 from sim.learning.learners import Learners
+from sim.level import Level
 from sim.report.figures import row_of, summary_of
 from sim.report.measures import FinishedRun, Instant
 from sim.report.result import Progress, Result
@@ -40,6 +40,7 @@ from sim.scenario.scenario import Scenario
 from sim.seeds import derive
 from sim.threads import one_thread
 from sim.world.churn import Uptime, churn_of
+from sim.world.nat import Nat
 from sim.world.network import NetworkModel, network_of
 from sim.world.step_times import StepTimes
 
@@ -213,7 +214,10 @@ class Simulation(RunningSimulation):
         swarm, name, index = self.swarm, self.names[row], self.indices[row]
         seeds: list[int] = []
         if not founder and swarm.registry is None:
-            present = [host.index for host in swarm.alive()]
+            present, nat = [host.index for host in swarm.alive()], swarm.network.nat
+            if nat is not None:  # A peer behind a router is nobody's seed. Dead seeds keep a newcomer from a new run.
+                dialable = [host.index for host in swarm.hosts if nat.is_dialable(host.name)]
+                present = [index for index in present if index in dialable] or dialable
             rng = random.Random(derive(swarm.seed, name, f"seeds at {swarm.now}"))
             seeds = rng.sample(present, min(MAX_SEEDS, len(present)))
         if index is None:
@@ -262,6 +266,8 @@ def build_network(scenario: Scenario, weight: float) -> NetworkModel:
     """
     is_ideal, gossip = scenario.membership.mode == "ideal", scenario.gossip
     network = network_of(scenario.network, scenario.seed, is_ideal, scenario.fleet, weight, gossip.connections)
+    if scenario.network.nat is not None:
+        network = dataclasses.replace(network, nat=Nat(scenario.network.nat, scenario.peers, scenario.seed))
     latencies, opening = (6, "six latencies to open with TLS") if network.tls else (4, "four latencies to open")
     if not is_ideal and latencies * network.longest_s >= gossip.hello_timeout_s:
         raise ConfigError(

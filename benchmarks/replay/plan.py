@@ -107,6 +107,8 @@ def check(scenario: Scenario) -> None:
         )
     if scenario.network.congestion is None:
         raise ConfigError("network.congestion = 'none' cannot be replayed: real nodes speak TCP, so name bbr or cubic.")
+    if scenario.network.nat is not None:
+        raise ConfigError("network.nat cannot be replayed: emulated links have no routers; leave it out.")
     if scenario.attackers is not None and scenario.attackers.share > 0:
         raise ConfigError("attackers cannot be replayed: no real node lies; leave the table out.")
     if scenario.task.model_mb is not None:

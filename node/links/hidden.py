@@ -13,6 +13,7 @@ from typing import Protocol
 import trio
 
 from gossip.discovery.meetings import JOIN_S
+from gossip.discovery.relay_rate import RelayRate
 from gossip.effects import Punch, Tunnel
 from gossip.errors import ProtocolError, RemoteError
 from gossip.ids import PeerId, short
@@ -31,8 +32,6 @@ PUNCH_S = 3.0  # The time for both connections to meet. TCP repeats a lost first
 TUNNEL_S = 10.0  # The time for a relay to join both sides.
 READY = encode(Widen(1))  # Each side of a tunnel says so, after which it reads and sends for the other side alone.
 BUFFER_BYTES = 128 << 10  # Bytes of a direction that are in memory.
-SHARE = 0.25  # The share of this node's own rate that all tunnels together may take.
-LEAST_RATE = 1e6  # Bytes a second that tunnels may take whatever this node's rate is.
 IDLE_S = 120.0  # A tunnel without a byte for this long is closed. Links close after a minute without one.
 
 
@@ -141,7 +140,7 @@ class Relay:
         self.waiting: dict[bytes, tuple[Link, trio.Event]] = {}  # Sides of tunnels whose other side has not come.
         self.relayed_bytes = 0
         self.free_at = 0.0  # The time from which on the next bytes may be passed on.
-        self.rate, self.counted, self.counted_at = LEAST_RATE, 0, 0.0
+        self.allowance = RelayRate()
 
     def expects(self, name: bytes) -> bool:
         """Return True if a tunnel of this name was agreed."""
@@ -209,13 +208,8 @@ class Relay:
     def turn(self, count: int) -> float:
         """Return the time at which ``count`` bytes may be passed on, and count them."""
         now = trio.current_time()
-        if now >= self.counted_at + 1.0:
-            moved = self.traffic.bytes_sent + self.traffic.bytes_received
-            if self.counted_at:
-                own_rate = (moved - self.counted) / (now - self.counted_at)
-                self.rate = max(LEAST_RATE, 0.9 * self.rate, SHARE * own_rate)
-            self.counted, self.counted_at = moved, now
+        rate = self.allowance.update(lambda: self.traffic.bytes_sent + self.traffic.bytes_received, now)
         self.relayed_bytes += count
         begin = max(self.free_at, now)
-        self.free_at = begin + count / self.rate
+        self.free_at = begin + count / rate
         return begin

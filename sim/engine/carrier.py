@@ -23,7 +23,7 @@ from sim.world.line import Line, line_key
 from sim.world.network import NetworkModel
 from sim.world.tcp import Back
 
-__all__ = ["Carrier", "StreamCallbacks"]
+__all__ = ["Carrier", "StreamCallbacks", "TunnelWay"]
 
 
 class StreamCallbacks(NamedTuple):
@@ -37,18 +37,40 @@ class StreamCallbacks(NamedTuple):
     on_stalled: Callable[[], None]
 
 
+class TunnelWay(NamedTuple):
+    """One direction of a link that leads through a tunnel."""
+
+    sender: Host
+    receiver: Host
+    relay: Host
+    name: bytes  # Of the tunnel.
+
+
 class Carrier:
     """The network between hosts. ``transport`` is None where there is no TCP."""
 
     def __init__(self, events: Events, network: NetworkModel, stall_s: float) -> None:
         self.events, self.network, self.stall_s = events, network, stall_s
         self.flows = Flows(events, network)
-        self.latency = network.latency
+        self.tunnels: dict[tuple[int, int], TunnelWay] = {}  # By the indices of the sender and the receiver.
+        self.latency = network.latency if network.nat is None else self.latency_with_relays
         self.transport = network.transport
         self.group_of: dict[int, int] | None = None  # Group by host row; None while there is no partition.
         self.partitioned_at = -math.inf  # When the latest partition began.
         # The lines with segments that a partition holds back: sender, receiver, and since when TCP retransmits.
         self.holding: dict[Line, tuple[Host, Host, float]] = {}
+
+    def latency_with_relays(self, sender: int, receiver: int) -> float:
+        """Return the latency in seconds; a tunnel leads over its relay."""
+        relay, latency = self.relay_of(sender, receiver), self.network.latency
+        if relay is None:
+            return latency(sender, receiver)
+        return latency(sender, relay) + latency(relay, receiver)
+
+    def relay_of(self, sender: int, receiver: int) -> int | None:
+        """Return the index of the peer that passes the link of a pair on; None if their link is direct."""
+        way = self.tunnels.get((sender, receiver))
+        return None if way is None else way.relay.index
 
     def arrival(self, sender: Host, receiver: Host) -> float:
         """Return when a message sent now arrives if nothing delays it."""
@@ -66,7 +88,11 @@ class Carrier:
         self.retransmit_held()
 
     def is_cut(self, a: Host, b: Host) -> bool:
-        return self.group_of is not None and self.group_of.get(a.row, 0) != self.group_of.get(b.row, 0)
+        if self.group_of is None:
+            return False
+        way = self.tunnels.get((a.index, b.index))
+        hosts = (a, b) if way is None else (a, b, way.relay)
+        return len({self.group_of.get(host.row, 0) for host in hosts}) > 1
 
     def retransmit_held(self) -> None:
         """Schedule held segments of reconnected hosts to arrive with TCP's next retransmission."""
@@ -88,7 +114,12 @@ class Carrier:
     # -- lines and their segments --------------------------------------------------------------------------------
     def new_line(self, sender: Host, receiver: Host) -> Line:
         """Return the line of a new connection, whose random draws depend only on the pair and the time."""
-        now, loss = self.events.now, self.network.loss_of(sender.index, receiver.index)
+        now, loss_of = self.events.now, self.network.loss_of
+        relay = self.relay_of(sender.index, receiver.index)
+        if relay is None:
+            loss = loss_of(sender.index, receiver.index)
+        else:
+            loss = 1 - (1 - loss_of(sender.index, relay)) * (1 - loss_of(relay, receiver.index))
         return Line(line_key(sender.line_seed, receiver.line_seed, now), now, loss)
 
     def line_to(self, sender: Host, receiver: Host) -> Line:
@@ -181,13 +212,15 @@ class Carrier:
             return self.flows.start(sender.index, receiver.index, size_bytes, finish)
         line = self.line_to(sender, receiver)
         rtt = 2 * self.latency(sender.index, receiver.index)
-        rate, back = self.flows.offered_rate(sender.index, receiver.index), None
+        relay = self.relay_of(sender.index, receiver.index)
+        rate, back = self.flows.share(sender.index, receiver.index, relay, newcomers=1), None
         if duplex:
-            back = Back(self.line_to(receiver, sender), self.flows.offered_rate(receiver.index, sender.index))
+            rate_back = self.flows.share(receiver.index, sender.index, relay, newcomers=1)
+            back = Back(self.line_to(receiver, sender), rate_back)
         wire_bytes, ceiling, late_s = transport.stream(line, size_bytes, rate, rtt, self.events.now, back)
         self.note_queueing(sender, line.queue_delay_s, wire_bytes / rate + late_s)
         finish = partial(self.on_last_byte_sent, sender, receiver, line, late_s, callbacks)
-        return self.flows.start(sender.index, receiver.index, wire_bytes, finish, ceiling, size_bytes)
+        return self.flows.start(sender.index, receiver.index, wire_bytes, finish, ceiling, size_bytes, relay)
 
     def note_queueing(self, host: Host, queueing_s: float, lasts_s: float) -> None:
         """Record that for ``lasts_s`` the host's messages queue behind a stream of its own."""

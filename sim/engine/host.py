@@ -97,7 +97,7 @@ class Host:
         performer: Callable[[Host, list[Effect]], None],
     ) -> None:  # fmt: skip
         address = peer.membership.me.address
-        assert address is not None, "a simulated peer can be dialled"
+        assert address is not None, "a simulated peer begins with an address"
         self.setup, self.life = setup, life  # Lives are counted from 0.
         self.index, self.name, self.row, self.attacker = setup.index, setup.name, setup.row, setup.attacker
         self.vector, self.peer, self.address, self.id = setup.vector, peer, address, peer.id

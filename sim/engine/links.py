@@ -28,6 +28,7 @@ from collections import deque
 from collections.abc import Callable
 
 from gossip.config import Config
+from gossip.discovery.sightings import Sighting
 from gossip.effects import Dial, Effect, Send, TryDial
 from gossip.ids import Address, MemberRecord, PeerId
 from gossip.wire import frames
@@ -66,8 +67,8 @@ class DialAttempt:
     """
 
     __slots__ = (
-        "acceptor", "asker", "began_at", "deadline", "dialler", "expected", "is_over", "line_back", "line_out",
-        "number", "syns",
+        "acceptor", "asker", "began_at", "deadline", "dialler", "expected", "is_hidden", "is_over", "line_back",
+        "line_out", "number", "syns",
     )  # fmt: skip
 
     def __init__(
@@ -79,6 +80,7 @@ class DialAttempt:
         self.began_at, self.deadline = began_at, deadline
         self.syns = 0  # SYNs that were sent again.
         self.is_over = False  # True once it has failed, or its dialler has the link.
+        self.is_hidden = False  # True if neither side can be dialled, so that both wait for the link.
         self.line_out: Line | None = None  # From the dialler; None without TCP.
         self.line_back: Line | None = None  # To the dialler; None without TCP.
 
@@ -133,9 +135,10 @@ class Dials:
             self.events.push(again_at, self.send_syn, dial)
 
     def on_syn(self, dial: DialAttempt) -> None:
-        """Answer the SYN from the acceptor's machine; refuse it if the peer is gone."""
-        dialler, acceptor = dial.dialler, dial.acceptor
-        if acceptor.silent or not self.carrier.delivers_packet(dial.line_back, acceptor, dialler):
+        """Answer the SYN from the acceptor's machine; refuse it if the peer is gone. A router drops it."""
+        dialler, acceptor, nat = dial.dialler, dial.acceptor, self.carrier.network.nat
+        is_lost = acceptor.silent or (nat is not None and not nat.is_dialable(acceptor.name))
+        if is_lost or not self.carrier.delivers_packet(dial.line_back, acceptor, dialler):
             self.resend_syn(dial)
         else:
             handler = self.on_failed if acceptor.gone else self.on_connected
@@ -203,6 +206,11 @@ class Dials:
         if dial.asker is not None:
             self.perform(host, host.peer.on_dial_tried(dial.asker, False, self.events.now))
             return
+        if dial.is_hidden:
+            for side, other in ((host, dial.acceptor), (dial.acceptor, host)):
+                if not side.gone and other.id not in side.links:
+                    self.perform(side, side.peer.on_not_met(other.id, self.events.now))
+            return
         host.dialled.discard(dial.acceptor.address)
         if expected is not None:
             host.pending.pop(expected, None)
@@ -254,7 +262,10 @@ class VirtualLinks:
         """Put a message on the open link to another host."""
         self.posted_messages += 1
         if self.posted_messages % MESSAGES_PER_SAMPLE == 0:
-            self.message_bytes += MESSAGES_PER_SAMPLE * len(frames.encode(message))
+            size_bytes = MESSAGES_PER_SAMPLE * len(frames.encode(message))
+            self.message_bytes += size_bytes
+            if (relay := self.carrier.relay_of(host.index, to.index)) is not None:
+                self.carrier.flows.count_relayed(relay, size_bytes)
         carrier = self.carrier
         if self.transport is not None:
             line = host.lines.get(to.id) or carrier.line_to(host, to)
@@ -300,10 +311,19 @@ class VirtualLinks:
                     self.events.push(self.events.now + self.config.internal.idle_s, self.on_idle_check, host)
         self.events.log(host.index, partner.index, LINKED)
         waiting = host.pending.pop(partner.id, ())
-        self.perform(host, host.peer.on_linked(partner.id, record, self.events.now))
+        self.perform(host, host.peer.on_linked(partner.id, record, self.events.now, self.sighting(host, partner)))
         for message in waiting:
             if host.peer.view.should_send(partner.id, message):
                 self.post(host, partner, message)
+
+    def sighting(self, host: Host, partner: Host) -> Sighting | None:
+        """Return where both ends of a link see each other; None where there are no routers."""
+        nat, way = self.network.nat, self.carrier.tunnels.get((host.index, partner.index))
+        if nat is None:
+            return None
+        if way is not None:
+            return Sighting(way.relay.address, way.relay.address)
+        return Sighting(nat.outside(partner.name), nat.outside(host.name))
 
     # -- closing idle links --------------------------------------------------------------------------------------
     def on_idle_check(self, host: Host) -> None:
@@ -383,6 +403,7 @@ class VirtualLinks:
         if host.gone or partner not in host.links or host.links[partner] > number:
             return False
         del host.links[partner]
+        self.end_tunnel(host, self.by_id[partner])
         self.events.log(host.index, self.by_id[partner].index, event)
         return True
 
@@ -393,8 +414,23 @@ class VirtualLinks:
             self.perform(host, peer.on_failed(session, code, self.events.now))
         self.perform(host, peer.on_unlinked(partner, self.events.now, orderly=code == "idle"))
 
+    def end_tunnel(self, host: Host, other: Host) -> None:
+        """End the tunnel of a pair, if it has one, so that its relay may pass another one on."""
+        way = self.carrier.tunnels.pop((host.index, other.index), None)
+        if way is not None:
+            del self.carrier.tunnels[other.index, host.index]
+            if not way.relay.gone:
+                self.perform(way.relay, way.relay.peer.on_tunnel(way.name, False))
+
     def on_killed(self, host: Host) -> None:
-        """Close the links of a killed host; with a silent host, its machine is off and the partners learn nothing."""
+        """Close the links of a killed host; with a silent host, its machine is off and the partners learn nothing.
+
+        Tunnels through it break as soon as their ends can know, even if its machine is off.
+        """
+        for end, other, relay, _ in self.carrier.tunnels.values():
+            if relay is host:
+                number = end.links.get(other.id, 0)
+                self.events.push(self.carrier.arrival(host, end), self.on_broken, end, other.id, number)
         if host.silent:
             return
         partners = self.partners_of(host)

@@ -227,8 +227,12 @@ class Sessions:
             self.end_transfer(host, transfer, "gone")
 
     # -- joining -------------------------------------------------------------------------------------------------
-    def receive_piece(self, host: Host, effect: ReceivePiece) -> None:
-        host.averager.joining_array(effect)
+    def receive(self, host: Host, effect: ReceivePiece | ReceiveMoments) -> None:
+        """Await a piece of the joining vector, or a partner's moments."""
+        if isinstance(effect, ReceivePiece):
+            host.averager.joining_array(effect)
+        else:
+            host.averager.begin_moments(effect)
         if self.links.is_linked(host, effect.partner):
             host.averager.open(effect.session).awaited = effect
         else:
@@ -246,13 +250,6 @@ class Sessions:
         self.stream(host, to, transfer, piece, size_bytes, False, self.on_piece)
 
     # -- the optimizer's moments ---------------------------------------------------------------------------------
-    def receive_moments(self, host: Host, effect: ReceiveMoments) -> None:
-        host.averager.begin_moments(effect)
-        if self.links.is_linked(host, effect.partner):
-            host.averager.open(effect.session).awaited = effect
-        else:
-            host.averager.report_failed_soon(effect.session, "broken")
-
     def send_moments(self, host: Host, effect: SendMoments) -> None:
         """Stream a copy of the optimizer's moments to a member, as the member will decode it."""
         snapshot = host.averager.snapshot_of(effect.session)

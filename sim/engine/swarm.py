@@ -28,6 +28,7 @@ from gossip.effects import (
     Merge,
     Mix,
     Notice,
+    Punch,
     ReceiveMoments,
     ReceivePiece,
     Release,
@@ -38,6 +39,7 @@ from gossip.effects import (
     Snapshot,
     Transfer,
     TryDial,
+    Tunnel,
 )  # fmt: skip
 from gossip.exchange.session import LocalModel
 from gossip.ids import Address, MemberRecord, PeerId
@@ -50,21 +52,22 @@ from gossip.selection.rule import Selector
 from gossip.timeline import NodeTimeline, TimelineWriter
 from gossip.wire.records import trusting, unsigned
 from sim.engine.events import Events
+from sim.engine.hidden import HiddenDials
 from sim.engine.host import DurationSource, Floats, Host, Setup, name_of_life
 from sim.engine.ideal import IdealLinks, IdealMembers, Registry
-from sim.engine.level import Counts
 from sim.engine.links import VirtualLinks
 from sim.engine.sessions import Sessions
 from sim.engine.training import POLL_S, OneByOne, Trainer, Training
 from sim.learning.optimizer.moments import MomentPlan
+from sim.level import Counts
 from sim.scenario.adversaries import Attacker, unguarded
 from sim.seeds import derive
+from sim.world.nat import PORT
 from sim.world.network import NetworkModel
 
 __all__ = ["Swarm"]
 
 REST_S = 0.01  # Pause after a tick that did not move the peer's deadline, as on a real node.
-PORT = 7700  # Of every peer's address; their host names differ.
 TICK = 210  # Code in the event log of a timer that fired, above those of sim.engine.links.
 
 
@@ -113,14 +116,15 @@ class Swarm:
         wiring = self.events, network, config, self.perform, self.training.report_steps
         self.links = VirtualLinks(*wiring) if self.registry is None else IdealLinks(*wiring, self.registry)
         self.sessions = Sessions(self.events, network, config, self.links, self.perform)
-        sessions = self.sessions
+        sessions, hidden = self.sessions, HiddenDials(self.links)
         # The handler of each type of effect. The types in PERFORM concern the averager alone.
         self.performers: dict[type, Callable[[Host, Any], None]] = dict.fromkeys(PERFORM, self.perform_averaging) | {
             Send: self.links.send, Dial: self.links.dial, TryDial: self.links.try_dial,
+            Punch: hidden.punch, Tunnel: hidden.tunnel,
             Snapshot: sessions.snapshot, Transfer: sessions.transfer, Gather: sessions.gather,
             LeaveOut: sessions.leave_out, Mix: sessions.mix, Merge: sessions.merge, Rename: sessions.rename,
             Release: sessions.release, SendPiece: sessions.send_piece,
-            ReceivePiece: sessions.receive_piece, ReceiveMoments: sessions.receive_moments,
+            ReceivePiece: sessions.receive, ReceiveMoments: sessions.receive,
             SendMoments: sessions.send_moments, Notice: self.ignore, MemberChanged: self.ignore,
         }  # fmt: skip
 
@@ -182,8 +186,10 @@ class Swarm:
         selector = self.selector or selector_of(self.config, elements, self.graph)
         if self.registry is not None and not selector.is_personal:
             self.selector = selector  # Peers share one table of members, so it is sorted only once.
+        nat = self.network.nat
+        address = Address(f"peer-{name}", PORT) if nat is None else nat.inside(name)
         record = MemberRecord(
-            PeerId(derive(self.seed, name, "id")[:16]), b"", life + 1, address=Address(f"peer-{name}", PORT),
+            PeerId(derive(self.seed, name, "id")[:16]), b"", life + 1, address=address,
             run_id=derive(self.seed, "" if founder else draws_name, "genesis")[:16], ready=founder,
         )  # fmt: skip
         config, rng = config or self.config, random.Random(derive(self.seed, draws_name, "peer"))
@@ -323,7 +329,7 @@ class Swarm:
         alive, sessions = self.alive(), self.sessions
         ready = [host for host in alive if host.peer.view.ready]
         intervals = [steps for host in alive if (steps := host.peer.schedule.every) is not None]
-        refusals = Counter[str]()
+        refusals, relayed = Counter[str](), self.links.carrier.flows.relayed_bytes()
         for host in alive:
             if host.attacker is None:
                 for (_, code), times in host.peer.exchanges.refusals.counts.items():
@@ -336,6 +342,7 @@ class Swarm:
             failures=sessions.failures_of_gone + sum(host.peer.exchanges.failures for host in alive),
             sent_bytes=self.links.carrier.flows.sent_bytes + self.links.message_bytes,
             durations_s=sessions.durations_s, refusals=dict(refusals),
+            relayed_bytes=sum(relayed.values()), most_relayed_bytes=max(relayed.values(), default=0),
         )  # fmt: skip
 
     def digest(self) -> str:

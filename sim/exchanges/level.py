@@ -14,7 +14,6 @@ from gossip.config import Config
 from gossip.exchange.durations import MIN_WAIT_LIMIT_S
 from sim.arrays import I64
 from sim.engine.events import Events
-from sim.engine.level import Counts
 from sim.exchanges.acceptance import Acceptance
 from sim.exchanges.clocks import ConstantClocks, DrawnClocks
 from sim.exchanges.decisions import Decisions
@@ -24,6 +23,7 @@ from sim.exchanges.presence import Presence
 from sim.exchanges.streams import Sizes, StreamTimes
 from sim.exchanges.tape import Tape
 from sim.learning.learners import Learners
+from sim.level import Counts
 from sim.scenario.scenario import Scenario
 from sim.seeds import Draws
 from sim.world.churn import Uptime

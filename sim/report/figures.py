@@ -157,6 +157,10 @@ SUMMARY = (
         lambda run: run.no_exchange,
     ),
     Total("bytes_sent", "of the last row", lambda run: int(run.last["bytes_sent"])),
+    Total(
+        "bytes_relayed", "bytes that members passed on between undialable ones: `total`, and `most` by one member",
+        lambda run: {"total": run.counts.relayed_bytes, "most": run.counts.most_relayed_bytes},
+    ),
     Total("digest", "SHA-256 over the log of events and all final weights", lambda run: run.level.digest()),
     Total("done", "played share of the run, 0 to 1", lambda run: run.done),
     Total(

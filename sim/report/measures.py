@@ -13,8 +13,8 @@ import numpy as np
 from gossip.arithmetic.mixing import is_finite
 from gossip.ids import quantity
 from sim.arrays import F32, F64, I64
-from sim.engine.level import Counts, Level
 from sim.learning.learners import Learners
+from sim.level import Counts, Level
 from sim.report.units import duration_text
 from sim.scenario.fidelity import Fidelity
 from sim.scenario.scenario import Scenario

@@ -12,7 +12,7 @@ from sim.scenario import tables, worlds
 from sim.scenario.distribution import PARAMETERS, Distribution
 from sim.scenario.tables import KeyFault, refuse_unknown, require
 
-__all__ = ["ChurnSpec", "Congestion", "Latency", "NetworkCut", "NetworkSpec", "Rate"]
+__all__ = ["ChurnSpec", "Congestion", "Latency", "NatSpec", "NetworkCut", "NetworkSpec", "Rate"]
 
 
 Congestion = Literal["cubic", "bbr"]
@@ -171,6 +171,49 @@ class NetworkCut(tables.KeyTable):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class NatSpec(tables.KeyTable):
+    """The shares of peers by the router with NAT in front of them; peers are numbered in the order of these kinds.
+
+    Attributes:
+        public: Peers without such a router.
+        mapped: Peers whose router opens a port for them, so that others can dial them as well.
+        punchable: Peers whose router maps a port in the same way for all destinations.
+        hard: Peers whose router maps a port anew for each destination.
+        punch_success: The probability that two punchable peers can open a connection by hole punching, which a pair
+            draws once.
+
+    Raises:
+        ConfigError: A value cannot work.
+    """
+
+    public: float = 0.0
+    mapped: float = 0.0
+    punchable: float = 0.0
+    hard: float = 0.0
+    punch_success: float = 0.7
+
+    def __post_init__(self) -> None:
+        tables.settle(self)
+        kinds = ("public", "mapped", "punchable", "hard")
+        for name in (*kinds, "punch_success"):
+            require(0 <= getattr(self, name) <= 1, name, getattr(self, name), "from 0 to 1")
+        total = sum(getattr(self, name) for name in kinds)
+        if abs(total - 1) > ROUNDING_ALLOWANCE:
+            raise KeyFault("", f"has shares that come to {total:g}: public, mapped, punchable and hard must come to 1.")
+
+    def dialable(self, peers: int) -> int:
+        """Return how many of the peers can be dialled."""
+        return round((self.public + self.mapped) * peers)
+
+    def reachable(self, peers: int) -> int:
+        """Return how many of the peers can be dialled or punched."""
+        return round((1 - self.hard) * peers)
+
+
+ROUNDING_ALLOWANCE = 1e-6  # Of the sum of shares.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class NetworkSpec(tables.KeyTable):
     """The links between peers.
 
@@ -185,6 +228,7 @@ class NetworkSpec(tables.KeyTable):
             kernel has it. None: no TCP; lost messages and streams are not sent again, to test a method with failures.
         tls: Links use TLS, whose handshake takes a round trip more.
         partitions: Cuts, which may not overlap.
+        nat: The routers in front of peers; None: all peers can be dialled.
 
     Raises:
         ConfigError: A value cannot work.
@@ -198,11 +242,14 @@ class NetworkSpec(tables.KeyTable):
     congestion: Congestion | None = "cubic"
     tls: bool = False
     partitions: tuple[NetworkCut, ...] = ()
+    nat: NatSpec | None = None
 
     def __post_init__(self) -> None:
         tables.settle(self)
         require(0 <= self.loss < 1, "loss", self.loss, "from 0 to below 1: the share of packets that are lost")
         require(not self.tls or self.congestion is not None, "tls", True, "left out where there is no TCP")
+        has_links = self.nat is None or self.congestion is not None
+        require(has_links, "congestion", "none", "'cubic' or 'bbr' beside nat, whose tunnels are connections of TCP")
         ordered = sorted(enumerate(self.partitions), key=lambda item: item[1].at_s)
         for (_, earlier), (place, later) in itertools.pairwise(ordered):
             lies_apart = later.at_s >= earlier.until_s

@@ -94,6 +94,7 @@ PLAYED = (
 )  # fmt: skip
 
 FAST = (
+    Only("network.nat", lambda scenario: scenario.network.nat is None, "leave it out: all peers can be dialled"),
     Only(
         "membership.mode", lambda scenario: scenario.membership.mode != "protocol",
         "leave it out or set it to 'ideal', as no message of the protocol is played",

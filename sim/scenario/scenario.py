@@ -15,7 +15,7 @@ from gossip.config.selections import SELECTIONS
 from gossip.errors import LONGEST_WORD, ConfigError
 from sim.scenario import tables
 from sim.scenario.adversaries import COLLUDING, AttackersSpec
-from sim.scenario.conditions import ChurnSpec, Latency, MembershipSpec, NetworkCut, NetworkSpec, Rate
+from sim.scenario.conditions import ChurnSpec, Latency, MembershipSpec, NatSpec, NetworkCut, NetworkSpec, Rate
 from sim.scenario.distribution import Distribution
 from sim.scenario.fidelity import check_exchanges
 from sim.scenario.fleet import PeerSpec, check_fleet
@@ -29,6 +29,7 @@ __all__ = [
     "Distribution",
     "Latency",
     "MembershipSpec",
+    "NatSpec",
     "NetworkCut",
     "NetworkSpec",
     "Optimizer",
@@ -161,6 +162,7 @@ class Scenario(tables.KeyTable):
             require(
                 fits, f"network.partitions[{place}].groups", cut.groups, f"{self.peers} at most, the number of peers"
             )
+        self.check_nat()
         check_fleet(self.fleet, self.peers, self.network)
         self.check_attackers()
         lacks_newcomers = SELECTIONS[self.gossip.selection].file and self.churn is not None
@@ -193,6 +195,16 @@ class Scenario(tables.KeyTable):
             require(not lacks_partner, "attackers.kind", spec.kind, wanted)
             has_no_scale = spec.kind == "alie" and spec.scale is None and 2 * count >= self.peers
             require(not has_no_scale, "attackers.scale", spec.scale, "given for alie where half of the peers attack")
+
+    def check_nat(self) -> None:
+        nat, spec = self.network.nat, self.membership
+        if nat is not None:
+            wanted = f"a share that comes with mapped to 1 at least of {self.peers} peers: the others join there"
+            require(nat.dialable(self.peers) >= 1, "network.nat.public", nat.public, wanted)
+            wanted = "'protocol' or left out beside network.nat: the sampler has no links"
+            require(spec.mode != "ideal", "membership.mode", spec.mode, wanted)
+            wanted = "'seed' beside network.nat: peers behind routers join through one that can be dialled"
+            require(spec.start == "seed", "membership.start", spec.start, wanted)
 
     def check_report(self) -> None:
         """Check that rows come at even intervals of a run of known length, at most MOST_ROWS of them."""

@@ -14,6 +14,7 @@ from sim.scenario.conditions import Congestion, Latency, NetworkSpec
 from sim.scenario.fleet import PeerSpec, by_name
 from sim.scenario.worlds import world
 from sim.seeds import GOLDEN, derive_int
+from sim.world.nat import Nat
 from sim.world.tcp import Transport
 
 __all__ = ["NetworkModel", "has_tcp", "network_of"]
@@ -35,6 +36,7 @@ class NetworkModel:
     tls: bool = False  # TLS over TCP.
     weight: float = 1.0  # Bytes on the wire for each byte of a vector: above 1 where the model stands for a larger one.
     connections: int = 1  # The most connections of one link, where one does not fill its path.
+    nat: Nat | None = None  # The routers in front of peers; None: all peers can be dialled.
 
     def bytes_of(self, encoded_bytes: int) -> int:
         """Return the bytes on a link for a vector of this many encoded bytes."""

@@ -35,6 +35,7 @@ def plan(**changes):
         ({"attackers.share": 0.25}, "attackers"),
         ({"network.congestion": "none"}, "network.congestion"),
         ({"task.optimizer.quasi_global": 0.5}, "task.optimizer.quasi_global"),
+        ({"network.nat": {"public": 0.5, "hard": 0.5}}, "network.nat"),
         ({"network.rate_mbit_s": "unlimited"}, "network.rate_mbit_s"),
         ({"fleet": [{"number": 1, "rate_mbit_s": "unlimited"}]}, "fleet[0].rate_mbit_s"),
         ({"churn": {"up": {"kind": "constant", "value": 0.2}, "down": {"kind": "constant", "value": 0.2}}}, "churn"),

@@ -56,12 +56,6 @@ def test_a_real_run_prints_one_json_object_with_every_key(gossip, tiny):
     assert set(told["accuracy"]) == {"mean", "min", "max", "average_model"}
 
 
-def test_a_real_run_is_replayed_by_its_seed(gossip, tiny):
-    words = ["sim", tiny, "--json", *AVERAGING, "--seed"]
-    digests = [json.loads(gossip(*words, seed).out)["digest"] for seed in ("5", "5", "6")]
-    assert digests[0] == digests[1] != digests[2]
-
-
 def test_a_real_run_leaves_a_report(gossip, tiny, tmp_path):
     assert "report.html" in gossip("sim", tiny, "--out", tmp_path / "out").out
     names = {path.name for path in (tmp_path / "out").iterdir()}

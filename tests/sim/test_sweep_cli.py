@@ -6,7 +6,6 @@ import json
 
 import pytest
 
-from gossip.errors import ConfigError
 from sim import cli
 from sim.sweep import Sweep
 from tests.sim.commands import AVERAGING, KEYS
@@ -106,8 +105,3 @@ def test_a_sweep_of_tables_is_drawn_without_numbers(tiny, tmp_path):
         table.add(point, fake_result(point.scenario))
     table.save(tmp_path)
     assert "kind='dirichlet'" in html.unescape((tmp_path / "report.html").read_text())
-
-
-def test_a_sweep_with_a_bad_value_says_which_before_the_first_run(tiny):
-    with pytest.raises(ConfigError, match="lr"):
-        Sweep.from_file(tiny, {"task.optimizer.lr": ["0.1", "-1"]})

@@ -119,4 +119,4 @@ def test_tunnels_take_the_share_of_the_rate_that_they_may(monkeypatch):
     Traffic.bytes_sent = 40_000_000
     clock[0] = 102.0
     relay.turn(0)
-    assert relay.rate == pytest.approx(hidden.SHARE * 20e6)
+    assert relay.allowance.rate == pytest.approx(5e6)

@@ -182,16 +182,6 @@ def test_lost_messages_and_streams_are_survived() -> None:
     assert sum(host.peer.exchanges.failures for host in swarm.hosts) > 0
 
 
-@pytest.mark.slow
-def test_a_hundred_peers_run_for_a_minute() -> None:
-    swarm = swarm_of(100, on_step=kicked(20))
-    swarm.run_until(60.0)
-    assert all(host.peer.view.ready for host in swarm.hosts)
-    assert alive_views(swarm) == {99}
-    assert spread(swarm) < 1e-2
-    assert sum(host.peer.exchanges.failures for host in swarm.hosts) == 0
-
-
 def test_a_newcomer_need_not_wait_for_the_end_of_its_donors_long_steps() -> None:
     """It gets what its donors held at the boundary before."""
 

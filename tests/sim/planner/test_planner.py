@@ -54,6 +54,12 @@ def test_a_model_that_stands_for_a_larger_one_takes_as_long_and_as_many_bytes(fi
     assert small.summary["bytes_sent"] == pytest.approx(large.summary["bytes_sent"], rel=1e-4)
 
 
+def test_a_world_may_have_routers():
+    nat = {"public": 0.25, "punchable": 0.5, "hard": 0.25}
+    world = world_of(network={"nat": nat}, membership={"start": "seed"})
+    assert with_candidate(world.scenario, parse("codec=int8")).network.nat == world.scenario.network.nat is not None
+
+
 def test_what_does_not_go_with_a_stand_in_is_refused():
     with pytest.raises(ConfigError, match="model_mb = 0"):
         Scenario.from_mapping({**WORLD, "task": {"model_mb": 0}})

@@ -23,6 +23,10 @@ CLOUD = {"network": {"latency": {"kind": "matrix", "name": "cloud"}}}
 MATRIX = {"kind": "matrix", "regions": ["a", "b"]}
 
 
+def nat(**keys):
+    return {"network": {"nat": {"public": 0.5, "hard": 0.5} | keys}, "membership": {"start": "seed"}}
+
+
 @pytest.mark.parametrize(
     ("table", "words"),
     [
@@ -103,6 +107,16 @@ MATRIX = {"kind": "matrix", "regions": ["a", "b"]}
             {"peers": 8, "network": {"partitions": [{"at_s": 1, "until_s": 3, "groups": 9}]}},
             ["network.partitions[0].groups = 9", "8 at most"],
         ),
+        (nat(public=-0.1), ["network.nat.public = -0.1", "from 0 to 1"]),
+        (nat(hard=1.5), ["network.nat.hard = 1.5", "from 0 to 1"]),
+        (nat(hard=0.2), ["network.nat has shares that come to 0.7: public, mapped, punchable and hard must come to 1"]),
+        (nat(punch_success=1.1), ["network.nat.punch_success = 1.1", "from 0 to 1"]),
+        (nat(punchabel=0.1), ["network.nat.punchabel", "did you mean 'punchable'"]),
+        (nat(public=0.001, hard=0.999), ["network.nat.public = 0.001", "1 at least of 100 peers"]),
+        (nat() | {"membership": {}}, ["membership.start = 'together'", "'seed' beside network.nat"]),
+        (nat() | {"membership": {"mode": "ideal"}}, ["membership.mode = 'ideal'", "'protocol'", "network.nat"]),
+        ({"network": nat()["network"] | {"congestion": "none"}}, ["network.congestion = 'none'", "'cubic' or 'bbr'"]),
+        (nat() | {"fidelity": "exchange"}, ["network.nat is beyond fidelity = 'exchange'", "fidelity = 'whole'"]),
         ({"churn": {}}, ["churn.up", "missing", "preset", "trace"]),
         ({"churn": "moon"}, ["churn.preset = 'moon'", "spot_v100_2023_02"]),
         ({"churn": {"up": 0}}, ["churn.up", "longer than 0 s"]),
@@ -216,7 +230,7 @@ def test_an_unknown_key_names_the_nearest_known_one(table, key, near):
 
 
 def test_a_key_that_is_like_no_other_gets_the_keys_of_its_table():
-    keys = "preset, latency, rate_mbit_s, loss, congestion, tls, partitions"
+    keys = "preset, latency, rate_mbit_s, loss, congestion, tls, partitions, nat"
     assert sentence({"network": {"bandwidth": 4}}) == f"network.bandwidth is not a key here: there are {keys}."
     assert sentence({"learning_rate": 4}) == "learning_rate is not a key here."
 

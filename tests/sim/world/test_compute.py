@@ -37,10 +37,6 @@ def test_a_duration_drawn_once_for_a_peer_stays():
     assert np.log([drawn[0] for drawn in each]).std() == pytest.approx(0.3, rel=0.1)
 
 
-def test_a_constant_needs_no_table():
-    assert StepTimes(Compute(), 1).durations("a")(3).tolist() == [0.1, 0.1, 0.1]
-
-
 @pytest.mark.parametrize("step_s", [Distribution.constant(0.1), LOGNORMAL], ids=str)
 def test_the_stated_share_is_slower_in_all_its_steps(step_s):
     plain = StepTimes(Compute(step_s=step_s), 1)

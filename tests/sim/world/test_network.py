@@ -109,11 +109,6 @@ def test_rates_are_in_bytes_and_differ_by_direction():
     assert (alike.up_bytes_s(0), alike.down_bytes_s(0)) == (5.0, 5.0)
 
 
-def test_no_time_passes_where_there_is_no_latency():
-    assert network(Latency.of(Distribution.constant(0.0))).latency(0, 1) == 0.0
-    assert NetworkModel(latency_s=0.0).latency(0, 1) == 0.0
-
-
 def test_without_tcp_the_stated_share_is_lost_for_good():
     """Such scenarios show how a method copes with failures."""
     made, rng = network(INTERNET, loss=0.2, congestion=None), random.Random(1)

@@ -25,6 +25,8 @@ class Counts(NamedTuple):
     sent_bytes: int  # Of all peers: streams in full or in part, and messages.
     durations_s: list[float]  # An even sample of the exchanges.
     refusals: dict[str, int]  # How often honest live peers refused vectors or clipped them ("clipped"), by reason.
+    relayed_bytes: int = 0  # Passed on between undialable peers, by all relays.
+    most_relayed_bytes: int = 0  # By the relay that has passed on the most.
 
 
 class Level(Protocol):
