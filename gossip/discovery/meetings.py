@@ -19,7 +19,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Container, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 import msgpack
@@ -59,6 +59,7 @@ class Meeting:
     stage: str = "ask"  # The last stage that is done; "answer" while both connect.
     address: Address | None = None  # Where to connect to.
     punch_at: float = math.inf
+    refused_by: set[PeerId] = field(default_factory=set)  # Relays that carry as many tunnels as they may.
 
 
 @dataclass(slots=True)
@@ -183,7 +184,8 @@ class Meetings:
         if not meeting.asks or meeting.stage == "relay" or record is None:
             self.fail(peer, now)
             return []
-        relays = [home for home in (meeting.contact, *record.homes) if self.address_of(home) is not None]
+        known = (home for home in (meeting.contact, *record.homes) if home not in meeting.refused_by)
+        relays = [home for home in known if self.address_of(home) is not None]
         if not relays:
             self.fail(peer, now)
             return []
@@ -255,16 +257,17 @@ class Meetings:
 
     def pass_on(self, sender: PeerId, meet: Meet, now: float) -> list[Effect]:
         """Pass a linked member's message on to its target, with the address at which we see the sender."""
-        if meet.target not in self.linked_peers:
-            return []
+        is_linked = meet.target in self.linked_peers
         if meet.stage == "relay":
             asked = sum(tunnel.ends[0] == sender for tunnel in self.tunnels.values())
             is_full = len(self.tunnels) >= self.max_tunnels or asked >= max(1, self.max_tunnels // 2)
-            if is_full or len(meet.name) != 16 or meet.name in self.tunnels:
-                return []
+            if is_full or not is_linked or len(meet.name) != 16 or meet.name in self.tunnels:
+                return [Send(sender, replace(meet, name=b""))]  # Without a name it is refused.
             self.tunnels[meet.name] = Relayed((sender, meet.target), now)
             accepted = Meet(sender, meet.target, "relay", name=meet.name)
             return [Send(meet.target, accepted), Send(sender, accepted)]
+        if not is_linked:
+            return []
         theirs = self.sightings.get(sender, Sighting()).theirs
         return [Send(meet.target, replace(meet, seen="" if theirs is None else str(theirs), name=b""))]
 
@@ -273,10 +276,14 @@ class Meetings:
         asks = meet.origin == self.my_id
         peer = meet.target if asks else meet.origin
         address, meeting = self.address_of(relay), self.meetings.get(peer)
-        if address is None or peer in self.linked_peers or len(meet.name) != 16:
-            return []
         if asks and (meeting is None or meeting.stage != "relay" or meeting.contact != relay):
             return []  # We have not asked for it.
+        if asks and meeting is not None and not meet.name:
+            meeting.stage = "answer"
+            meeting.refused_by.add(relay)
+            return self.on_not_met(peer, now)
+        if address is None or peer in self.linked_peers or len(meet.name) != 16:
+            return []
         if meeting is None:
             if len(self.meetings) >= MAX_MEETINGS:
                 return []

@@ -190,6 +190,26 @@ def test_a_relay_takes_as_many_tunnels_as_it_may_and_forgets_those_that_nobody_j
     assert not public.meetings.tunnels
 
 
+def test_a_relay_without_room_says_so_and_the_asker_goes_on_to_another_or_gives_up_at_once():
+    swarm, one, other, public = two_homes(max_tunnels=0)
+    second = Node(4, Address("198.51.100.4", 7700))
+    swarm.by_id[second.id] = second
+    for node in (one, other):
+        swarm.link(node, second)
+        swarm.name_homes(node, public, second)
+    swarm.tick(one, MEET_S)
+    one.meetings.meetings[other.id].contact = public.id
+    swarm.deliver(one, one.meetings.on_not_met(other.id, 5.0), 5.0)
+    assert list(second.meetings.tunnels) == [one.done[-1].name]
+    assert [(effect.relay, effect.dials) for effect in (one.done[-1], other.done[-1])] == [
+        (second.id, True), (second.id, False)
+    ]  # fmt: skip
+    one.meetings.meetings[other.id].stage = "answer"
+    second.meetings.max_tunnels = 0
+    swarm.deliver(one, one.meetings.on_not_met(other.id, 6.0), 6.0)
+    assert other.id not in one.meetings.meetings
+
+
 def test_one_member_cannot_take_all_tunnels_of_a_relay():
     _swarm, one, other, public = two_homes(max_tunnels=4)
     for number in range(100):
