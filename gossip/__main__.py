@@ -213,6 +213,20 @@ def top(
 
 
 @app.command()
+def doctor(
+    addresses: Annotated[
+        list[str] | None, typer.Argument(metavar="HOST:PORT...", help="Nodes of the swarm.", show_default=False)
+    ] = None,
+    secret_file: SecretFile = None,
+    timeout_s: TimeoutS = 5.0,
+) -> None:
+    """Find what lies between this machine and a swarm: addresses, NAT, router, ways to its members."""
+    from node.cli.doctor import doctor as examine
+
+    examine(addresses or [], secret_file, timeout_s)
+
+
+@app.command()
 def secret() -> None:
     """Make a swarm secret and print it."""
     from node.cli import main as cli

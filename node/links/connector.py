@@ -18,8 +18,8 @@ import trio
 
 from gossip.config import Config
 from gossip.discovery.sightings import Sighting
-from gossip.errors import ConfigError, RefusedError, RemoteError
-from gossip.ids import Address, PeerId, parse_address, short
+from gossip.errors import RefusedError, RemoteError
+from gossip.ids import Address, PeerId, short
 from gossip.peer import Peer
 from gossip.recent import Recent
 from gossip.wire.messages import Hello
@@ -33,7 +33,7 @@ from node.links.seed_status import SeedStatus
 from node.transport.byte_stream import BrokenLinkError, ByteStream, Network, socket_of
 from node.transport.sealed import fresh_share, leave_tls
 from node.transport.seeds import SeedLookup
-from node.transport.tcp import Scope, is_name, scope_of
+from node.transport.tcp import Scope, is_name, numeric_address, scope_of
 from node.transport.tls import Contexts, TlsStream
 
 __all__ = ["Access", "Connector"]
@@ -446,15 +446,6 @@ class Connector:
         if sentence not in self.notified and len(self.notified) < MAX_NOTICES:
             self.notified.add(sentence)
             self.owner.notify(kind, sentence)
-
-
-def numeric_address(text: str) -> Address | None:
-    """Return the address that another side has sent; None if it is none of numbers."""
-    try:
-        address = parse_address(text)
-    except ConfigError:
-        return None
-    return None if is_name(address.host) else address
 
 
 def describe_failure(error: OSError | RemoteError) -> str:

@@ -16,10 +16,10 @@ from node.links.frame_reader import FrameReader
 from node.links.handshake import Greeter
 from node.observe.figures import HEADINGS, SHOWN_ROWS, STATUS, Source, status_reading
 from node.transport.byte_stream import ByteStream
-from node.transport.tcp import TcpNetwork
+from node.transport.tcp import TcpNetwork, numeric_address
 from node.transport.tls import TlsStream, swarm_contexts
 
-__all__ = ["AFTER_ALL", "PAGE_MEMBERS", "query", "query_node", "status_page"]
+__all__ = ["AFTER_ALL", "PAGE_MEMBERS", "query", "query_node", "query_over", "status_page"]
 
 PAGE_MEMBERS = 100  # Members of a page: at most 400 B each (a host name has 255) in one header of 64 KiB.
 MAX_MEMBERS = 50_000  # Members that are read: 40 MB, twice what a table holds. Any program may be answering.
@@ -75,17 +75,24 @@ async def query_node(
         OSError, RemoteError, trio.TooSlowError: The node does not answer.
     """
     with trio.fail_after(timeout_s):
-        stream: ByteStream = await TcpNetwork(None, timeout_s).connect(address, allows)
+        stream = await TcpNetwork(None, timeout_s).connect(address, allows)
         try:
-            if secret is not None:
-                tls = TlsStream(stream, swarm_contexts(Identity.fresh(), secret), server_side=False)
-                await tls.handshake()
-                stream = tls
-            reader = FrameReader(stream)
-            await Greeter("", None).greet(stream, reader, None, None, None)
-            return await read_pages(stream, reader, after)
+            return (await query_over(stream, secret, after))[0]
         finally:
             stream.close_now()
+
+
+async def query_over(
+    stream: ByteStream, secret: bytes | None, after: bytes = b""
+) -> tuple[dict[str, Any], Address | None]:
+    """Query over a fresh connection; return the answer, and where the node sees this end. Raises RemoteError."""
+    if secret is not None:
+        tls = TlsStream(stream, swarm_contexts(Identity.fresh(), secret), server_side=False)
+        await tls.handshake()
+        stream = tls
+    reader = FrameReader(stream)
+    theirs = await Greeter("", None).greet(stream, reader, None, None, None)
+    return await read_pages(stream, reader, after), numeric_address(theirs.seen)
 
 
 async def read_pages(stream: ByteStream, reader: FrameReader, after: bytes = b"") -> dict[str, Any]:

@@ -30,6 +30,7 @@ LEASE_S = 3_600  # What is asked for. The router may give less.
 SERVER_PORT = 5351  # Where PCP and NAT-PMP listen.
 ATTEMPTS_S = 0.25, 0.5, 1.0  # The waits for an answer. The protocols advise to begin so, and to go on for minutes.
 RETRY_S = 600.0  # Time until a router that refused is asked again.
+SSDP = Address("239.255.255.250", 1900)  # Where routers that speak UPnP are asked to answer.
 DISCOVERY_MS = 1_000  # The wait for routers that speak UPnP, which must answer within it.
 GIVE_BACK_S = 2.0
 UPNP_PORTS = 3  # Attempts to find a port that no other machine has.
@@ -161,7 +162,7 @@ def upnp_library() -> Any:
 async def by_upnp(port: int, outside: int, lease_s: int) -> Lease:
     """Open a port by UPnP, in a thread that may go on for some seconds if this is cancelled."""
     library = upnp_library()
-    if library is None:
+    if library is None or routed(SSDP) is None:  # It prints an error of its own where there is no route.
         raise NoAnswerError
     return await trio.to_thread.run_sync(upnp_lease, library, port, outside, lease_s, abandon_on_cancel=True)
 

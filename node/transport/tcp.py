@@ -12,12 +12,12 @@ from typing import Any
 
 import trio
 
-from gossip.errors import LocalError
-from gossip.ids import Address
+from gossip.errors import ConfigError, LocalError
+from gossip.ids import Address, parse_address
 from node.transport.byte_stream import BrokenLinkError, ByteStream, PlainStream
 from node.transport.forks import keep_from_children
 
-__all__ = ["Scope", "TcpNetwork", "is_loopback", "is_name", "punched", "routed", "scope_of"]
+__all__ = ["Scope", "TcpNetwork", "is_loopback", "is_name", "numeric_address", "punched", "routed", "scope_of"]
 
 BACKLOG = 128  # Connections that the kernel accepts ahead of this program.
 NOT_SENT_BYTES = 131_072  # Unsent bytes that the kernel may queue: a probe waits behind them.
@@ -48,6 +48,15 @@ def is_name(host: str) -> bool:
     except ValueError:
         return True
     return False
+
+
+def numeric_address(text: str) -> Address | None:
+    """Return the address that another side has sent; None if it is none of numbers."""
+    try:
+        address = parse_address(text)
+    except ConfigError:
+        return None
+    return None if is_name(address.host) else address
 
 
 class Scope(enum.IntEnum):

@@ -106,3 +106,27 @@ def test_a_home_whose_router_has_another_address_mixes_again(tmp_path):
         restarted_at = time.time() + 5.0  # Exchanges that were in progress are no evidence.
         until(lambda: all(one.exchanges_with([node], restarted_at) for node in (public, other)))
         assert time.time() < restarted_at + 60.0
+
+
+@pytest.mark.netns
+@pytest.mark.parametrize(
+    ("home", "found"),
+    [
+        ({}, ("Endpoint-Independent Mapping", "No router opens ports", "To be dialled, turn on")),
+        ({"nat": "masquerade fully-random"}, ("Address-Dependent Mapping", "go through slower relays")),
+        ({"opens_ports": True}, ("opens ports, as 192.79.0.100:", "To change: Nothing")),
+    ],
+    ids=["port kept", "port anew", "opens ports"],
+)
+def test_the_doctor_knows_the_router(tmp_path, home, found):
+    with homes(2, []) as made, started(made, tmp_path) as (public, _other):
+        (address,) = made.home(0, **home)
+        until(lambda: public.log.rows("member"))
+        options = ("192.79.0.10:7700", "--secret-file", tmp_path / "secret")
+        ran = subprocess.run(
+            ["ip", "netns", "exec", made.machines[address], sys.executable, "-m", "gossip", "doctor", *options],
+            env=environment(PYTHONPATH=str(ROOT), COLUMNS="200"), capture_output=True, text=True, check=False,
+        )  # fmt: skip
+        assert ran.returncode == 0, ran.stderr
+        for said in found:
+            assert said in ran.stdout
