@@ -23,14 +23,12 @@ from gossip.errors import LayoutError
 from node.model.device.copies import Copies, combined
 from node.model.device.downloads import Downloads
 from node.model.device.guard import StepGuard
-from node.model.device.streams import CopyStreams
-from node.model.device.sweeps import ScaledAddition
-from node.model.device.times import CopyTimes
-from node.model.device.updates import RelayedUpdate, UpdateUpload, change_of
-from node.model.device.uploads import Change, Relay, Uploading, Uploads, Work
+from node.model.device.streams import CopyStreams, CopyTimes
+from node.model.device.uploads import Change, PortionUpload, Relay, UpdateUpload, Uploads, change_of
 from node.model.flat import (
     add,
     add_and_read,
+    add_scaled,
     are_float32_on_cpu,
     count_elements,
     device_runs,
@@ -88,8 +86,7 @@ class ModelState(State):
         self.state_refusal = ""  # Why the last newcomer's weights came without the optimizer's state.
         self._streams, self._guard = CopyStreams(), StepGuard(optimizers.all)
         self._downloads, self._uploads = Downloads(self._streams, self._guard), Uploads(self._streams)
-        self._scaled = ScaledAddition(self._streams)
-        self._sparse = SparseCopies(self._tensors, self._streams, self._guard, self._downloads, self._uploads)
+        self._sparse = SparseCopies(self._tensors, self._guard, self._downloads, self._uploads)
         self.layout = self._tensors.layout
         self._mixer = StatisticsMixer()
         self._mixer.begin(self._buffers())
@@ -230,13 +227,9 @@ class ModelState(State):
         if moments.form != self.moments.current:
             return None
         self._guard.order_after_copies()
-        values, device = torch.from_numpy(moments.rows.reshape(-1)), self.device
-        if device is None:
-            self.moments.mix(moments, values)
-            return Copies()
-        return Copies(
-            tuple(self._uploads.prepare_at(device, values, lambda _, flat: self.moments.mix(moments, flat))())
-        )
+        values = torch.from_numpy(moments.rows.reshape(-1))
+        device = self.device or values.device
+        return self._uploads.change_whole([(device, values, lambda _, flat: self.moments.mix(moments, flat))])
 
     @torch.no_grad()
     def _begin_read(self, tensors: list[Tensor], out: Floats, constant: bool = False) -> Copies:
@@ -249,7 +242,7 @@ class ModelState(State):
         return combined(copies)
 
     def has_positions(self, positions: Positions) -> bool:
-        return self.device is None or self._sparse.cache.has(positions)
+        return self.device is None or self._sparse.has(positions)
 
     def prepare_positions(self, positions: Positions) -> None:
         if self.device is not None:
@@ -324,14 +317,11 @@ class ModelState(State):
         """Begin to move the live statistics towards a partner's; on CUDA later steps see the result, and none waits."""
         self._guard.order_after_copies()
         buffers = self._buffers()
-        if not buffers[0].is_cuda:
-            self._mixer.mix(buffers, statistics)
-            return Copies()
 
         def change(_: list[Tensor], values: Tensor) -> None:
             self._mixer.mix(buffers, statistics, values)
 
-        return Copies(tuple(self._uploads.prepare_at(buffers[0].device, torch.from_numpy(statistics.values), change)()))
+        return self._uploads.change_whole([(buffers[0].device, torch.from_numpy(statistics.values), change)])
 
     def statistics_shift(self, statistics: Statistics) -> Floats:
         return self._mixer.shift(self._buffers(), statistics).cpu().numpy()
@@ -364,12 +354,13 @@ class ModelState(State):
     def add_scaled(self, values: Floats, factor: float, version: int) -> bool:
         """Add ``factor * values``; on CUDA the values are page-locked, and each boundary adds a part."""
         self._guard.order_after_copies()
+        runs = list(device_runs(self._weights(values.size), values))
         with self.optimizer_state.moving():
-            return self._scaled.add(list(device_runs(self._weights(values.size), values)), factor, version)
+            return self._uploads.sweep(runs, partial(add_scaled, factor=factor), version)
 
     def merge(self, vector: Floats, weight: float) -> Copies:
         """Add ``weight * (vector - weights)``, as :meth:`add`."""
-        return self._apply(vector, change_of(weight), scratch=True)
+        return self._apply(vector, change_of(weight), 1)
 
     def begin_upload(self, values: Floats) -> UpdateUpload | None:
         """Begin to copy an update's values to the device, ahead of the boundary that applies it.
@@ -379,20 +370,17 @@ class ModelState(State):
         try:
             if not self.locks:
                 return None
-            tensors = self._weights(values.size)
-            parts = [
-                self._uploads.begin_ahead(device, live, host) if device.type == "cuda" else None
-                for device, live, host in device_runs(tensors, values)
-            ]
+            parts = self._uploads.begin_ahead(list(device_runs(self._weights(values.size), values)))
         except LayoutError:
             return None  # The boundary raises it where the user sees it.
         return UpdateUpload(partial(self._apply, values, ahead=parts), parts) if any(parts) else None
 
-    @torch.no_grad()
     def begin_relay(
         self, elements: int, ratio: float | None, relay: Relay, values: Floats | None = None
-    ) -> RelayedUpdate | None:
+    ) -> UpdateUpload | None:
         """Prepare an update whose values go from rank 0's device to those of the other ranks.
+
+        It has its memory already, so that no rank that has announced it fails for want of some.
 
         Args:
             elements: The number of values.
@@ -405,35 +393,31 @@ class ModelState(State):
             for two portions).
         """
         live = self._weights(elements)
-        device = live[0].device
-        if device.type != "cuda" or any(tensor.device != device for tensor in live):
+        device, host = live[0].device, None if values is None else host_tensor(values, elements)
+        if any(tensor.device != device for tensor in live):
             return None
-        self._guard.order_after_copies()
-        host = None if values is None else host_tensor(values, elements)
-        prepared = self._uploads.prepare_relay(device, live, host, change_of(ratio), relay, ratio is not None)
-        return None if prepared is None else RelayedUpdate(*prepared)
+        # A rank that receives does so in the current stream, in which a second buffer would gain nothing.
+        buffers, scratch = 1 if host is None else 2, 0 if ratio is None else 1
+        upload = self._uploads.allocate(device, live, buffers, scratch, can_shrink=False)
+        if upload is None:
+            return None
+
+        @torch.no_grad()
+        def apply(change: Change, _: int) -> Copies:
+            self._guard.order_after_copies()
+            with self._moving():
+                return upload.finish(live, host, change, relay)
+
+        return UpdateUpload(apply, [upload])
 
     @torch.no_grad()
     def _apply(
-        self, vector: Floats, change: Change, scratch: bool = False, *, ahead: Sequence[Uploading | None] | None = None
+        self, vector: Floats, change: Change, scratch: int = 0, *, ahead: Sequence[PortionUpload | None] = ()
     ) -> Copies:
-        """Apply ``change`` with this vector on every device, after all of them have allocated what it needs.
-
-        ``scratch`` is as for :meth:`Uploads.prepare`. ``ahead`` has the upload of each run of tensors on one device,
-        None for a run of which nothing was uploaded ahead.
-        """
+        """Apply ``change`` with this vector on every device; for the other arguments see :meth:`Uploads.apply`."""
         self._guard.order_after_copies()
-        runs = list(device_runs(self._weights(vector.size), vector))
-        prepared: list[Work] = [
-            self._uploads.prepare(device, live, host, change, uploading, scratch)
-            for (device, live, host), uploading in zip(runs, ahead or [None] * len(runs), strict=True)
-            if device.type == "cuda"
-        ]
         with self._moving():
-            for device, live, host in runs:
-                if device.type != "cuda":
-                    change(live, host.to(device))
-            return Copies(tuple(event for queue_change in prepared for event in queue_change()))
+            return self._uploads.apply(list(device_runs(self._weights(vector.size), vector)), change, scratch, ahead)
 
     @torch.no_grad()
     def write(

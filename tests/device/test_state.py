@@ -231,12 +231,17 @@ def test_values_that_change_while_they_are_uploaded_are_uploaded_again(accelerat
 
 
 @cuda
-def test_values_that_find_no_memory_on_the_device_are_added_on_the_host(accelerator, sweeping):
-    model, state, pull = sweeping
-    accelerator.memory.limit_bytes = accelerator.memory.bytes
-    assert state.add_scaled(pull, 2.0, 1)
-    accelerator.memory.limit_bytes = float("inf")
-    assert weights_of(model) == {7.0}
+def test_tensors_that_find_no_memory_are_added_once_while_others_are_still_swept(accelerator, sweeping):
+    model = nn.ParameterList([torch.ones(600, device="cuda"), torch.ones(1), torch.ones(20, device="cuda")])
+    state = ModelState(model)
+    pull = state.buffer(621)
+    pull.fill(3.0)
+    accelerator.memory.refuse = lambda size: size <= 4 * 20  # The last tensor finds no memory.
+    while not state.add_scaled(pull, 2.0, 1):
+        accelerator.synchronize()
+    accelerator.memory.refuse = lambda size: False
+    accelerator.synchronize()
+    assert {value for tensor in model for value in tensor.tolist()} == {7.0}
 
 
 # -- threads -----------------------------------------------------------------------------------------------------------

@@ -9,9 +9,34 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from node.model.device.copies import TornWatch
+__all__ = ["StepGuard", "TornWatch"]
 
-__all__ = ["StepGuard"]
+
+class TornWatch:
+    """A watch for changes of live tensors that a copy is reading. A change *tears* the copy into old and new values.
+
+    The optimizer waits for the copy, so that only other code can change the tensors meanwhile. torch counts a tensor's
+    changes in its ``_version``.
+    """
+
+    __slots__ = ("is_torn", "tensors", "versions")
+
+    def __init__(self, tensors: Sequence[Tensor]) -> None:
+        self.tensors, self.versions = list(tensors), [tensor._version for tensor in tensors]
+        self.is_torn = False
+
+    def check(self) -> bool:
+        """Return True if a tensor has changed before the watch was closed. Any thread may call it."""
+        versions = zip(self.tensors, self.versions, strict=False)  # There are none once the watch is closed.
+        if any(tensor._version != before for tensor, before in versions) and self.tensors:
+            self.is_torn = True  # The training thread has not closed it meanwhile, as it does before its own changes.
+        return self.is_torn
+
+    def close(self) -> bool:
+        """End the watch, because later work of the device waits for the copy. Return True if a tensor has changed."""
+        self.check()
+        self.tensors = []
+        return self.is_torn
 
 
 class StepGuard:
