@@ -36,7 +36,7 @@ from node.loop.steps import StepLoop
 from node.model.inventory.constants import constants_of
 from node.model.inventory.items import Inventory
 from node.model.inventory.watch import ModelWatch
-from node.model.loss import LastLoss
+from node.model.scalars import LastLoss
 from node.model.snapshot import ModelState
 from node.network.runtime import Runtime
 from node.network.service import LEAVE_S, REPORT_S, Service
