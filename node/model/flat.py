@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from itertools import groupby
 from operator import attrgetter
@@ -24,6 +25,7 @@ __all__ = [
     "are_float32_on_cpu",
     "count_elements",
     "device_runs",
+    "finite_flag",
     "host_tensor",
     "is_kernel_faster",
     "merge",
@@ -176,3 +178,14 @@ def merge(live: list[Tensor], flat: Tensor, weight: float) -> None:
     torch._foreach_sub_(pieces, current)
     torch._foreach_mul_(pieces, weight)
     torch._foreach_add_(live, pieces)
+
+
+def finite_flag(tensors: Sequence[Tensor]) -> Tensor:
+    """Return on their device whether all values of these tensors are finite as float32, in which they travel."""
+    by_type: dict[torch.dtype, list[Tensor]] = {}
+    for tensor in tensors:
+        if tensor.numel():
+            by_type.setdefault(tensor.dtype, []).append(tensor)
+    # The largest absolute value of each tensor; one NaN makes it NaN. torch is fast for tensors of one type.
+    norms = [torch.stack(torch._foreach_norm(group, math.inf)).float() for group in by_type.values()]
+    return torch.isfinite(torch.cat(norms)).all() if norms else torch.tensor(True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
@@ -13,7 +12,7 @@ from torch import Tensor
 from node.model.device.copies import Copies, HalfPart, crossing_type
 from node.model.device.guard import StepGuard
 from node.model.device.streams import CopyStreams
-from node.model.flat import count_elements, views_like
+from node.model.flat import count_elements, finite_flag, views_like
 
 __all__ = ["Downloads"]
 
@@ -152,14 +151,8 @@ class Downloads:
         Return nothing if the device has no room for one number per tensor. Then the host checks, which is much slower.
         """
         flag = torch.empty((), dtype=torch.bool, pin_memory=True, device="cpu")
-        by_type: dict[torch.dtype, list[Tensor]] = {}
-        for source in sources:
-            if source.numel():
-                by_type.setdefault(source.dtype, []).append(source)
         try:
-            # The largest absolute value of each tensor; one NaN makes it NaN. torch is fast for tensors of one type.
-            norms = [torch.stack(torch._foreach_norm(group, math.inf)).float() for group in by_type.values()]
-            flag.copy_(torch.isfinite(torch.cat(norms)).all(), non_blocking=True)
+            flag.copy_(finite_flag(sources), non_blocking=True)
         except torch.OutOfMemoryError:
             return ()
         return (flag,)
