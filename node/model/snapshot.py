@@ -75,6 +75,9 @@ class ModelState(State):
             object, or changed its shape or dtype. ``load_state_dict()`` and ``to(device)`` are allowed.
     """
 
+    optimizer_state: OptimizerState
+    moments: LiveMoments
+
     def __init__(
         self, model: nn.Module | Mapping[str, Any], optimizers: object = None, choices: Choices | None = None
     ) -> None:  # fmt: skip
@@ -96,31 +99,6 @@ class ModelState(State):
         if self.locks:  # Now rather than at the first copy, so that by then the guard has seen the optimizers step.
             self._guard.arm()
         self.adds_weighted = is_kernel_faster(self._tensors.current()[: self._exchanged_count], self.layout.exchanged)
-
-    @property
-    def optimizer_keys(self) -> tuple[str, ...]:
-        """Return the sorted names of the float state that EVERY trained parameter has in its own shape.
-
-        Empty before the first optimizer step, for optimizers without state, and if parameters differ in their state.
-        """
-        return self.optimizer_state.keys
-
-    def optimizer_scalars(self) -> dict[str, float]:
-        """Return the scalars of the optimizer's state (``step``), for a node that takes this state over.
-
-        Each is the largest over the parameters, which a parameter with a gradient in every step has. For the others the
-        bias correction is then too small, which only makes their next steps smaller.
-        """
-        return self.optimizer_state.scalars()
-
-    def recent_optimizer_scalars(self) -> dict[str, float] | None:
-        """Return the scalars as of the last call, or None if they have not arrived from the device yet."""
-        return self.optimizer_state.recent_scalars()
-
-    @property
-    def trained_elements(self) -> int:
-        """Return the number of trained elements: so many has each of :attr:`optimizer_keys` in the vector."""
-        return self.optimizer_state.trained_elements
 
     @property
     def changes(self) -> int:  # type: ignore[override]
@@ -211,9 +189,6 @@ class ModelState(State):
         return self._begin_read(
             list(pieces_in_range(self.optimizer_state.tensors(self.optimizer_keys), first, first + out.size)), out
         )
-
-    def moment_form(self) -> MomentForm | None:
-        return self.moments.form(self.mix_state)
 
     def begin_read_moments(self, rows: Floats, form: MomentForm, start: int, stop: int) -> Copies:
         """Begin to read elements [start, stop) of each moment into its row; NaN if the moments are others by now."""

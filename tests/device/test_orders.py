@@ -57,7 +57,7 @@ def test_half_precision_that_is_not_widened_is_wrong(monkeypatch):
 def test_without_the_guard_values_are_wrong(monkeypatch, dtype):
     def join(guard):
         """Close the watches, and let no stream wait."""
-        for _, _, watch in guard.pending:
+        for watch in guard.pending:
             watch.close()
         guard.pending = []
 

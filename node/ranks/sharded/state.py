@@ -57,10 +57,11 @@ class ShardedState(State):
     """
 
     adds_weighted = True
+    moments: LiveMoments
 
     def __init__(self, work: ShardWork) -> None:
         self.work, self.layout = work, work.layout
-        self._moments = LiveMoments(work.state)
+        self.optimizer_state, self.moments = work.state, LiveMoments(work.state)
         self._thread: threading.Thread | None = None  # The training thread.
         # The positions that gossip.arithmetic.movement samples and the weights there, while the network thread may read
         # them: before the first step. Otherwise None.
@@ -167,7 +168,7 @@ class ShardedState(State):
             self._on_array(Operation("read", self.layout.exchanged), self._frozen)
 
     def inventory(self) -> Inventory:
-        mixed = partial(self._moments.mixed_names, mix_state=self.mix_state)
+        mixed = partial(self.moments.mixed_names, mix_state=self.mix_state)
         return Inventory([*self.work.tensors.items, *self.work.state.items(mixed)])
 
     def add(self, shift: Floats) -> None:
@@ -234,28 +235,17 @@ class ShardedState(State):
         """Return the CUDA device of this rank's part; None if it is on the host."""
         return self.work.device
 
-    # -- the optimizer's state -------------------------------------------------------------------------------------
-    @property
-    def optimizer_keys(self) -> tuple[str, ...]:
-        return self.work.state.keys
-
-    @property
-    def trained_elements(self) -> int:
-        return sum(parameter.numel() for parameter in self.work.state.trained())
-
-    def moment_form(self) -> MomentForm | None:
-        return self._moments.form(self.mix_state)
-
+    # -- the optimizer's moments -----------------------------------------------------------------------------------
     def begin_read_moments(self, rows: Floats, form: MomentForm, start: int, stop: int) -> FinishedRead:
         """Read elements [start, stop) of each moment into its row; NaN if the moments are others by now."""
-        if form != self._moments.current:
+        if form != self.moments.current:
             rows.fill(np.nan)
             return FinishedRead(False)
         return FinishedRead(self._on_moments("read", form, rows[:, : stop - start], start))
 
     def mix_moments(self, moments: Moments) -> None:
         """Mix a partner's moments on all ranks, each in its own part, unless ours are others by now."""
-        if moments.form == self._moments.current:
+        if moments.form == self.moments.current:
             self._on_moments("mix", moments.form, moments.rows[:, : moments.stop - moments.start], moments.start)
             if "grad_avg" in moments.form.names:
                 self.announce(Operation("bound"))
@@ -267,12 +257,6 @@ class ShardedState(State):
             self._on_array(Operation(kind, first + number * form.elements, keys=form.names), row)
             for number, row in enumerate(rows)
         ])  # fmt: skip
-
-    def optimizer_scalars(self) -> dict[str, float]:
-        return self.work.state.scalars()
-
-    def recent_optimizer_scalars(self) -> dict[str, float] | None:
-        return self.work.state.recent_scalars()
 
     # -- checkpoints -----------------------------------------------------------------------------------------------
     def fetch(self, start: int, tensor: Tensor, in_optimizers: bool = False) -> Tensor:
