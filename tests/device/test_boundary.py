@@ -68,10 +68,8 @@ def finished(visit):
 
 
 def test_a_difference_that_comes_with_its_weight_is_added_by_that_weight():
-    """A model that moves to the device later has had its differences so from the start."""
     loop = Loop()
     loop.brings(2.0, weight=0.5)
-    torch.cuda.synchronize()
     loop.visit()
     assert loop.values() == {2.0}
 

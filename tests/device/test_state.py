@@ -244,6 +244,16 @@ def test_tensors_that_find_no_memory_are_added_once_while_others_are_still_swept
     assert {value for tensor in model for value in tensor.tolist()} == {7.0}
 
 
+@cuda
+def test_a_model_that_moves_ends_the_addition_in_progress(accelerator, sweeping):
+    model, state, pull = sweeping
+    assert not state.add_scaled(pull, 2.0, 1)
+    accelerator.synchronize()
+    model.to("cpu")
+    assert state.add_scaled(pull, 2.0, 1)
+    assert set(model["w"].tolist()) == {1.0}
+
+
 # -- threads -----------------------------------------------------------------------------------------------------------
 def test_vectors_of_ranks_go_over_the_models_device(monkeypatch, tmp_path):
     """The current device would be the first one on every rank that has not called set_device."""

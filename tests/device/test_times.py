@@ -9,7 +9,6 @@ import torch
 from torch import nn
 
 from node.model.device import streams
-from node.model.device.streams import CopyTimes
 from node.model.device.uploads import Uploads
 from node.model.snapshot import ModelState
 
@@ -57,11 +56,6 @@ def test_uploads_of_positions_and_of_a_correction_are_recorded(state, monkeypatc
     while not state.add_scaled(pull, 2.0, 1):
         torch.cuda.synchronize()
     assert [(up.direction, up.size_bytes) for up in record.ended()] == [("up", 400), *[("up", 800)] * 3]
-
-
-def test_no_copy_is_recorded_where_nobody_asks(state, monkeypatch):
-    monkeypatch.setattr(CopyTimes, "timed", lambda *args: pytest.fail("recorded"))
-    state.read(state.buffer(SIZE))
 
 
 def test_a_copy_that_finds_no_memory_is_not_recorded(simulated_device, state):

@@ -76,9 +76,10 @@ class PortionUpload:
             return False
         return True
 
-    def fits(self, device: torch.device, live: Sequence[Tensor]) -> bool:
-        """Return True if these tensors have the same portions, as they have unless the program has moved the model."""
-        return device == self.device and self.sizes == list(map(count_elements, portions(live, self.max_elements)))
+    def portions(self, device: torch.device, live: Sequence[Tensor]) -> list[list[Tensor]] | None:
+        """Return the portions of these tensors; None if the program has moved the model, so that they are others."""
+        found = list(portions(live, self.max_elements))
+        return found if device == self.device and self.sizes == list(map(count_elements, found)) else None
 
     def begin(self, host: Tensor | None) -> None:
         """Begin to copy the next portions' values into the buffers that are free; no values if a relay brings them.
@@ -119,7 +120,7 @@ class PortionUpload:
             events = (self.change_next(tensors, change, relay),)
         return Copies(events)
 
-    def advance(self, live: Sequence[Tensor], host: Tensor, change: Change, version: int) -> bool:
+    def advance(self, all_portions: list[list[Tensor]], host: Tensor, change: Change, version: int) -> bool:
         """Change the portions that have arrived, and begin to copy as many again. Return True once all are changed.
 
         The host vector may change between two calls, with a new version. A portion that was copied meanwhile may mix
@@ -128,7 +129,7 @@ class PortionUpload:
         if version != self.version:
             self.arriving.clear()
         self.version = version
-        for tensors in list(portions(live, self.max_elements))[self.changed :]:
+        for tensors in all_portions[self.changed :]:
             if not self.arriving or not self.arriving[0][1].query():  # type: ignore[no-untyped-call]
                 break
             self.change_next(tensors, change)
@@ -179,9 +180,11 @@ class Uploads:
             scratch: As for :class:`PortionUpload`.
             ahead: The uploads that have begun. They are of no use if the program has moved the model meanwhile.
         """
-        begun = ahead if are_for(ahead, runs) else [None] * len(runs)
+        begun = ahead if len(ahead) == len(runs) else [None] * len(runs)
         uploads = [
-            upload if upload is not None and upload.reserve(scratch) else self.allocate(device, live, scratch=scratch)
+            upload
+            if upload is not None and upload.portions(device, live) is not None and upload.reserve(scratch)
+            else self.allocate(device, live, scratch=scratch)
             for (device, live, _), upload in zip(runs, begun, strict=True)
         ]
         return combined([
@@ -216,12 +219,11 @@ class Uploads:
             for run, upload in zip(runs, self.sweeps, strict=True):
                 if upload is None:
                     change_at_once(run, change)
-        elif not are_for(self.sweeps, runs):
-            self.sweeps = None  # The program has moved the model meanwhile: the rest is not added.
-            return True
-        for number, (_, live, host) in enumerate(runs):
-            upload = self.sweeps[number]
-            if upload is not None and upload.advance(live, host, change, version):
+        if len(self.sweeps) != len(runs):
+            self.sweeps.clear()  # The program has moved the model meanwhile: the rest is not added.
+        for number, (upload, (device, live, host)) in enumerate(zip(self.sweeps, runs, strict=False)):
+            found = None if upload is None else upload.portions(device, live)
+            if upload is None or found is None or upload.advance(found, host, change, version):
                 self.sweeps[number] = None
         if any(self.sweeps):
             return False
@@ -261,13 +263,6 @@ class UpdateUpload(Upload):
 def change_of(ratio: float | None) -> Change:
     """Return the change that merges values at this ratio, or adds them if it is None."""
     return add if ratio is None else partial(merge, weight=ratio)
-
-
-def are_for(uploads: Sequence[PortionUpload | None], runs: Sequence[Run]) -> bool:
-    """Return True if these uploads are for the tensors of these runs."""
-    return len(uploads) == len(runs) and all(
-        upload is None or upload.fits(device, live) for upload, (device, live, _) in zip(uploads, runs, strict=True)
-    )
 
 
 def change_at_once(run: Run, change: Change) -> Copies:
