@@ -240,7 +240,6 @@ def test_tensors_that_find_no_memory_are_added_once_while_others_are_still_swept
     while not state.add_scaled(pull, 2.0, 1):
         accelerator.synchronize()
     accelerator.memory.refuse = lambda size: False
-    accelerator.synchronize()
     assert {value for tensor in model for value in tensor.tolist()} == {7.0}
 
 

@@ -76,7 +76,7 @@ class PortionUpload:
             return False
         return True
 
-    def portions(self, device: torch.device, live: Sequence[Tensor]) -> list[list[Tensor]] | None:
+    def portions_of(self, device: torch.device, live: Sequence[Tensor]) -> list[list[Tensor]] | None:
         """Return the portions of these tensors; None if the program has moved the model, so that they are others."""
         found = list(portions(live, self.max_elements))
         return found if device == self.device and self.sizes == list(map(count_elements, found)) else None
@@ -154,8 +154,8 @@ class Uploads:
         self, device: torch.device, live: Sequence[Tensor], buffers: int = 2, scratch: int = 0, can_shrink: bool = True
     ) -> PortionUpload | None:
         """Return an upload, of smaller portions if the device is nearly full; None if it has no room, or no streams."""
-        sizes = (self.PORTION_ELEMENTS, max(self.PORTION_ELEMENTS >> 4, 1))[: 1 + can_shrink]
-        for max_elements in sizes if device.type == "cuda" else ():
+        limits = (self.PORTION_ELEMENTS, max(self.PORTION_ELEMENTS >> 4, 1))[: 1 + can_shrink]
+        for max_elements in limits if device.type == "cuda" else ():
             with contextlib.suppress(torch.OutOfMemoryError):
                 return PortionUpload(self.streams, device, live, max_elements, buffers, scratch)
         return None
@@ -183,7 +183,7 @@ class Uploads:
         begun = ahead if len(ahead) == len(runs) else [None] * len(runs)
         uploads = [
             upload
-            if upload is not None and upload.portions(device, live) is not None and upload.reserve(scratch)
+            if upload is not None and upload.portions_of(device, live) is not None and upload.reserve(scratch)
             else self.allocate(device, live, scratch=scratch)
             for (device, live, _), upload in zip(runs, begun, strict=True)
         ]
@@ -222,7 +222,7 @@ class Uploads:
         if len(self.sweeps) != len(runs):
             self.sweeps.clear()  # The program has moved the model meanwhile: the rest is not added.
         for number, (upload, (device, live, host)) in enumerate(zip(self.sweeps, runs, strict=False)):
-            found = None if upload is None else upload.portions(device, live)
+            found = None if upload is None else upload.portions_of(device, live)
             if upload is None or found is None or upload.advance(found, host, change, version):
                 self.sweeps[number] = None
         if any(self.sweeps):
@@ -249,7 +249,8 @@ class UpdateUpload(Upload):
 
     def done(self) -> bool:
         """Return True once applying the values does not wait. Any thread may call it."""
-        return all(event.query() for part in self._parts for _, event in part.arriving)  # type: ignore[no-untyped-call]
+        arriving = [event for part in self._parts for _, event in tuple(part.arriving)]
+        return all(event.query() for event in arriving)  # type: ignore[no-untyped-call]
 
     def add(self) -> Copies:
         """Add the values, as :meth:`ModelState.add`."""
