@@ -327,6 +327,8 @@ class TrainingSide:
             if correction.pull is not None and (is_resumed or factor):
                 result = self.live.state.add_scaled(correction.pull, factor, correction.version)
                 is_unfinished = result is False  # A user's State may return None, which means that all is added.
+        except MemoryError:
+            is_unfinished = True  # The model's device has no memory for it now: try again at the next boundary.
         finally:
             self.live.outer_lock.release()
         if not is_resumed:

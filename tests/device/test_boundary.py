@@ -287,9 +287,10 @@ def test_a_snapshot_that_finds_no_memory_costs_a_mix_and_not_the_loop(simulated_
 @pytest.mark.parametrize(
     ("mass", "is_part", "is_ahead"), [(None, False, True), (3.0, False, True), (3.0, False, False), (None, True, True)]
 )
+@pytest.mark.parametrize("follows", [False, True], ids=["", "slow weights follow"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_whatever_memory_is_left_an_update_is_applied_whole_or_lost_and_counted(
-    simulated_device, mass, dtype, is_part, is_ahead
+    simulated_device, mass, dtype, is_part, is_ahead, follows
 ):  # fmt: skip
     """Blocks take multiples of the bytes of a half: each sum of them is tried, and a byte more and less."""
     whole, memory = 2.5 if mass is not None else 3.0, simulated_device.memory
@@ -297,6 +298,8 @@ def test_whatever_memory_is_left_an_update_is_applied_whole_or_lost_and_counted(
     for extra in sorted({max(blocks * SIZE + one, 0) for blocks in range(18) for one in (-1, 0, 1)}):
         loop = Loop(dtype)
         loop.boundary.uploads_updates = is_ahead
+        slow = torch.ones(SIZE, device="cuda")
+        loop.optimizer.state[loop.weights] = {"slow_params": slow} if follows else {}
         torch.cuda.synchronize()
         positions = np.arange(0, SIZE, 2) if is_part else None
         vector = loop.pool.take(SIZE // 2 if is_part else None)
@@ -313,8 +316,9 @@ def test_whatever_memory_is_left_an_update_is_applied_whole_or_lost_and_counted(
             memory.limit_bytes = math.inf
         assert loop.boundary.pending_updates == 0
         values = loop.weights.detach().float().cpu()
+        assert not follows or torch.equal(values, slow.cpu())
         changed = values[::2] if is_part else values
         seen.add((float(changed.min()), float(changed.max()), lost))
     assert seen <= {(1.0, 1.0, 1), (whole, whole, 0)}
     assert (whole, whole, 0) in seen
-    assert ((1.0, 1.0, 1) in seen) == is_part, "without memory whole vectors are added on the host"
+    assert ((1.0, 1.0, 1) in seen) == (is_part or follows), "without memory whole vectors are added on the host"

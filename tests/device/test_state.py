@@ -9,7 +9,7 @@ from torch import nn
 
 from gossip.arithmetic.subsets import ALL
 from gossip.averaging.vectors import Cut
-from gossip.errors import CheckpointError, LayoutError
+from gossip.errors import LayoutError
 from node.model import checkpoint
 from node.model.device.uploads import Uploads
 from node.model.optimizers import Optimizers
@@ -89,14 +89,6 @@ def test_parameters_that_are_empty_on_this_rank_are_refused():
     model[0].weight.data = torch.empty(0)
     with pytest.raises(LayoutError, match=r"Parameter '0\.weight' has no elements on this rank: DeepSpeed's ZeRO-3"):
         ModelState(model)
-
-
-@pytest.mark.parametrize("call", [lambda url: checkpoint.save(url, {}, None, {}), checkpoint.load])
-def test_a_checkpoint_at_a_url_is_refused_in_a_sentence(call, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(CheckpointError, match="s3://bucket/run is a URL, which only node"):
-        call("s3://bucket/run")
-    assert not list(tmp_path.iterdir())
 
 
 # -- memory ------------------------------------------------------------------------------------------------------------

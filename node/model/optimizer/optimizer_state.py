@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from gossip.errors import LayoutError
+from node.model.device.copies import memory_errors
 from node.model.inventory.examples import (
     Example,
     can_be_told,
@@ -304,13 +305,21 @@ class OptimizerState:
 
     @contextmanager
     def moving(self) -> Iterator[None]:
-        """Move the state that follows the weights by as much as the weights move inside the block."""
+        """Move the state that follows the weights by as much as the weights move inside the block.
+
+        Raises:
+            MemoryError: The device has no memory for a copy of these weights, before the block. No more is taken.
+        """
         pairs = self.followers() if self.has_followers() else []
         with torch.no_grad():
-            before = [parameter.detach().clone() for parameter, _ in pairs]
+            with memory_errors():
+                before = [
+                    parameter.detach().to(torch.promote_types(parameter.dtype, state.dtype), copy=True)
+                    for parameter, state in pairs
+                ]
             yield
             for (parameter, state), old in zip(pairs, before, strict=True):
-                state.add_(parameter.to(state.dtype) - old.to(state.dtype))
+                state.sub_(old.sub_(parameter))
 
     # -- what newcomers take -----------------------------------------------------------------------------------------
     def examples(self, keys: Sequence[str], scalars: Mapping[str, float]) -> dict[int, list[Example]]:
