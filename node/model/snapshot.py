@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from gossip.arithmetic.layout import Kind
 from gossip.arithmetic.moments import MomentForm
 from gossip.averaging.vectors import Moments, Statistics, Vector
 from gossip.errors import LayoutError
@@ -115,12 +116,12 @@ class ModelState(State):
 
     def addresses(self) -> dict[int, str]:
         """Return the names of these tensors by their addresses in memory; empty ones have none."""
-        named = zip(self.layout.segments, self.exchanged_tensors(), strict=False)
-        return {tensor.data_ptr(): segment.name for segment, tensor in named if tensor.numel()}
+        named = self.named_tensors("parameter", "buffer")
+        return {tensor.data_ptr(): name for name, tensor in named if tensor.numel()}
 
     def sound(self) -> bool:
         """Return True if every weight is finite. Waits for the device."""
-        return all(bool(torch.isfinite(tensor).all()) for tensor in self._tensors.current())
+        return not self.spoiled_tensor()
 
     def forget_spoiled(self) -> None:
         """Drop optimizer state that is not finite: it would spoil sound weights in the next step."""
@@ -236,10 +237,10 @@ class ModelState(State):
         live = list(pieces_in_range(self._tensors.current(), start, start + out.size))
         torch._foreach_copy_(views_like(torch.from_numpy(out), live), live)
 
-    def frozen_tensors(self) -> list[tuple[str, Tensor]]:
-        """Return the frozen weights by name, which no mix changes."""
-        named = zip(self.layout.segments, self._tensors.current(), strict=False)  # Bits have no values.
-        return [(segment.name, tensor) for segment, tensor in named if segment.kind == "frozen"]
+    def named_tensors(self, *kinds: Kind) -> list[tuple[str, Tensor]]:
+        """Return the live tensors of these kinds by name; those of bits, which have no values, are not among them."""
+        named = zip(self.layout.segments, self._tensors.current(), strict=False)
+        return [(segment.name, tensor) for segment, tensor in named if segment.kind in kinds]
 
     def range_tensors(self) -> list[tuple[str, Tensor]]:
         """Return by name the floats that have no mean and are copied, unless the user has named them in copy=."""
@@ -251,21 +252,14 @@ class ModelState(State):
         ]  # fmt: skip
 
     def spoiled_tensor(self) -> str:
-        return next(
-            (segment.name for segment, tensor in zip(self.layout.segments, self._tensors.current(), strict=False)
-             if not bool(torch.isfinite(tensor).all())), ""
-        )  # fmt: skip
+        named = self.named_tensors("parameter", "buffer", "frozen")
+        return next((name for name, tensor in named if not bool(torch.isfinite(tensor).all())), "")
 
     @contextlib.contextmanager
     def _moving(self) -> Iterator[None]:
         """Move what follows the weights along with them, and note the displacement, while a mix changes them."""
         with self.optimizer_state.moving(), self.probe.mixing():
             yield
-
-    def averaged_buffers(self) -> list[tuple[str, Tensor]]:
-        """Return the live statistics by name."""
-        named = zip(self.layout.segments, self._tensors.current(), strict=False)  # Bits have no values.
-        return [(segment.name, tensor) for segment, tensor in named if segment.kind == "buffer"]
 
     def new_buffers(self) -> list[str]:
         """Return the names of buffers that the program has added since the node was made, which do not travel."""
@@ -302,7 +296,7 @@ class ModelState(State):
         return self._mixer.shift(self._buffers(), statistics).cpu().numpy()
 
     def _buffers(self) -> list[Tensor]:
-        return [tensor for _, tensor in self.averaged_buffers()]
+        return [tensor for _, tensor in self.named_tensors("buffer")]
 
     def add_weighted(self, shift: Floats, weight: float) -> Copies:
         live = self._weights(shift.size)

@@ -48,7 +48,7 @@ class ModelWatch:
             self.notify("inventory", self.state.inventory().counts())
             self.averaged_sample = []
             self.state.optimizer_state.begin()
-            buffers = self.state.averaged_buffers()
+            buffers = self.state.named_tensors("buffer")
             self.normalised = [name for name, tensor in buffers if has_directions(tensor)]
             self.look_at_ranges(self.state.range_tensors())
 
@@ -132,8 +132,8 @@ class ModelWatch:
                 "register it, with its shape, before the Node is made.",
                 "buffer",
             )
-        self.look_at_buffers(self.state.averaged_buffers())
-        self.look_at_frozen(self.state.frozen_tensors())
+        self.look_at_buffers(self.state.named_tensors("buffer"))
+        self.look_at_frozen(self.state.named_tensors("frozen"))
         self.look_at_ranges(self.state.range_tensors())
 
     def look_at_buffers(self, named: Sequence[tuple[str, Tensor]]) -> None:

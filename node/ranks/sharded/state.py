@@ -6,7 +6,7 @@ import contextlib
 import threading
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -18,9 +18,9 @@ from torch import Tensor, nn
 from gossip.arithmetic.mixing import is_finite
 from gossip.arithmetic.moments import MomentForm
 from gossip.arithmetic.movement import Movement
-from gossip.averaging.model import Pending
 from gossip.averaging.vectors import Moments
 from gossip.errors import LayoutError
+from node.model.device.copies import Copies
 from node.model.inventory.items import Inventory
 from node.model.inventory.words import read_words, write_words
 from node.model.optimizer.moments import LiveMoments
@@ -33,16 +33,6 @@ from node.ranks.sharded.work import ShardWork
 __all__ = ["ShardedState"]
 
 NOTHING_ADOPTED = -1  # No vector has this length.
-
-
-@dataclass(frozen=True, slots=True)
-class FinishedRead(Pending):
-    """A read that is done, whose values the ranks have checked."""
-
-    finite: bool = field()  # Without field() its default would be the property of the base class.
-
-    def done(self) -> bool:
-        return True
 
 
 class ShardedState(State):
@@ -140,16 +130,16 @@ class ShardedState(State):
         self.read(out)
         self.copy_s = time.perf_counter() - began
 
-    def begin_read_piece(self, out: Floats, start: int) -> FinishedRead:
-        return FinishedRead(self._on_array(Operation("read", start), out))
+    def begin_read_piece(self, out: Floats, start: int) -> Copies:
+        return finished(self._on_array(Operation("read", start), out))
 
-    def begin_read_optimizer(self, out: Floats, start: int) -> FinishedRead:
-        return FinishedRead(self._on_array(Operation("read", start, keys=self.optimizer_keys), out))
+    def begin_read_optimizer(self, out: Floats, start: int) -> Copies:
+        return finished(self._on_array(Operation("read", start, keys=self.optimizer_keys), out))
 
-    def begin_read_at(self, out: Floats, positions: Positions) -> FinishedRead | None:
+    def begin_read_at(self, out: Floats, positions: Positions) -> Copies | None:
         if self._thread is None or threading.current_thread() is self._thread:
             out[:] = self._read(self.layout.exchanged)[positions]
-            return FinishedRead(is_finite(out))
+            return finished(is_finite(out))
         if self._sample is not None and np.array_equal(self._sample[0], positions):
             out[:] = self._sample[1]
         else:
@@ -236,12 +226,12 @@ class ShardedState(State):
         return self.work.device
 
     # -- the optimizer's moments -----------------------------------------------------------------------------------
-    def begin_read_moments(self, rows: Floats, form: MomentForm, start: int, stop: int) -> FinishedRead:
+    def begin_read_moments(self, rows: Floats, form: MomentForm, start: int, stop: int) -> Copies:
         """Read elements [start, stop) of each moment into its row; NaN if the moments are others by now."""
         if form != self.moments.current:
             rows.fill(np.nan)
-            return FinishedRead(False)
-        return FinishedRead(self._on_moments("read", form, rows[:, : stop - start], start))
+            return finished(False)
+        return finished(self._on_moments("read", form, rows[:, : stop - start], start))
 
     def mix_moments(self, moments: Moments) -> None:
         """Mix a partner's moments on all ranks, each in its own part, unless ours are others by now."""
@@ -300,6 +290,11 @@ class ShardedState(State):
                 tensor.copy_(tensors[name])
         self.announce(Operation("plain"))
         self._copy_frozen()
+
+
+def finished(finite: bool) -> Copies:
+    """Return a read that is done; the ranks have checked whether its values are finite."""
+    return Copies(flags=(torch.tensor(finite, device="cpu"),))
 
 
 def is_wide(dtype: torch.dtype) -> bool:
