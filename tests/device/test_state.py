@@ -82,7 +82,6 @@ def test_the_optimizers_scalars_come_in_one_copy_that_nobody_waits_for(costs):
     costs.check(waits=1)
 
 
-# -- refusals ----------------------------------------------------------------------------------------------------------
 def test_parameters_that_are_empty_on_this_rank_are_refused():
     model = mlp()
     model[0].weight.ds_shape = model[0].weight.shape  # DeepSpeed's ZeRO-3 leaves a weight in this state.
@@ -236,16 +235,17 @@ def test_tensors_that_find_no_memory_are_added_once_while_others_are_still_swept
 
 
 @cuda
-def test_a_model_that_moves_ends_the_addition_in_progress(accelerator, sweeping):
+def test_a_model_that_moves_ends_the_addition_in_progress_and_takes_an_update_where_it_is(accelerator, sweeping):
     model, state, pull = sweeping
     assert not state.add_scaled(pull, 2.0, 1)
+    upload = state.begin_upload(pull)
     accelerator.synchronize()
     model.to("cpu")
     assert state.add_scaled(pull, 2.0, 1)
-    assert set(model["w"].tolist()) == {1.0}
+    upload.add()
+    assert set(model["w"].tolist()) == {4.0}
 
 
-# -- threads -----------------------------------------------------------------------------------------------------------
 def test_vectors_of_ranks_go_over_the_models_device(monkeypatch, tmp_path):
     """The current device would be the first one on every rank that has not called set_device."""
     dist = torch.distributed

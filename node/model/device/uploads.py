@@ -40,7 +40,7 @@ class PortionUpload:
         device: The device.
         live: The tensors.
         max_elements: The limit of a portion.
-        buffers: The number of buffers, of so many elements each: more of them if no portion is that large.
+        buffers: The largest number of buffers, each for one portion.
         scratch: So many times the memory of a portion's values is allocated by the change.
 
     Raises:
@@ -57,7 +57,8 @@ class PortionUpload:
         # At most one tensor. It is released right before the change: nothing else takes this memory until then, and the
         # allocator has it for the change afterwards.
         self.scratch = [self.new_buffer(scratch * self.largest)] if scratch else []
-        count = min(max(buffers * max_elements // self.largest, min(buffers, 2)), len(self.sizes))
+        # A tensor that cannot be split may exceed the limit, and two buffers of its size are enough.
+        count = min(buffers, buffers if self.largest <= max_elements else 2, len(self.sizes))
         with torch.cuda.stream(streams.of(device, "up")):  # The stream that writes to a buffer first allocates it.
             self.buffers = [self.new_buffer(self.largest) for _ in range(count)]
         self.last_uses: list[torch.cuda.Event | None] = [None] * count  # For each buffer the event after its change.
