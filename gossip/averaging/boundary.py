@@ -155,7 +155,7 @@ class Boundary:
 
     def deliver_update(self, update: Update) -> None:
         """Deliver an announced update."""
-        if self.uploads_updates and update.positions is None:
+        if self.uploads_updates and update.positions is None and update.weight == 1.0:
             update = replace(update, upload=self.model.begin_upload(update.vector.array))
         with self.lock:
             self.arrived_updates.append(update)

@@ -14,6 +14,7 @@ import torch.distributed as dist
 from torch.utils.data import Sampler
 
 from gossip.errors import LocalError
+from node.model.scalars import HostCopy
 from node.node import Node
 
 __all__ = ["Adapter", "ContextAdapter", "EpochSampler", "ScaleWatch"]
@@ -201,7 +202,7 @@ class ScaleWatch:
 
     def __init__(self, scaler: Any) -> None:
         self.scaler = scaler
-        self.copies: deque[tuple[torch.Tensor, torch.cuda.Event]] = deque()
+        self.copies: deque[HostCopy] = deque()
         self.unreported_count = 0  # Skipped steps that no call has reported yet.
         self.scale = 0.0 if scaler is None else float(scaler.get_scale())  # The last one seen; 0 without a scaler.
 
@@ -212,11 +213,9 @@ class ScaleWatch:
             before, self.scale = self.scale, 0.0 if self.scaler is None else float(self.scaler.get_scale())
             return self.scale < before
         if len(self.copies) < self.MAX_COPIES:
-            host = torch.empty(scale.shape, dtype=scale.dtype, pin_memory=True, device="cpu")
-            host.copy_(scale, non_blocking=True)
-            self.copies.append((host, torch.cuda.current_stream(scale.device).record_event()))
-        while self.copies and self.copies[0][1].query():  # type: ignore[no-untyped-call]
-            before, self.scale = self.scale, float(self.copies.popleft()[0])
+            self.copies.append(HostCopy(scale))
+        while self.copies and self.copies[0].done():
+            before, self.scale = self.scale, float(self.copies.popleft().values)
             self.unreported_count += self.scale < before
         if self.unreported_count:
             self.unreported_count -= 1

@@ -55,11 +55,7 @@ class FileShards(Iterable[str]):
     the worker started, so that workers which start with each pass follow the swarm, and persistent ones do not.
 
     Args:
-        files: Names of files: paths, URLs, or any texts. All nodes must give the same ones in the same order.
-        epochs: Passes per iteration; None: without end.
-        shuffle: Shuffle the share, differently in each pass.
-        samples: The samples in all files together, if known. Members then agree on the number of the pass by the
-            swarm's sample count, and divide the files without overlap; without it each counts its own passes.
+        files: As for :meth:`node.node.Node.shards`, as are ``epochs``, ``shuffle`` and ``samples``.
         sharers: The members that share the files.
         names: Noted when a name is given.
 

@@ -250,20 +250,10 @@ class Samplers:
         self, dataset: Any, batch_size: int | None = None, shuffle: bool = True, drop_last: bool = False, seed: int = 0,
         by_rank: bool = True,
     ) -> ShareSampler | ShareBatchSampler:  # fmt: skip
-        """Return a sampler of indices, or of batches if ``batch_size`` is given.
+        """Return a sampler of indices, or of batches if ``batch_size`` is given (:meth:`node.node.Node.sampler`).
 
-        Args:
-            dataset: A dataset with a length, or a number of samples.
-            batch_size: Samples per batch; None for indices.
-            shuffle: Order the share by ``seed``; otherwise it is ascending.
-            drop_last: Leave out a last batch that is short.
-            seed: The seed of the order.
-            by_rank: Divide the share among the node's ranks. If False every rank gets the whole share in the same
-                order, for loaders that divide it themselves.
-
-        Raises:
-            DataError: The dataset cannot be divided.
-            ConfigError: A number is impossible.
+        Without ``by_rank`` every rank gets the node's whole share in the same order, for loaders that divide it
+        themselves.
         """
         if not isinstance(seed, int):
             raise ConfigError(f"seed is {seed!r}; give a whole number.")

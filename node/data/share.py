@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -17,7 +17,6 @@ from node.data.likeness import likeness_of
 from node.data.loader import ShareLoader
 from node.data.opened import Collate, open_dataset
 from node.data.sampler import MAX_LENGTHS, Samplers, ShareBatchSampler, ShareSampler
-from node.data.sharding import Shard
 
 __all__ = ["Share"]
 
@@ -37,13 +36,31 @@ class Share:
 
     def shard(
         self, dataset: Any, batch_size: int, shuffle: bool, epochs: int, collate: Collate | None, drop_last: bool
-    ) -> Shard:
-        """Return this node's share of a dataset in batches."""
+    ) -> Iterator[Any]:
+        """Yield this node's share of a dataset in batches, in so many passes.
+
+        At the first batch after a change of members, a dead member's part is included and a newcomer's part left out. A
+        pass ends when nothing owned is left. Its last batches may be smaller, and a share smaller than a batch is one
+        short batch. An empty share (more members than samples) gives nothing: the loop body does not run, and a loop
+        that trains until some condition must wait between passes by itself.
+
+        Across the swarm a sample is seen at least once per pass, not exactly once. Samples that a member trained on
+        before it died, or before a newcomer took them over, are trained on again, because members do not coordinate.
+        """
         length, fetch = open_dataset(dataset, collate)
         batches = self.samplers.make(length, batch_size, shuffle, drop_last)
         assert isinstance(batches, ShareBatchSampler)
         self.samplers.compare(batches.sampler, dataset, length)
-        return Shard(fetch, batches, epochs, self.draws)
+        if epochs < 1:
+            raise ConfigError(f"epochs is {epochs}; ask for at least 1 pass.")
+        return self.passes(fetch, batches, epochs)
+
+    def passes(self, fetch: Callable[[Any], Any], batches: ShareBatchSampler, epochs: int) -> Iterator[Any]:
+        """Yield the batches of passes whose indices these are."""
+        for _ in range(epochs):
+            for batch in self.draws.passes(batches, batches.sampler.length):
+                self.draws.give(len(batch))
+                yield fetch(batch)
 
     def loader(self, loader: Any) -> ShareLoader:
         """Return the share of a user's loader, always the same object for one loader, so that its workers live on."""

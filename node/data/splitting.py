@@ -21,17 +21,7 @@ NOBODY = PeerId(bytes(16))
 
 
 def split(dataset: Any, fractions: Sequence[float], seed: int) -> list[Subset[Any]]:
-    """Return disjoint random parts of a dataset, the same in every process.
-
-    Args:
-        dataset: A dataset with a length, or tensors of equal length, which become a TensorDataset.
-        fractions: The fraction of each part; together at most 1.
-        seed: Draws another division.
-
-    Raises:
-        ConfigError: A fraction or the seed does not fit.
-        DataError: The dataset does not fit.
-    """
+    """Return disjoint random parts of a dataset, the same in every process (:meth:`node.node.Node.split`)."""
     is_fraction = [isinstance(part, int | float) and 0 <= part <= 1 for part in fractions]
     if not is_fraction or not all(is_fraction) or math.fsum(fractions) > 1 + 1e-9:
         raise ConfigError(f"fractions is {list(fractions)!r}: give numbers of 0 to 1 whose sum is at most 1.")

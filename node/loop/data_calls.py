@@ -107,7 +107,7 @@ class DataCalls:
         Returns:
             An iterator over batches.
         """
-        return iter(self._share.shard(dataset, batch_size, shuffle, epochs, collate_fn, drop_last))
+        return self._share.shard(dataset, batch_size, shuffle, epochs, collate_fn, drop_last)
 
     def sampler(
         self,

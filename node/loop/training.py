@@ -36,7 +36,7 @@ from node.loop.steps import StepLoop
 from node.model.inventory.constants import constants_of
 from node.model.inventory.items import Inventory
 from node.model.inventory.watch import ModelWatch
-from node.model.loss import LastLoss
+from node.model.scalars import LastLoss
 from node.model.snapshot import ModelState
 from node.network.runtime import Runtime
 from node.network.service import LEAVE_S, REPORT_S, Service
@@ -327,6 +327,8 @@ class TrainingSide:
             if correction.pull is not None and (is_resumed or factor):
                 result = self.live.state.add_scaled(correction.pull, factor, correction.version)
                 is_unfinished = result is False  # A user's State may return None, which means that all is added.
+        except MemoryError:
+            is_unfinished = True  # The model's device has no memory for it now: try again at the next boundary.
         finally:
             self.live.outer_lock.release()
         if not is_resumed:

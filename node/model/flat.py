@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from itertools import groupby
 from operator import attrgetter
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -19,14 +19,13 @@ from gossip.errors import LayoutError
 from node.model.state import Floats
 
 __all__ = [
-    "TensorPositions",
     "add",
     "add_and_read",
-    "add_at",
-    "add_pieces",
+    "add_scaled",
     "are_float32_on_cpu",
     "count_elements",
     "device_runs",
+    "finite_flag",
     "host_tensor",
     "is_kernel_faster",
     "merge",
@@ -40,19 +39,6 @@ MIN_KERNEL_TENSOR_ELEMENTS = 1 << 12
 # Size of a block where torch does the kernel's work: a tensor's block and the vector's, 256 KiB each, stay in the L2
 # cache.
 BLOCK_ELEMENTS = 1 << 16
-
-
-class TensorPositions(NamedTuple):
-    """Positions in one tensor, flattened, for the elements [start, stop) of a vector of values."""
-
-    tensor: Tensor
-    positions: Tensor
-    start: int
-    stop: int
-
-    def select(self) -> Tensor:
-        """Return a copy of the elements at these positions."""
-        return self.tensor.reshape(-1).index_select(0, self.positions)
 
 
 def host_tensor(vector: Floats, expected: int) -> Tensor:
@@ -177,13 +163,9 @@ def add(live: list[Tensor], flat: Tensor, weight: float = 1.0) -> None:
     torch._foreach_add_(live, views_like(flat, live))
 
 
-def add_at(live: Tensor, positions: Tensor, values: Tensor) -> None:
-    """Add ``values`` to one tensor at these distinct positions, in the tensor's own dtype, rounded once."""
-    flat = live.view(-1) if live.is_contiguous() else live.reshape(-1)
-    flat.index_copy_(0, positions, (flat.index_select(0, positions) + values).to(live.dtype))
-    is_copy = flat.data_ptr() != live.data_ptr()  # A tensor that is not contiguous was copied.
-    if is_copy:
-        live.copy_(flat.view(live.shape))
+def add_scaled(live: list[Tensor], flat: Tensor, factor: float) -> None:
+    """Add ``factor * flat`` to the tensors. ``flat`` stays unchanged."""
+    torch._foreach_add_(live, views_like(flat, live), alpha=factor)
 
 
 def merge(live: list[Tensor], flat: Tensor, weight: float) -> None:
@@ -198,7 +180,12 @@ def merge(live: list[Tensor], flat: Tensor, weight: float) -> None:
     torch._foreach_add_(live, pieces)
 
 
-def add_pieces(pieces: list[TensorPositions], _: list[Tensor], values: Tensor) -> None:
-    """Add its part of ``values`` to each tensor, at its positions; a :data:`node.model.device.uploads.Change`."""
-    for piece in pieces:
-        add_at(piece.tensor, piece.positions, values[piece.start : piece.stop])
+def finite_flag(tensors: Sequence[Tensor]) -> Tensor:
+    """Return on their device whether all values of these tensors are finite as float32, in which they travel."""
+    by_type: dict[torch.dtype, list[Tensor]] = {}
+    for tensor in tensors:
+        if tensor.numel():
+            by_type.setdefault(tensor.dtype, []).append(tensor)
+    # The largest absolute value of each tensor; one NaN makes it NaN. torch is fast for tensors of one type.
+    norms = [torch.stack(torch._foreach_norm(group, math.inf)).float() for group in by_type.values()]
+    return torch.isfinite(torch.cat(norms)).all() if norms else torch.tensor(True)

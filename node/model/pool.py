@@ -131,16 +131,15 @@ class VectorPool:
     def give(self, vector: Vector) -> None:
         """Release one use of a vector, and with its last use the sum in its ``added_since`` too."""
         with self.lock:
-            vector.users -= 1
-            if vector.users:
-                return
-            added_since, vector.added_since = vector.added_since, None
-            if not vector.is_transient:
-                self.keep_free(vector.array)
-            if added_since is not None:
-                added_since.users -= 1
-                if not added_since.users and not added_since.is_transient:
-                    self.keep_free(added_since.array)
+            released: Vector | None = vector
+            while released is not None:
+                released.users -= 1
+                if released.users:
+                    return
+                if not released.is_transient:
+                    self.keep_free(released.array)
+                following, released.added_since = released.added_since, None
+                released = following
 
     def keep_free(self, array: Floats) -> None:
         """Add an unused array to the free ones, or drop some if they are too many. The caller holds the lock."""

@@ -17,20 +17,19 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from gossip.arithmetic.layout import Kind
 from gossip.arithmetic.moments import MomentForm
 from gossip.averaging.vectors import Moments, Statistics, Vector
 from gossip.errors import LayoutError
 from node.model.device.copies import Copies, combined
 from node.model.device.downloads import Downloads
 from node.model.device.guard import StepGuard
-from node.model.device.streams import CopyStreams
-from node.model.device.sweeps import ScaledAddition
-from node.model.device.times import CopyTimes
-from node.model.device.updates import RelayedUpdate, UpdateUpload, change_of
-from node.model.device.uploads import Change, Relay, Uploading, Uploads, Work
+from node.model.device.streams import CopyStreams, CopyTimes
+from node.model.device.uploads import Change, PortionUpload, Relay, UpdateUpload, Uploads, change_of
 from node.model.flat import (
     add,
     add_and_read,
+    add_scaled,
     are_float32_on_cpu,
     count_elements,
     device_runs,
@@ -77,6 +76,9 @@ class ModelState(State):
             object, or changed its shape or dtype. ``load_state_dict()`` and ``to(device)`` are allowed.
     """
 
+    optimizer_state: OptimizerState
+    moments: LiveMoments
+
     def __init__(
         self, model: nn.Module | Mapping[str, Any], optimizers: object = None, choices: Choices | None = None
     ) -> None:  # fmt: skip
@@ -88,8 +90,7 @@ class ModelState(State):
         self.state_refusal = ""  # Why the last newcomer's weights came without the optimizer's state.
         self._streams, self._guard = CopyStreams(), StepGuard(optimizers.all)
         self._downloads, self._uploads = Downloads(self._streams, self._guard), Uploads(self._streams)
-        self._scaled = ScaledAddition(self._streams)
-        self._sparse = SparseCopies(self._tensors, self._streams, self._guard, self._downloads, self._uploads)
+        self._sparse = SparseCopies(self._tensors, self._guard, self._downloads, self._uploads)
         self.layout = self._tensors.layout
         self._mixer = StatisticsMixer()
         self._mixer.begin(self._buffers())
@@ -99,31 +100,6 @@ class ModelState(State):
         if self.locks:  # Now rather than at the first copy, so that by then the guard has seen the optimizers step.
             self._guard.arm()
         self.adds_weighted = is_kernel_faster(self._tensors.current()[: self._exchanged_count], self.layout.exchanged)
-
-    @property
-    def optimizer_keys(self) -> tuple[str, ...]:
-        """Return the sorted names of the float state that EVERY trained parameter has in its own shape.
-
-        Empty before the first optimizer step, for optimizers without state, and if parameters differ in their state.
-        """
-        return self.optimizer_state.keys
-
-    def optimizer_scalars(self) -> dict[str, float]:
-        """Return the scalars of the optimizer's state (``step``), for a node that takes this state over.
-
-        Each is the largest over the parameters, which a parameter with a gradient in every step has. For the others the
-        bias correction is then too small, which only makes their next steps smaller.
-        """
-        return self.optimizer_state.scalars()
-
-    def recent_optimizer_scalars(self) -> dict[str, float] | None:
-        """Return the scalars as of the last call, or None if they have not arrived from the device yet."""
-        return self.optimizer_state.recent_scalars()
-
-    @property
-    def trained_elements(self) -> int:
-        """Return the number of trained elements: so many has each of :attr:`optimizer_keys` in the vector."""
-        return self.optimizer_state.trained_elements
 
     @property
     def changes(self) -> int:  # type: ignore[override]
@@ -140,12 +116,12 @@ class ModelState(State):
 
     def addresses(self) -> dict[int, str]:
         """Return the names of these tensors by their addresses in memory; empty ones have none."""
-        named = zip(self.layout.segments, self.exchanged_tensors(), strict=False)
-        return {tensor.data_ptr(): segment.name for segment, tensor in named if tensor.numel()}
+        named = self.named_tensors("parameter", "buffer")
+        return {tensor.data_ptr(): name for name, tensor in named if tensor.numel()}
 
     def sound(self) -> bool:
         """Return True if every weight is finite. Waits for the device."""
-        return all(bool(torch.isfinite(tensor).all()) for tensor in self._tensors.current())
+        return not self.spoiled_tensor()
 
     def forget_spoiled(self) -> None:
         """Drop optimizer state that is not finite: it would spoil sound weights in the next step."""
@@ -215,9 +191,6 @@ class ModelState(State):
             list(pieces_in_range(self.optimizer_state.tensors(self.optimizer_keys), first, first + out.size)), out
         )
 
-    def moment_form(self) -> MomentForm | None:
-        return self.moments.form(self.mix_state)
-
     def begin_read_moments(self, rows: Floats, form: MomentForm, start: int, stop: int) -> Copies:
         """Begin to read elements [start, stop) of each moment into its row; NaN if the moments are others by now."""
         if form != self.moments.current:
@@ -230,13 +203,9 @@ class ModelState(State):
         if moments.form != self.moments.current:
             return None
         self._guard.order_after_copies()
-        values, device = torch.from_numpy(moments.rows.reshape(-1)), self.device
-        if device is None:
-            self.moments.mix(moments, values)
-            return Copies()
-        return Copies(
-            tuple(self._uploads.prepare_at(device, values, lambda _, flat: self.moments.mix(moments, flat))())
-        )
+        values = torch.from_numpy(moments.rows.reshape(-1))
+        device = self.device or values.device
+        return self._uploads.change_whole([(device, values, lambda _, flat: self.moments.mix(moments, flat))])
 
     @torch.no_grad()
     def _begin_read(self, tensors: list[Tensor], out: Floats, constant: bool = False) -> Copies:
@@ -249,7 +218,7 @@ class ModelState(State):
         return combined(copies)
 
     def has_positions(self, positions: Positions) -> bool:
-        return self.device is None or self._sparse.cache.has(positions)
+        return self.device is None or self._sparse.has(positions)
 
     def prepare_positions(self, positions: Positions) -> None:
         if self.device is not None:
@@ -268,10 +237,10 @@ class ModelState(State):
         live = list(pieces_in_range(self._tensors.current(), start, start + out.size))
         torch._foreach_copy_(views_like(torch.from_numpy(out), live), live)
 
-    def frozen_tensors(self) -> list[tuple[str, Tensor]]:
-        """Return the frozen weights by name, which no mix changes."""
-        named = zip(self.layout.segments, self._tensors.current(), strict=False)  # Bits have no values.
-        return [(segment.name, tensor) for segment, tensor in named if segment.kind == "frozen"]
+    def named_tensors(self, *kinds: Kind) -> list[tuple[str, Tensor]]:
+        """Return the live tensors of these kinds by name; those of bits, which have no values, are not among them."""
+        named = zip(self.layout.segments, self._tensors.current(), strict=False)
+        return [(segment.name, tensor) for segment, tensor in named if segment.kind in kinds]
 
     def range_tensors(self) -> list[tuple[str, Tensor]]:
         """Return by name the floats that have no mean and are copied, unless the user has named them in copy=."""
@@ -283,21 +252,14 @@ class ModelState(State):
         ]  # fmt: skip
 
     def spoiled_tensor(self) -> str:
-        return next(
-            (segment.name for segment, tensor in zip(self.layout.segments, self._tensors.current(), strict=False)
-             if not bool(torch.isfinite(tensor).all())), ""
-        )  # fmt: skip
+        named = self.named_tensors("parameter", "buffer", "frozen")
+        return next((name for name, tensor in named if not bool(torch.isfinite(tensor).all())), "")
 
     @contextlib.contextmanager
     def _moving(self) -> Iterator[None]:
         """Move what follows the weights along with them, and note the displacement, while a mix changes them."""
         with self.optimizer_state.moving(), self.probe.mixing():
             yield
-
-    def averaged_buffers(self) -> list[tuple[str, Tensor]]:
-        """Return the live statistics by name."""
-        named = zip(self.layout.segments, self._tensors.current(), strict=False)  # Bits have no values.
-        return [(segment.name, tensor) for segment, tensor in named if segment.kind == "buffer"]
 
     def new_buffers(self) -> list[str]:
         """Return the names of buffers that the program has added since the node was made, which do not travel."""
@@ -324,20 +286,17 @@ class ModelState(State):
         """Begin to move the live statistics towards a partner's; on CUDA later steps see the result, and none waits."""
         self._guard.order_after_copies()
         buffers = self._buffers()
-        if not buffers[0].is_cuda:
-            self._mixer.mix(buffers, statistics)
-            return Copies()
 
         def change(_: list[Tensor], values: Tensor) -> None:
             self._mixer.mix(buffers, statistics, values)
 
-        return Copies(tuple(self._uploads.prepare_at(buffers[0].device, torch.from_numpy(statistics.values), change)()))
+        return self._uploads.change_whole([(buffers[0].device, torch.from_numpy(statistics.values), change)])
 
     def statistics_shift(self, statistics: Statistics) -> Floats:
         return self._mixer.shift(self._buffers(), statistics).cpu().numpy()
 
     def _buffers(self) -> list[Tensor]:
-        return [tensor for _, tensor in self.averaged_buffers()]
+        return [tensor for _, tensor in self.named_tensors("buffer")]
 
     def add_weighted(self, shift: Floats, weight: float) -> Copies:
         live = self._weights(shift.size)
@@ -364,12 +323,13 @@ class ModelState(State):
     def add_scaled(self, values: Floats, factor: float, version: int) -> bool:
         """Add ``factor * values``; on CUDA the values are page-locked, and each boundary adds a part."""
         self._guard.order_after_copies()
+        runs = list(device_runs(self._weights(values.size), values))
         with self.optimizer_state.moving():
-            return self._scaled.add(list(device_runs(self._weights(values.size), values)), factor, version)
+            return self._uploads.sweep(runs, partial(add_scaled, factor=factor), version)
 
     def merge(self, vector: Floats, weight: float) -> Copies:
         """Add ``weight * (vector - weights)``, as :meth:`add`."""
-        return self._apply(vector, change_of(weight), scratch=True)
+        return self._apply(vector, change_of(weight), 1)
 
     def begin_upload(self, values: Floats) -> UpdateUpload | None:
         """Begin to copy an update's values to the device, ahead of the boundary that applies it.
@@ -379,20 +339,17 @@ class ModelState(State):
         try:
             if not self.locks:
                 return None
-            tensors = self._weights(values.size)
-            parts = [
-                self._uploads.begin_ahead(device, live, host) if device.type == "cuda" else None
-                for device, live, host in device_runs(tensors, values)
-            ]
+            parts = self._uploads.begin_ahead(list(device_runs(self._weights(values.size), values)))
         except LayoutError:
             return None  # The boundary raises it where the user sees it.
         return UpdateUpload(partial(self._apply, values, ahead=parts), parts) if any(parts) else None
 
-    @torch.no_grad()
     def begin_relay(
         self, elements: int, ratio: float | None, relay: Relay, values: Floats | None = None
-    ) -> RelayedUpdate | None:
+    ) -> UpdateUpload | None:
         """Prepare an update whose values go from rank 0's device to those of the other ranks.
+
+        It has its memory already, so that no rank that has announced it fails for want of some.
 
         Args:
             elements: The number of values.
@@ -405,35 +362,31 @@ class ModelState(State):
             for two portions).
         """
         live = self._weights(elements)
-        device = live[0].device
-        if device.type != "cuda" or any(tensor.device != device for tensor in live):
+        device, host = live[0].device, None if values is None else host_tensor(values, elements)
+        if any(tensor.device != device for tensor in live):
             return None
-        self._guard.order_after_copies()
-        host = None if values is None else host_tensor(values, elements)
-        prepared = self._uploads.prepare_relay(device, live, host, change_of(ratio), relay, ratio is not None)
-        return None if prepared is None else RelayedUpdate(*prepared)
+        # A rank that receives does so in the current stream, in which a second buffer would gain nothing.
+        buffers, scratch = 1 if host is None else 2, 0 if ratio is None else 1
+        upload = self._uploads.allocate(device, live, buffers, scratch, can_shrink=False)
+        if upload is None:
+            return None
+
+        @torch.no_grad()
+        def apply(change: Change, _: int) -> Copies:
+            self._guard.order_after_copies()
+            with self._moving():
+                return upload.finish(live, host, change, relay)
+
+        return UpdateUpload(apply, [upload])
 
     @torch.no_grad()
     def _apply(
-        self, vector: Floats, change: Change, scratch: bool = False, *, ahead: Sequence[Uploading | None] | None = None
+        self, vector: Floats, change: Change, scratch: int = 0, *, ahead: Sequence[PortionUpload | None] = ()
     ) -> Copies:
-        """Apply ``change`` with this vector on every device, after all of them have allocated what it needs.
-
-        ``scratch`` is as for :meth:`Uploads.prepare`. ``ahead`` has the upload of each run of tensors on one device,
-        None for a run of which nothing was uploaded ahead.
-        """
+        """Apply ``change`` with this vector on every device; for the other arguments see :meth:`Uploads.apply`."""
         self._guard.order_after_copies()
-        runs = list(device_runs(self._weights(vector.size), vector))
-        prepared: list[Work] = [
-            self._uploads.prepare(device, live, host, change, uploading, scratch)
-            for (device, live, host), uploading in zip(runs, ahead or [None] * len(runs), strict=True)
-            if device.type == "cuda"
-        ]
         with self._moving():
-            for device, live, host in runs:
-                if device.type != "cuda":
-                    change(live, host.to(device))
-            return Copies(tuple(event for queue_change in prepared for event in queue_change()))
+            return self._uploads.apply(list(device_runs(self._weights(vector.size), vector)), change, scratch, ahead)
 
     @torch.no_grad()
     def write(

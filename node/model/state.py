@@ -18,6 +18,8 @@ from gossip.averaging.vectors import Moments, Statistics
 from gossip.errors import CheckpointError, LayoutError
 from node.model.inventory.items import Inventory, Item
 from node.model.inventory.statistics import StatisticsMixer
+from node.model.optimizer.moments import LiveMoments
+from node.model.optimizer.optimizer_state import OptimizerState
 
 __all__ = ["State"]
 
@@ -211,23 +213,35 @@ class VectorState(ABC):
         return type(self).buffer is VectorState.buffer
 
     # -- the optimizer's state, after the weights: ``trained_elements`` for each key ---------------------------------
+    optimizer_state: OptimizerState | None = None
+    """The state of torch's optimizers, if the model has any; a model with others overrides what follows."""
+    moments: LiveMoments | None = None
+    """The moments among that state."""
+
     @property
     def optimizer_keys(self) -> tuple[str, ...]:
-        """Return the sorted names of the optimizer's state tensors that newcomers get."""
-        return ()
+        """Return the sorted names of the optimizer's state tensors that newcomers get.
+
+        Empty before the first optimizer step, and for optimizers without state.
+        """
+        return () if self.optimizer_state is None else self.optimizer_state.keys
 
     @property
     def trained_elements(self) -> int:
         """Return the number of elements of one key's tensors."""
-        return 0
+        return 0 if self.optimizer_state is None else self.optimizer_state.trained_elements
 
     def optimizer_scalars(self) -> dict[str, float]:
-        """Return the scalars of the optimizer's state (``step``)."""
-        return {}
+        """Return the scalars of the optimizer's state (``step``), for a node that takes this state over.
+
+        Each is the largest over the parameters, which a parameter with a gradient in every step has. For the others the
+        bias correction is then too small, which only makes their next steps smaller.
+        """
+        return {} if self.optimizer_state is None else self.optimizer_state.scalars()
 
     def recent_optimizer_scalars(self) -> dict[str, float] | None:
         """Return the scalars, perhaps as of the last call, without waiting for a device; None if there are none yet."""
-        return self.optimizer_scalars()
+        return self.optimizer_scalars() if self.optimizer_state is None else self.optimizer_state.recent_scalars()
 
     def optimizer_range(self) -> range:
         """Return the range of the optimizer's state in the vector that newcomers take, which is behind all weights."""
@@ -244,7 +258,7 @@ class VectorState(ABC):
 
     def moment_form(self) -> MomentForm | None:
         """Return the form of the optimizer's moments that are mixed; None if none are."""
-        return None
+        return None if self.moments is None else self.moments.form(self.mix_state)
 
     def begin_read_moments(self, rows: Floats, form: MomentForm, start: int, stop: int) -> Pending | None:
         """Begin to read elements [start, stop) of each moment into its row."""

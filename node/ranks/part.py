@@ -19,7 +19,7 @@ from gossip.averaging.model import Pending
 from gossip.averaging.vectors import Moments, Vector
 from gossip.errors import ConfigError, LayoutError, LocalError
 from node.loop.live import Trained
-from node.model.device.updates import RelayedUpdate
+from node.model.device.uploads import UpdateUpload
 from node.model.optimizers import Optimizers
 from node.model.snapshot import ModelState
 from node.model.state import State
@@ -156,7 +156,8 @@ class WholePart(RankPart):
         if not change.fits(self.state.layout):
             raise unreadable_error(f"a change of {change.elements} elements")
         if change.portions:
-            self.pending_copy = self.receive_relayed(change).add()
+            update = self.receive_relayed(change)
+            self.pending_copy = update.add() if change.ratio is None else update.merge(change.ratio)
             return
         if self.received.size != change.elements:
             self.received = self.state.buffer(change.elements)
@@ -173,7 +174,7 @@ class WholePart(RankPart):
         else:
             self.pending_copy = self.state.add(self.received)
 
-    def receive_relayed(self, change: UpdateTold) -> RelayedUpdate:
+    def receive_relayed(self, change: UpdateTold) -> UpdateUpload:
         """Return an exchange's change whose values come from rank 0's device to this rank's."""
         update, rank = None, f"Rank {self.ranks.rank} of this node's group"
         if isinstance(self.state, ModelState):

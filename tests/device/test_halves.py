@@ -5,8 +5,8 @@ import pytest
 import torch
 from torch import nn
 
-from node.model.device import halves
-from node.model.device.halves import HALF_TYPES, HalfPart
+from node.model.device import copies
+from node.model.device.copies import HALF_TYPES, HalfPart
 from node.model.snapshot import ModelState
 from tests.device.test_boundary import SIZE, Loop
 
@@ -17,10 +17,10 @@ CHECK_BYTES = 1  # Each copy also brings the result of a check that all values a
 # -- in the vector's own memory --------------------------------------------------------------------------------------
 @TYPES
 @pytest.mark.parametrize(
-    ("last", "sizes"), [(1, (*range(20), 1001)), (5, (*range(20), 1001)), (halves.LAST_ELEMENTS, (65_536,))]
+    ("last", "sizes"), [(1, (*range(20), 1001)), (5, (*range(20), 1001)), (copies.LAST_ELEMENTS, (65_536,))]
 )
 def test_every_value_is_widened_exactly_and_once(monkeypatch, dtype, last, sizes):
-    monkeypatch.setattr(halves, "LAST_ELEMENTS", last)
+    monkeypatch.setattr(copies, "LAST_ELEMENTS", last)
     for size in sizes:
         # Infinities, NaN and subnormals are among the values.
         values = torch.arange(65_536).roll(99)[:size].to(torch.uint16).view(dtype)

@@ -10,9 +10,9 @@ from tests.node.conftest import _plain_environment, train, until  # noqa: F401, 
 
 def trainee(seed):
     torch.manual_seed(seed)
-    model = nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 4)).to("mps")
+    model = nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8), nn.Linear(8, 4)).to("mps")
     optimizer = torch.optim.AdamW(model.parameters(), 1e-3, foreach=False, fused=False)
-    batch = torch.ones(4, 8).to("mps")
+    batch = torch.arange(32.0).view(4, 8).to("mps")
 
     def work():
         optimizer.zero_grad()

@@ -3,9 +3,9 @@
 import pytest
 import torch
 
+from node.model.device.copies import HalfPart
 from node.model.device.downloads import Downloads
 from node.model.device.guard import StepGuard
-from node.model.device.halves import HalfPart
 from node.model.device.uploads import Uploads
 from tests.device import cuda, tensors
 from tests.device.orders import Side, wrong_values
@@ -18,7 +18,6 @@ def large(monkeypatch):
     """Treat a small model as one that is copied in place and changed in portions."""
     monkeypatch.setattr(Downloads, "MAX_STAGED_ELEMENTS", 0)
     monkeypatch.setattr(Downloads, "MIN_DIRECT_ELEMENTS", 4)
-    monkeypatch.setattr(Uploads, "AHEAD_ELEMENTS", 20)
     monkeypatch.setattr(Uploads, "PORTION_ELEMENTS", 7)
 
 
@@ -58,7 +57,7 @@ def test_half_precision_that_is_not_widened_is_wrong(monkeypatch):
 def test_without_the_guard_values_are_wrong(monkeypatch, dtype):
     def join(guard):
         """Close the watches, and let no stream wait."""
-        for _, _, watch in guard.pending:
+        for watch in guard.pending:
             watch.close()
         guard.pending = []
 

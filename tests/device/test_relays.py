@@ -103,6 +103,15 @@ def test_nothing_waits_and_no_rank_has_more_than_its_portions(simulated_device, 
     costs.check(peak=4 * PORTION * (3 + 2 + 1))
 
 
+def test_state_that_follows_the_weights_moves_with_a_relayed_update():
+    weights = nn.Parameter(torch.ones(5, device="cuda"))
+    optimizer = torch.optim.SGD([weights], 1.0)
+    optimizer.state[weights] = {"slow_params": torch.full((5,), 3.0, device="cuda")}
+    state = ModelState({"w": weights}, optimizer)
+    state.begin_relay(5, None, lambda values: values.fill_(2.0)).add()
+    assert optimizer.state[weights]["slow_params"].tolist() == [5.0] * 5
+
+
 def test_without_memory_or_off_the_device_nothing_is_relayed(accelerator):
     state = ModelState(nn.ParameterDict({"w": nn.Parameter(torch.ones(5))}))
     assert state.begin_relay(5, None, lambda values: None) is None

@@ -9,7 +9,7 @@ from torch import nn
 
 from gossip.arithmetic.subsets import ALL
 from gossip.averaging.vectors import Cut
-from gossip.errors import CheckpointError, LayoutError
+from gossip.errors import LayoutError
 from node.model import checkpoint
 from node.model.device.uploads import Uploads
 from node.model.optimizers import Optimizers
@@ -82,21 +82,12 @@ def test_the_optimizers_scalars_come_in_one_copy_that_nobody_waits_for(costs):
     costs.check(waits=1)
 
 
-# -- refusals ----------------------------------------------------------------------------------------------------------
 def test_parameters_that_are_empty_on_this_rank_are_refused():
     model = mlp()
     model[0].weight.ds_shape = model[0].weight.shape  # DeepSpeed's ZeRO-3 leaves a weight in this state.
     model[0].weight.data = torch.empty(0)
     with pytest.raises(LayoutError, match=r"Parameter '0\.weight' has no elements on this rank: DeepSpeed's ZeRO-3"):
         ModelState(model)
-
-
-@pytest.mark.parametrize("call", [lambda url: checkpoint.save(url, {}, None, {}), checkpoint.load])
-def test_a_checkpoint_at_a_url_is_refused_in_a_sentence(call, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(CheckpointError, match="s3://bucket/run is a URL, which only node"):
-        call("s3://bucket/run")
-    assert not list(tmp_path.iterdir())
 
 
 # -- memory ------------------------------------------------------------------------------------------------------------
@@ -231,15 +222,30 @@ def test_values_that_change_while_they_are_uploaded_are_uploaded_again(accelerat
 
 
 @cuda
-def test_values_that_find_no_memory_on_the_device_are_added_on_the_host(accelerator, sweeping):
+def test_tensors_that_find_no_memory_are_added_once_while_others_are_still_swept(accelerator, sweeping):
+    model = nn.ParameterList([torch.ones(600, device="cuda"), torch.ones(1), torch.ones(20, device="cuda")])
+    state = ModelState(model)
+    pull = state.buffer(621)
+    pull.fill(3.0)
+    accelerator.memory.refuse = lambda size: size <= 4 * 20  # The last tensor finds no memory.
+    while not state.add_scaled(pull, 2.0, 1):
+        accelerator.synchronize()
+    accelerator.memory.refuse = lambda size: False
+    assert {value for tensor in model for value in tensor.tolist()} == {7.0}
+
+
+@cuda
+def test_a_model_that_moves_ends_the_addition_in_progress_and_takes_an_update_where_it_is(accelerator, sweeping):
     model, state, pull = sweeping
-    accelerator.memory.limit_bytes = accelerator.memory.bytes
+    assert not state.add_scaled(pull, 2.0, 1)
+    upload = state.begin_upload(pull)
+    accelerator.synchronize()
+    model.to("cpu")
     assert state.add_scaled(pull, 2.0, 1)
-    accelerator.memory.limit_bytes = float("inf")
-    assert weights_of(model) == {7.0}
+    upload.add()
+    assert set(model["w"].tolist()) == {4.0}
 
 
-# -- threads -----------------------------------------------------------------------------------------------------------
 def test_vectors_of_ranks_go_over_the_models_device(monkeypatch, tmp_path):
     """The current device would be the first one on every rank that has not called set_device."""
     dist = torch.distributed

@@ -8,8 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from node.model.device import times
-from node.model.device.times import CopyTimes
+from node.model.device import streams
 from node.model.device.uploads import Uploads
 from node.model.snapshot import ModelState
 
@@ -24,7 +23,6 @@ def state():
 
 
 def test_copies_in_both_directions_are_recorded_once_they_have_ended(accelerator, costs, state, monkeypatch):
-    monkeypatch.setattr(Uploads, "AHEAD_ELEMENTS", 100)
     monkeypatch.setattr(Uploads, "PORTION_ELEMENTS", 100)
     out = state.buffer(SIZE)
     state.read(out)
@@ -60,11 +58,6 @@ def test_uploads_of_positions_and_of_a_correction_are_recorded(state, monkeypatc
     assert [(up.direction, up.size_bytes) for up in record.ended()] == [("up", 400), *[("up", 800)] * 3]
 
 
-def test_no_copy_is_recorded_where_nobody_asks(state, monkeypatch):
-    monkeypatch.setattr(CopyTimes, "timed", lambda *args: pytest.fail("recorded"))
-    state.read(state.buffer(SIZE))
-
-
 def test_a_copy_that_finds_no_memory_is_not_recorded(simulated_device, state):
     state.read(state.buffer(SIZE))
     vector, record, memory = state.buffer(SIZE), state.record_copies(), simulated_device.memory
@@ -75,7 +68,7 @@ def test_a_copy_that_finds_no_memory_is_not_recorded(simulated_device, state):
 
 
 def test_the_copies_that_wait_to_be_recorded_are_bounded(state, monkeypatch):
-    monkeypatch.setattr(times, "MAX_PENDING", 3)
+    monkeypatch.setattr(streams, "MAX_PENDING", 3)
     out, record = state.buffer(SIZE), state.record_copies()
     for _ in range(5):
         state.read(out)
@@ -88,6 +81,6 @@ def test_an_anchor_is_renewed(state, monkeypatch):
     record = state.record_copies()
     first = record.anchor(GPU)
     assert record.anchor(GPU) is first
-    monkeypatch.setattr(times, "ANCHORED_S", -1.0)
+    monkeypatch.setattr(streams, "ANCHORED_S", -1.0)
     assert record.anchor(GPU) is not first
     assert len(record.streams) == 1, "streams of a device are few"

@@ -1,48 +1,60 @@
-"""Pending copies between a host array and a device."""
+"""Pending copies between a host array and a device, and half-precision values that are widened where they arrive."""
 
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 import torch
 from torch import Tensor
 
 from gossip.averaging.model import Pending
-from node.model.device.halves import HalfPart
+from node.model.device.guard import TornWatch
 
-__all__ = ["Copies", "TornWatch", "combined", "memory_errors"]
+__all__ = ["HALF_TYPES", "Copies", "HalfPart", "combined", "crossing_type", "memory_errors"]
+
+HALF_TYPES: Final = (torch.bfloat16, torch.float16)
+LAST_ELEMENTS = 1 << 15  # The last elements are widened through a copy of 64 KiB, which stays in the cache.
 
 
-class TornWatch:
-    """A watch for changes of live tensors that a copy is reading. A change *tears* the copy into old and new values.
+class HalfPart:
+    """Consecutive elements of a host vector that arrive in half precision.
 
-    The optimizer waits for the copy, so that only other code can change the tensors meanwhile. torch counts a tensor's
-    changes in its ``_version``.
+    They arrive in the second half of their own memory. Widening goes from the front to the back, and needs no memory.
+
+    Args:
+        wide: The elements, float32.
+        dtype: The type in which they arrive.
+
+    Attributes:
+        narrow: The place at which they arrive.
+        is_widened: True once ``wide`` holds their values.
     """
 
-    __slots__ = ("is_closed", "is_torn", "tensors", "versions")
+    def __init__(self, wide: Tensor, dtype: torch.dtype) -> None:
+        self.wide, self.narrow = wide, wide.view(dtype)[wide.numel() :]
+        self.is_widened, self.lock = False, threading.Lock()
 
-    def __init__(self, tensors: Sequence[Tensor]) -> None:
-        self.tensors, self.versions = list(tensors), [tensor._version for tensor in tensors]
-        self.is_closed = self.is_torn = False
+    @torch.no_grad()
+    def widen(self) -> None:
+        """Widen the values, once they have arrived. A second call does nothing.
 
-    def check(self) -> bool:
-        """Return True if a tensor has changed before the watch was closed. Any thread may call it."""
-        if not self.is_closed:
-            versions = zip(self.tensors, self.versions, strict=False)  # Another thread may be closing the watch.
-            changed = any(tensor._version != before for tensor, before in versions)
-            if changed and not self.is_closed:  # The training thread may have closed it before it changed the tensors.
-                self.is_torn = True
-        return self.is_torn
-
-    def close(self) -> bool:
-        """End the watch, because later work of the device waits for the copy. Return True if a tensor has changed."""
-        self.check()
-        self.is_closed = True
-        self.tensors = []
-        return self.is_torn
+        The first half of the values is widened into the memory in front of them, which holds none. Then the first half
+        of the rest is, and so on: no copy overlaps with what it reads.
+        """
+        with self.lock:
+            if self.is_widened:
+                return
+            start, rest = 0, self.narrow.numel()
+            while rest > LAST_ELEMENTS:
+                stop = start + rest // 2
+                self.wide[start:stop].copy_(self.narrow[start:stop])
+                start, rest = stop, rest - rest // 2
+            self.wide[start:].copy_(self.narrow[start:].clone())
+            self.is_widened = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,8 +113,6 @@ class Copies(Pending):
 
 def combined(each: Sequence[Copies]) -> Copies:
     """Return copies that are done when all of these are."""
-    if len(each) == 1:
-        return each[0]
     return Copies(
         tuple(event for copies in each for event in copies.events),
         tuple(flag for copies in each for flag in copies.flags),
@@ -118,3 +128,8 @@ def memory_errors() -> Iterator[None]:
         yield
     except torch.OutOfMemoryError as error:
         raise MemoryError(str(error)) from error
+
+
+def crossing_type(tensor: Tensor) -> torch.dtype:
+    """Return the type in which a tensor's elements go to the host: half precision as it is, all others as float32."""
+    return tensor.dtype if tensor.dtype in HALF_TYPES else torch.float32

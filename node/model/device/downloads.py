@@ -2,51 +2,38 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from itertools import groupby
 
 import torch
 from torch import Tensor
 
-from node.model.device.copies import Copies
+from node.model.device.copies import Copies, HalfPart, crossing_type
 from node.model.device.guard import StepGuard
-from node.model.device.halves import HalfPart, crossing_type
 from node.model.device.streams import CopyStreams
-from node.model.flat import count_elements, views_like
+from node.model.flat import count_elements, finite_flag, views_like
 
 __all__ = ["Downloads"]
 
 
-class CopyList:
-    """Copies to the host that are to begin: tensors on a device, and for each its place in a host vector.
+@dataclass(slots=True)
+class CopyPlan:
+    """The copies to the host that are to begin.
 
     Attributes:
-        sources: The tensors.
-        targets: Their places.
+        sources: Tensors on a device.
+        targets: For each its place in a host vector.
         halves: The parts of the host vector that arrive in half precision.
         guarded: Live tensors whose optimizer must wait for the copies.
         blocks: True if all later work on the device must wait for them.
     """
 
-    def __init__(self) -> None:
-        self.sources: list[Tensor] = []
-        self.targets: list[Tensor] = []
-        self.halves: list[HalfPart] = []
-        self.guarded: list[Tensor] = []
-        self.blocks = False
-
-    def place(self, part: Tensor, dtype: torch.dtype) -> Tensor:
-        """Return the place in a part of the host vector at which its values arrive in this type."""
-        if dtype == torch.float32:
-            return part
-        self.halves.append(HalfPart(part, dtype))
-        return self.halves[-1].narrow
-
-    def add(self, tensors: list[Tensor], place: Tensor) -> None:
-        """Add tensors that together have one place."""
-        self.sources += tensors
-        self.targets += views_like(place, tensors)
+    sources: list[Tensor] = field(default_factory=list)
+    targets: list[Tensor] = field(default_factory=list)
+    halves: list[HalfPart] = field(default_factory=list)
+    guarded: list[Tensor] = field(default_factory=list)
+    blocks: bool = False
 
 
 class Downloads:
@@ -87,55 +74,59 @@ class Downloads:
         """
         current, copy_stream = torch.cuda.current_stream(device), self.streams.of(device, "down")
         self.guard.arm()
-        copies = self.plan_copies(device, live, host, constant)
-        size_bytes = 4 * host.numel() - sum(half.narrow.nbytes for half in copies.halves)
+        plan = self.plan_copies(device, live, host, constant)
+        size_bytes = 4 * host.numel() - sum(half.narrow.nbytes for half in plan.halves)
         copy_stream.wait_stream(current)
         try:
             with self.streams.copying(device, "down", size_bytes):
                 # The device may lack memory for it: torch converts a tensor to another type in a temporary one there.
-                torch._foreach_copy_(copies.targets, copies.sources, non_blocking=True)
-                flags = self.begin_finite_check(copies.sources)
+                torch._foreach_copy_(plan.targets, plan.sources, non_blocking=True)
+                flags = self.begin_finite_check(plan.sources)
         except torch.OutOfMemoryError as error:
             copy_stream.synchronize()  # Nothing may write to the host vector any more, nor read what trains.
             raise MemoryError(str(error)) from error
-        for source in copies.sources:
+        for source in plan.sources:
             source.record_stream(copy_stream)  # Keep the allocator from reusing the memory during the copy.
         copied = copy_stream.record_event()
-        if copies.blocks:
+        if plan.blocks:
             current.wait_event(copied)
         # A watch notices changes that did not wait for the copy.
-        watches = (self.guard.delay_steps(device, copied, copies.guarded),) if copies.guarded else ()
-        return Copies((copied,), flags, watches, tuple(copies.halves))
+        watches = (self.guard.delay_steps(device, copied, plan.guarded),) if plan.guarded else ()
+        return Copies((copied,), flags, watches, tuple(plan.halves))
 
-    def plan_copies(self, device: torch.device, live: Sequence[Tensor], host: Tensor, constant: bool) -> CopyList:
+    def plan_copies(self, device: torch.device, live: Sequence[Tensor], host: Tensor, constant: bool) -> CopyPlan:
         """Choose the way of each tensor, and begin the staged copies on the device; for arguments see :meth:`begin`."""
         guarded = self.guard.guarded_tensors() if host.numel() > self.MAX_STAGED_ELEMENTS else set()
 
         def is_direct(tensor: Tensor) -> bool:
             return constant or (id(tensor) in guarded and tensor.numel() >= self.MIN_DIRECT_ELEMENTS)
 
-        copies, start = CopyList(), 0
-        staged: dict[torch.dtype, list[tuple[list[Tensor], Tensor]]] = {}  # By type: tensors, and their place.
+        plan, stop = CopyPlan(), 0
+        direct: list[tuple[list[Tensor], Tensor]] = []  # Tensors, and their place.
+        staged: dict[torch.dtype, list[tuple[list[Tensor], Tensor]]] = {}
         for (are_direct, dtype), run in groupby(live, key=lambda tensor: (is_direct(tensor), crossing_type(tensor))):
             tensors = list(run)
-            stop = start + count_elements(tensors)
-            target, start = copies.place(host[start:stop], dtype), stop
-            if not are_direct:
-                staged.setdefault(dtype, []).append((tensors, target))
-                continue
-            copies.add(self.converted_pieces(tensors), target)
-            if not constant:
-                copies.guarded += tensors
-        for dtype, runs in staged.items():
-            flat = self.copy_on_device(device, dtype, [tensor for tensors, _ in runs for tensor in tensors])
+            start, stop = stop, stop + count_elements(tensors)
+            place = host[start:stop]
+            if dtype != torch.float32:
+                plan.halves.append(HalfPart(place, dtype))
+                place = plan.halves[-1].narrow
+            (direct if are_direct else staged.setdefault(dtype, [])).append((tensors, place))
+        if not constant:
+            plan.guarded = [tensor for tensors, _ in direct for tensor in tensors]
+        for dtype, rows in staged.items():
+            flat = self.copy_on_device(device, dtype, [tensor for tensors, _ in rows for tensor in tensors])
             if flat is None:  # The device has no room for another copy.
-                copies.blocks = True
-                for tensors, target in runs:
-                    copies.add(self.converted_pieces(tensors), target)
+                plan.blocks = True
+                direct += rows
             else:
-                copies.sources += torch.split(flat, [target.numel() for _, target in runs])
-                copies.targets += [target for _, target in runs]
-        return copies
+                plan.sources += torch.split(flat, [place.numel() for _, place in rows])
+                plan.targets += [place for _, place in rows]
+        for tensors, place in direct:
+            pieces = self.converted_pieces(tensors)
+            plan.sources += pieces
+            plan.targets += views_like(place, pieces)
+        return plan
 
     def converted_pieces(self, tensors: list[Tensor]) -> list[Tensor]:
         """Split large tensors that cross in another type: torch converts each piece in a copy on the device."""
@@ -160,14 +151,8 @@ class Downloads:
         Return nothing if the device has no room for one number per tensor. Then the host checks, which is much slower.
         """
         flag = torch.empty((), dtype=torch.bool, pin_memory=True, device="cpu")
-        by_type: dict[torch.dtype, list[Tensor]] = {}
-        for source in sources:
-            if source.numel():
-                by_type.setdefault(source.dtype, []).append(source)
         try:
-            # The largest absolute value of each tensor; one NaN makes it NaN. torch is fast for tensors of one type.
-            norms = [torch.stack(torch._foreach_norm(group, math.inf)).float() for group in by_type.values()]
-            flag.copy_(torch.isfinite(torch.cat(norms)).all(), non_blocking=True)
+            flag.copy_(finite_flag(sources), non_blocking=True)
         except torch.OutOfMemoryError:
             return ()
         return (flag,)

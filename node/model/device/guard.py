@@ -9,9 +9,35 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from node.model.device.copies import TornWatch
+__all__ = ["StepGuard", "TornWatch"]
 
-__all__ = ["StepGuard"]
+
+class TornWatch:
+    """A watch for changes of live tensors that a copy is reading. A change *tears* the copy into old and new values.
+
+    The optimizer waits for the copy, so that only other code can change the tensors meanwhile. torch counts a tensor's
+    changes in its ``_version``. ``copied`` is the event after the copy.
+    """
+
+    __slots__ = ("copied", "device", "is_torn", "tensors", "versions")
+
+    def __init__(self, device: torch.device, copied: torch.cuda.Event, tensors: Sequence[Tensor]) -> None:
+        self.device, self.copied = device, copied
+        self.tensors, self.versions = list(tensors), [tensor._version for tensor in tensors]
+        self.is_torn = False
+
+    def check(self) -> bool:
+        """Return True if a tensor has changed before the watch was closed. Any thread may call it."""
+        versions = zip(self.tensors, self.versions, strict=False)  # There are none once the watch is closed.
+        if any(tensor._version != before for tensor, before in versions) and self.tensors:
+            self.is_torn = True  # The training thread has not closed it meanwhile, as it does before its own changes.
+        return self.is_torn
+
+    def close(self) -> bool:
+        """End the watch, because later work of the device waits for the copy. Return True if a tensor has changed."""
+        self.check()
+        self.tensors = []
+        return self.is_torn
 
 
 class StepGuard:
@@ -28,9 +54,7 @@ class StepGuard:
         self.is_armed = False
         self.stepped_optimizers: set[int] = set()  # Ids of the optimizers that were seen to step through Python.
         self.is_blind = False  # Weights have changed in ways that the guard does not see, so nothing is guarded.
-        # Copies that read live tensors: the device, the event after the copy, and the watch that notices changes of the
-        # tensors before it.
-        self.pending: list[tuple[torch.device, torch.cuda.Event, TornWatch]] = []
+        self.pending: list[TornWatch] = []  # The watches of copies that read live tensors.
 
     def arm(self) -> None:
         """Begin to watch the optimizers' steps."""
@@ -57,30 +81,25 @@ class StepGuard:
 
     def guarded_tensors(self) -> set[int]:
         """Return the ids of the guarded tensors, which change only after a wait."""
-        self.is_blind |= any([watch.check() for _, _, watch in self.pending])
+        self.is_blind |= any([watch.check() for watch in self.pending])
         if self.is_blind:
             return set()
         stepped = [optimizer for optimizer in self.optimizers if id(optimizer) in self.stepped_optimizers]
         groups = [group for optimizer in stepped for group in optimizer.param_groups]
         return {id(tensor) for group in groups if not group.get("capturable") for tensor in group["params"]}
 
-    def delay_steps(self, device: torch.device, event: torch.cuda.Event, tensors: Sequence[Tensor]) -> TornWatch:
+    def delay_steps(self, device: torch.device, copied: torch.cuda.Event, tensors: Sequence[Tensor]) -> TornWatch:
         """Let later changes of these tensors wait for the event, which follows a copy that reads them."""
-        watch = TornWatch(tensors)
-        self.pending = [row for row in self.pending if not self.is_over(*row)]
-        self.pending.append((device, event, watch))
+        for watch in self.pending:
+            if watch.copied.query():  # type: ignore[no-untyped-call]
+                self.is_blind |= watch.close()
+        watch = TornWatch(device, copied, tensors)
+        self.pending = [*(other for other in self.pending if other.tensors), watch]
         return watch
-
-    def is_over(self, device: torch.device, event: torch.cuda.Event, watch: TornWatch) -> bool:
-        """Return True if a pending copy has ended, and close its watch."""
-        if event.query():  # type: ignore[no-untyped-call]
-            self.is_blind |= watch.close()
-            return True
-        return False
 
     def order_after_copies(self) -> None:
         """Let the current streams wait for all copies that read live tensors. The host does not wait."""
-        for device, event, watch in self.pending:
-            torch.cuda.current_stream(device).wait_event(event)
+        for watch in self.pending:
+            torch.cuda.current_stream(watch.device).wait_event(watch.copied)
             self.is_blind |= watch.close()
         self.pending = []

@@ -1,248 +1,286 @@
-"""Copies of an update's values to the device: ahead of the boundary that adds them, or in portions while it adds."""
+"""Values of host vectors on their way to a model's devices, and the changes of its tensors by them there.
+
+They go there ahead of the step boundary that adds them, while it adds them, or spread over several boundaries.
+"""
 
 from __future__ import annotations
 
+import contextlib
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from functools import partial
+from itertools import accumulate
 
 import torch
 from torch import Tensor
 
-from node.model.device.copies import memory_errors
+from gossip.averaging.model import Upload
+from node.model.device.copies import Copies, combined, memory_errors
 from node.model.device.streams import CopyStreams
-from node.model.flat import count_elements
+from node.model.flat import add, count_elements, merge
 
-__all__ = ["Change", "Relay", "Uploading", "Uploads", "Work"]
+__all__ = ["Change", "PortionUpload", "Relay", "UpdateUpload", "Uploads", "change_of"]
 
 Change = Callable[[list[Tensor], Tensor], None]
 """Changes some tensors by values on their device, which it may overwrite."""
 Relay = Callable[[Tensor], None]
 """Sends values on a device to the other ranks, or receives them there, in the order of the current stream."""
-Work = Callable[[], list[torch.cuda.Event]]
-"""Queues a prepared change on the current stream; returns the events after which the host vector is free."""
+Run = tuple[torch.device, list[Tensor], Tensor]
+"""Consecutive tensors on one device, and their part of a host vector."""
 
 
-@dataclass(frozen=True, slots=True)
-class Uploading:
-    """An upload ahead of its boundary: the values for the first portions of the tensors on a device."""
+class PortionUpload:
+    """An upload of values to one device, for a change of tensors there by one *portion* after the other.
 
-    flat: Tensor
-    event: torch.cuda.Event
-    portions: int  # The number of portions that it covers.
+    The values go through a few buffers in turn. Later work of the device waits for them, and the host does not. All
+    memory is allocated at the start, so that a change cannot fail halfway through the model.
 
+    Args:
+        streams: The streams of the copies.
+        device: The device.
+        live: The tensors.
+        max_elements: The limit of a portion.
+        buffers: The largest number of buffers, each for one portion.
+        scratch: So many times the memory of a portion's values is allocated by the change.
 
-@dataclass(frozen=True, slots=True)
-class UploadMemory:
-    """The memory that a change takes on its device.
-
-    Attributes:
-        buffers: The buffers that values are uploaded to, one or two.
-        scratch: At most one tensor, as large as what the change allocates. It is released right before the change:
-            nothing else takes this memory until then, and the allocator has it for the change afterwards.
+    Raises:
+        torch.OutOfMemoryError: The device has no memory for it.
     """
 
-    buffers: list[Tensor]
-    scratch: list[Tensor]
+    def __init__(
+        self, streams: CopyStreams, device: torch.device, live: Sequence[Tensor], max_elements: int, buffers: int,
+        scratch: int,
+    ) -> None:  # fmt: skip
+        self.streams, self.device, self.max_elements = streams, device, max_elements
+        self.sizes = [count_elements(tensors) for tensors in portions(live, max_elements)]
+        self.stops, self.largest = list(accumulate(self.sizes)), max([1, *self.sizes])
+        # At most one tensor. It is released right before the change: nothing else takes this memory until then, and the
+        # allocator has it for the change afterwards.
+        self.scratch = [self.new_buffer(scratch * self.largest)] if scratch else []
+        # A tensor that cannot be split may exceed the limit, and two buffers of its size are enough.
+        count = min(buffers, buffers if self.largest <= max_elements else 2, len(self.sizes))
+        with torch.cuda.stream(streams.of(device, "up")):  # The stream that writes to a buffer first allocates it.
+            self.buffers = [self.new_buffer(self.largest) for _ in range(count)]
+        self.last_uses: list[torch.cuda.Event | None] = [None] * count  # For each buffer the event after its change.
+        self.arriving: deque[tuple[Tensor, torch.cuda.Event]] = deque()  # Values in buffers, the oldest first.
+        self.changed = 0  # The number of portions whose tensors are changed.
+        self.version = 0  # The version of the host vector, in a sweep.
+
+    def new_buffer(self, elements: int) -> Tensor:
+        return torch.empty(elements, dtype=torch.float32, device=self.device)
+
+    def reserve(self, scratch: int) -> bool:
+        """Allocate what the change takes, after the buffers; return False if the device has no memory for it."""
+        try:
+            self.scratch = [self.new_buffer(scratch * self.largest)] if scratch else []
+        except torch.OutOfMemoryError:
+            return False
+        return True
+
+    def portions_of(self, device: torch.device, live: Sequence[Tensor]) -> list[list[Tensor]] | None:
+        """Return the portions of these tensors; None if the program has moved the model, so that they are others."""
+        found = list(portions(live, self.max_elements))
+        return found if device == self.device and self.sizes == list(map(count_elements, found)) else None
+
+    def begin(self, host: Tensor | None) -> None:
+        """Begin to copy the next portions' values into the buffers that are free; no values if a relay brings them.
+
+        Any thread may call it before the first change.
+        """
+        copy_stream, first = self.streams.of(self.device, "up"), self.changed + len(self.arriving)
+        for number in range(first, min(self.changed + len(self.buffers), len(self.sizes))):
+            buffer, size, stop = number % len(self.buffers), self.sizes[number], self.stops[number]
+            values, last_use = self.buffers[buffer][:size], self.last_uses[buffer]
+            if last_use is not None:
+                copy_stream.wait_event(last_use)
+            if host is not None:
+                with self.streams.copying(self.device, "up", 4 * size):
+                    values.copy_(host[stop - size : stop], non_blocking=True)
+            self.arriving.append((values, copy_stream.record_event()))
+
+    def change_next(self, tensors: list[Tensor], change: Change, relay: Relay | None = None) -> torch.cuda.Event:
+        """Change the next portion, once its values have arrived and a relay has sent them; return when they arrive."""
+        current, (values, arrived) = torch.cuda.current_stream(self.device), self.arriving.popleft()
+        self.scratch.clear()
+        current.wait_event(arrived)
+        if relay is not None:
+            relay(values)
+        change(tensors, values)
+        values.record_stream(current)
+        self.last_uses[self.changed % len(self.buffers)] = current.record_event()
+        self.changed += 1
+        return arrived
+
+    def finish(
+        self, live: Sequence[Tensor], host: Tensor | None, change: Change, relay: Relay | None = None
+    ) -> Copies:  # fmt: skip
+        """Change all portions of the tensors. The host vector is free after the last copy, as they end in order."""
+        events: tuple[torch.cuda.Event, ...] = ()
+        for tensors in portions(live, self.max_elements):
+            self.begin(host)
+            events = (self.change_next(tensors, change, relay),)
+        return Copies(events)
+
+    def advance(self, all_portions: list[list[Tensor]], host: Tensor, change: Change, version: int) -> bool:
+        """Change the portions that have arrived, and begin to copy as many again. Return True once all are changed.
+
+        The host vector may change between two calls, with a new version. A portion that was copied meanwhile may mix
+        old and new values, and is copied again: later copies into these buffers follow on the same stream.
+        """
+        if version != self.version:
+            self.arriving.clear()
+        self.version = version
+        for tensors in all_portions[self.changed :]:
+            if not self.arriving or not self.arriving[0][1].query():  # type: ignore[no-untyped-call]
+                break
+            self.change_next(tensors, change)
+        self.begin(host)
+        return self.changed == len(self.sizes)
 
 
 class Uploads:
-    """Copies from host vectors to the devices of one model, on streams of their own.
+    """The changes of one model by host vectors, whose copies have streams of their own."""
 
-    A change uploads one *portion* of the tensors after the other, into two buffers in turn.
-    """
-
-    AHEAD_ELEMENTS = 1 << 26  # Limit of an upload ahead, 256 MB on the device.
     PORTION_ELEMENTS = 1 << 24  # A portion of 64 MB takes milliseconds over PCIe, much more than its call.
+    # The portions that are uploaded ahead of a boundary, and those that a boundary adds in a sweep: 256 MB of the
+    # device, and 64 million parameters.
+    AHEAD_PORTIONS = 4
 
     def __init__(self, streams: CopyStreams) -> None:
         self.streams = streams
+        # While a sweep lasts, the upload for each run of tensors; None once they are changed.
+        self.sweeps: list[PortionUpload | None] | None = None
+
+    def allocate(
+        self, device: torch.device, live: Sequence[Tensor], buffers: int = 2, scratch: int = 0, can_shrink: bool = True
+    ) -> PortionUpload | None:
+        """Return an upload, of smaller portions if the device is nearly full; None if it has no room, or no streams."""
+        limits = (self.PORTION_ELEMENTS, max(self.PORTION_ELEMENTS >> 4, 1))[: 1 + can_shrink]
+        for max_elements in limits if device.type == "cuda" else ():
+            with contextlib.suppress(torch.OutOfMemoryError):
+                return PortionUpload(self.streams, device, live, max_elements, buffers, scratch)
+        return None
 
     @torch.no_grad()
-    def begin_ahead(self, device: torch.device, live: Sequence[Tensor], host: Tensor) -> Uploading | None:
-        """Begin to upload values, at most ``AHEAD_ELEMENTS``. Any thread may call it.
+    def begin_ahead(self, runs: Sequence[Run]) -> list[PortionUpload | None]:
+        """Begin to upload values for each run, as far as devices have memory for them. Any thread may call it."""
+        uploads = [self.allocate(device, live, self.AHEAD_PORTIONS) for device, live, _ in runs]
+        for (_, _, host), upload in zip(runs, uploads, strict=True):
+            if upload is not None:
+                upload.begin(host)
+        return uploads
 
-        Returns:
-            The upload; None if the device has no memory for it, or the first tensor is too large.
-        """
-        count = stop = 0
-        for portion in portions(live, self.PORTION_ELEMENTS):
-            if stop + count_elements(portion) > self.AHEAD_ELEMENTS:
-                break
-            count, stop = count + 1, stop + count_elements(portion)
-        if not count:
-            return None
-        copy_stream = self.streams.of(device, "up")
-        try:
-            with self.streams.copying(device, "up", 4 * stop):
-                flat = torch.empty(stop, dtype=torch.float32, device=device)
-                flat.copy_(host[:stop], non_blocking=True)
-        except torch.OutOfMemoryError:
-            return None
-        return Uploading(flat, copy_stream.record_event(), count)
-
-    def prepare(
-        self, device: torch.device, live: Sequence[Tensor], host: Tensor, change: Change,
-        ahead: Uploading | None = None, scratch: bool = False,
-    ) -> Work:  # fmt: skip
-        """Allocate what a change of these tensors needs, so that it cannot fail halfway through the model.
+    def apply(
+        self, runs: Sequence[Run], change: Change, scratch: int = 0, ahead: Sequence[PortionUpload | None] = ()
+    ) -> Copies:
+        """Change the tensors of all runs, after each device has allocated what that needs.
 
         Args:
-            device: The device of all these tensors.
-            live: The tensors.
-            host: A value for each of their elements.
+            runs: The tensors and their values.
             change: The change.
-            ahead: The values that were uploaded ahead.
-            scratch: True if ``change`` allocates as much memory again as a portion's values.
-
-        Returns:
-            The work. If the device has no memory for two portions, it changes the tensors on the host, and waits.
+            scratch: As for :class:`PortionUpload`.
+            ahead: The uploads that have begun. They are of no use if the program has moved the model meanwhile.
         """
-        full_portions = list(portions(live, self.PORTION_ELEMENTS))
-        uploaded = 0 if ahead is None else ahead.portions
-        try:
-            memory, fitting = self.allocate_buffers(device, full_portions, uploaded, scratch)
-        except torch.OutOfMemoryError:
-            return partial(self.change_on_host, live, host, change)
-        return partial(self.queue_change, device, fitting, host, change, ahead, memory)
+        begun = ahead if len(ahead) == len(runs) else [None] * len(runs)
+        uploads = [
+            upload
+            if upload is not None and upload.portions_of(device, live) is not None and upload.reserve(scratch)
+            else self.allocate(device, live, scratch=scratch)
+            for (device, live, _), upload in zip(runs, begun, strict=True)
+        ]
+        return combined([
+            change_at_once(run, change) if upload is None else upload.finish(*run[1:], change)
+            for run, upload in zip(runs, uploads, strict=True)
+        ])  # fmt: skip
 
-    def prepare_relay(
-        self, device: torch.device, live: Sequence[Tensor], host: Tensor | None, change: Change, relay: Relay,
-        scratch: bool,
-    ) -> tuple[Work, list[int]] | None:  # fmt: skip
-        """Prepare a change as :meth:`prepare`, by values that rank 0 sends to the other ranks.
-
-        Args:
-            device: The device of all these tensors.
-            live: The tensors.
-            host: A value for each of their elements, on rank 0; None on the others.
-            change: The change.
-            relay: Sends or receives the values of a portion.
-            scratch: True if ``change`` allocates as much again.
-
-        Returns:
-            The work, and the sizes of its portions; None if the device has no memory for it.
-        """
-        all_portions = list(portions(live, self.PORTION_ELEMENTS))
-        sizes = [count_elements(tensors) for tensors in all_portions]
-        # The first stream that writes to a buffer allocates it. A rank that receives does so in the current stream, in
-        # which a second buffer would gain nothing.
-        stream, count = self.streams.of(device, "up"), 2
-        if host is None:
-            stream, count = torch.cuda.current_stream(device), 1
-        try:
-            memory = allocated(device, stream, sizes, count, max(sizes, default=0) if scratch else 0)
-        except torch.OutOfMemoryError:
-            return None
-        return partial(self.queue_change, device, all_portions, host, change, None, memory, relay), sizes
-
-    def queue_change(
-        self, device: torch.device, all_portions: list[list[Tensor]], host: Tensor | None, change: Change,
-        ahead: Uploading | None, memory: UploadMemory, relay: Relay | None = None,
-    ) -> list[torch.cuda.Event]:  # fmt: skip
-        """Queue the change of each portion, behind the copy of its values. This is the work that `prepare` returns.
-
-        First come the portions whose values were uploaded ahead, and then the others by way of the buffers. With a
-        relay the values are sent once they are on the device, or received there if there is no ``host``.
-        """
-        current, copy_stream = torch.cuda.current_stream(device), self.streams.of(device, "up")
-        buffers = memory.buffers
-        memory.scratch.clear()
-        start, uploaded, events = 0, 0, list[torch.cuda.Event]()
-        if ahead is not None:
-            current.wait_event(ahead.event)
-            ahead.flat.record_stream(current)
-            uploaded, events = ahead.portions, [ahead.event]
-            for tensors in all_portions[:uploaded]:
-                stop = start + count_elements(tensors)
-                change(tensors, ahead.flat[start:stop])
-                start = stop
-        # For each buffer the event after its last use by the current stream; None before the first.
-        last_uses: list[torch.cuda.Event | None] = [None, None]
-        for number, tensors in enumerate(all_portions[uploaded:]):
-            stop, last_use = start + count_elements(tensors), last_uses[number % 2]
-            values = buffers[number % len(buffers)][: stop - start]
-            if host is not None:
-                if last_use is not None:
-                    copy_stream.wait_event(last_use)
-                with self.streams.copying(device, "up", 4 * (stop - start)):
-                    values.copy_(host[start:stop], non_blocking=True)
-                arrived = copy_stream.record_event()
-                current.wait_event(arrived)
-                events = [arrived]  # This event is the last, because the copies of one stream end in order.
-            if relay is not None:
-                relay(values)
-            change(tensors, values)
-            last_uses[number % 2] = current.record_event()
-            start = stop
-        for buffer in buffers:
-            buffer.record_stream(current)
-        return events
-
-    def change_on_host(self, live: Sequence[Tensor], host: Tensor, change: Change) -> list[torch.cuda.Event]:
-        """Change the tensors on the host, one after the other, which needs no memory of the device."""
-        start = 0
-        for tensor in live:
-            stop = start + tensor.numel()
-            copy = tensor.detach().cpu()
-            change([copy], host[start:stop])
-            tensor.copy_(copy)
-            start = stop
-        return []
-
-    def prepare_at(self, device: torch.device, host: Tensor, change: Change) -> Work:
-        """Allocate what a change at some positions by these values needs. Return the work, as :meth:`prepare`.
+    def change_whole(self, rows: Sequence[tuple[torch.device, Tensor, Change]]) -> Copies:
+        """Change some tensors of each device by all values of a vector at once, after all have allocated their memory.
 
         Raises:
-            MemoryError: The device has no memory for it.
+            MemoryError: A device has no memory for it.
         """
-        copy_stream = self.streams.of(device, "up")
         with memory_errors():
-            memory = allocated(device, copy_stream, [host.numel()], 1, 2 * host.numel())
-        [flat] = memory.buffers
+            uploads = [
+                PortionUpload(self.streams, device, [host], host.numel(), 1, 2) if device.type == "cuda" else None
+                for device, host, _ in rows
+            ]
+        return combined([
+            change_at_once((device, [], host), change) if upload is None else upload.finish([host], host, change)
+            for (device, host, change), upload in zip(rows, uploads, strict=True)
+        ])  # fmt: skip
 
-        def work() -> list[torch.cuda.Event]:
-            current = torch.cuda.current_stream(device)
-            with self.streams.copying(device, "up", host.nbytes):
-                flat.copy_(host, non_blocking=True)
-            arrived = copy_stream.record_event()
-            current.wait_event(arrived)
-            memory.scratch.clear()
-            change([], flat)
-            flat.record_stream(current)
-            return [arrived]
+    def sweep(self, runs: Sequence[Run], change: Change, version: int) -> bool:
+        """Change the tensors over several boundaries: on CUDA a few portions at each, elsewhere at the first one.
 
-        return work
-
-    def allocate_buffers(
-        self, device: torch.device, all_portions: list[list[Tensor]], uploaded: int, scratch: bool
-    ) -> tuple[UploadMemory, list[list[Tensor]]]:
-        """Allocate the buffers for the portions that are not uploaded yet, and the memory that the changes take.
-
-        Returns:
-            What :func:`allocated` returns, and the portions that fit. They are smaller if the device is nearly full.
+        ``version`` is that of the host vector, which must be page-locked, and stay unchanged during the call. Return
+        True once all tensors are changed.
         """
-        copy_stream = self.streams.of(device, "up")
-        rest = [tensor for tensors in all_portions[uploaded:] for tensor in tensors]
-        for max_elements in (self.PORTION_ELEMENTS, self.PORTION_ELEMENTS >> 4):
-            fitting = [*all_portions[:uploaded], *portions(rest, max_elements)]
-            sizes = [count_elements(tensors) for tensors in fitting[uploaded:]]
-            try:
-                scratch_elements = max(map(count_elements, fitting), default=0) if scratch else 0
-                return allocated(device, copy_stream, sizes, 2, scratch_elements), fitting
-            except torch.OutOfMemoryError as error:
-                last_error = error
-        raise last_error
+        if self.sweeps is None:
+            self.sweeps = [self.allocate(device, live, self.AHEAD_PORTIONS) for device, live, _ in runs]
+            for run, upload in zip(runs, self.sweeps, strict=True):
+                if upload is None:
+                    change_at_once(run, change)
+        if len(self.sweeps) != len(runs):
+            self.sweeps.clear()  # The program has moved the model meanwhile: the rest is not added.
+        for number, (upload, (device, live, host)) in enumerate(zip(self.sweeps, runs, strict=False)):
+            found = None if upload is None else upload.portions_of(device, live)
+            if upload is None or found is None or upload.advance(found, host, change, version):
+                self.sweeps[number] = None
+        if any(self.sweeps):
+            return False
+        self.sweeps = None
+        return True
 
 
-def allocated(
-    device: torch.device, stream: torch.cuda.Stream, sizes: Sequence[int], count: int, scratch_elements: int
-) -> UploadMemory:
-    """Return at most ``count`` buffers for portions of these sizes, to which ``stream`` writes first, and scratch."""
-    scratch = [torch.empty(scratch_elements, dtype=torch.float32, device=device)] if scratch_elements else []
-    with torch.cuda.stream(stream):
-        buffers = [torch.empty(max(sizes), dtype=torch.float32, device=device) for _ in range(min(len(sizes), count))]
-    return UploadMemory(buffers, scratch)
+class UpdateUpload(Upload):
+    """An update's values that are on their way to the model's devices, or that a relay will bring there.
+
+    Args:
+        apply: Applies a change with the values; its second argument is the ``scratch`` of :class:`PortionUpload`.
+        parts: The upload for each run of the model's devices; None for a run that has none.
+    """
+
+    def __init__(self, apply: Callable[[Change, int], Copies], parts: Sequence[PortionUpload | None]) -> None:
+        self._apply, self._parts = apply, [part for part in parts if part is not None]
+
+    @property
+    def portions(self) -> tuple[int, ...]:
+        """Return the sizes of the portions, which are the same on all ranks."""
+        return tuple(size for part in self._parts for size in part.sizes)
+
+    def done(self) -> bool:
+        """Return True once applying the values does not wait. Any thread may call it."""
+        arriving = [event for part in self._parts for _, event in tuple(part.arriving)]
+        return all(event.query() for event in arriving)  # type: ignore[no-untyped-call]
+
+    def add(self) -> Copies:
+        """Add the values, as :meth:`ModelState.add`."""
+        return self._apply(change_of(None), 0)
+
+    def merge(self, ratio: float) -> Copies:
+        """Merge the values, as :meth:`ModelState.merge`."""
+        return self._apply(change_of(ratio), 1)
+
+
+def change_of(ratio: float | None) -> Change:
+    """Return the change that merges values at this ratio, or adds them if it is None."""
+    return add if ratio is None else partial(merge, weight=ratio)
+
+
+def change_at_once(run: Run, change: Change) -> Copies:
+    """Change tensors on a device without streams; on CUDA one after the other on the host, which takes no memory."""
+    device, live, host = run
+    if device.type != "cuda":
+        change(live, host.to(device))
+        return Copies()
+    start = 0
+    for tensor in live:
+        stop = start + tensor.numel()
+        copy = tensor.detach().cpu()
+        change([copy], host[start:stop])
+        tensor.copy_(copy)
+        start = stop
+    return Copies()
 
 
 def portions(live: Sequence[Tensor], max_elements: int) -> Iterator[list[Tensor]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from gossip.errors import LayoutError
 
-__all__ = ["DeviceScalars", "Example", "ScalarCopy", "can_be_told", "is_scalar", "is_state_of", "listed", "probe_state"]
+__all__ = ["Example", "can_be_told", "is_scalar", "is_state_of", "listed", "probe_state"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,43 +38,6 @@ class Example:
         if others := set(state) - keys - scalars:
             raise LayoutError(f"{name} also keeps {listed(others)}, which no newcomer gets: take the weights alone.")
         return cls(optimizer, state, keys, scalars)
-
-
-@dataclass(frozen=True, slots=True)
-class DeviceScalars:
-    """The largest values of some scalars, on the first device that has any."""
-
-    names: tuple[str, ...]
-    values: Tensor
-
-    @classmethod
-    def of(cls, tensors: Mapping[str, Sequence[Tensor]]) -> DeviceScalars:
-        """Return the largest of the tensors of each name."""
-        device = next(iter(tensors.values()))[0].device
-        largest = [
-            torch.stack([scalar.to(device, torch.float32) for scalar in scalars]).amax() for scalars in tensors.values()
-        ]
-        return cls(tuple(tensors), torch.stack(largest))
-
-
-class ScalarCopy:
-    """A copy of scalars that is on its way from a device."""
-
-    def __init__(self, scalars: DeviceScalars) -> None:
-        self.names = scalars.names
-        self.event: torch.cuda.Event | None = None
-        if scalars.values.is_cuda:
-            self.host = torch.empty(len(scalars.names), pin_memory=True, device="cpu")
-            self.host.copy_(scalars.values, non_blocking=True)
-            self.event = torch.cuda.current_stream(scalars.values.device).record_event()
-        else:
-            self.host = scalars.values.cpu()
-
-    def done(self) -> bool:
-        return self.event is None or self.event.query()  # type: ignore[no-untyped-call]
-
-    def scalars(self) -> dict[str, float]:
-        return dict(zip(self.names, self.host.tolist(), strict=True))
 
 
 def can_be_told(optimizer: torch.optim.Optimizer) -> bool:

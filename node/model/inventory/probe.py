@@ -9,7 +9,7 @@ from contextlib import contextmanager, suppress
 import torch
 from torch import Tensor
 
-from node.model.inventory.examples import DeviceScalars, ScalarCopy
+from node.model.scalars import HostCopy, largest
 
 __all__ = ["MixProbe"]
 
@@ -42,7 +42,7 @@ class MixProbe:
         self._before: list[Tensor] = []  # The samples before the first mix since the last step.
         self._after: list[Tensor] | None = None  # Those just after the last mix whose next step is awaited.
         self._shares: list[list[Tensor]] = []  # Of each mix and tensor. They stay on the device until a verdict.
-        self._verdict: ScalarCopy | None = None  # Which part of some mixes is undone, on its way from the device.
+        self._verdict: HostCopy | None = None  # Which part of some mixes is undone, on its way from the device.
         self.verdicts = 0
 
     @property
@@ -70,7 +70,7 @@ class MixProbe:
         if self._verdict is not None and self._verdict.done():
             verdict, self._verdict = self._verdict, None
             self.verdicts += 1
-            if verdict.scalars()["undone"] > UNDONE_MIXES:
+            if verdict.values > UNDONE_MIXES:
                 self.verdicts = MAX_VERDICTS
                 return True
         after, self._after = self._after, None
@@ -85,7 +85,7 @@ class MixProbe:
         ])  # fmt: skip
         if len(self._shares) == MIXES:
             parts = [undone_part(torch.stack(shares)) for shares in zip(*self._shares, strict=True)]
-            self._shares, self._verdict = [], ScalarCopy(DeviceScalars.of({"undone": parts}))
+            self._shares, self._verdict = [], HostCopy(largest(parts))
         return False
 
     @torch.no_grad()

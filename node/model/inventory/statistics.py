@@ -37,10 +37,10 @@ class StatisticsMixer:
         return shift
 
     @torch.no_grad()
-    def mix(self, live: Sequence[Tensor], statistics: Statistics, values: Tensor | None = None) -> None:
+    def mix(self, live: Sequence[Tensor], statistics: Statistics, values: Tensor) -> None:
         """Move the live statistics, which stay between their own and the partner's values.
 
-        ``values`` are those of ``statistics`` on the device of the live ones, if that is not the host.
+        ``values`` are those of ``statistics`` on the device of the live ones.
         """
         now = flat(live)
         self._last = self._mixed(now, live, statistics, values)
@@ -48,9 +48,7 @@ class StatisticsMixer:
         views = [part.view(tensor.shape) for part, tensor in zip(parts, live, strict=True)]
         torch._foreach_copy_(list(live), views)
 
-    def _mixed(
-        self, now: Tensor, live: Sequence[Tensor], statistics: Statistics, values: Tensor | None
-    ) -> Tensor:  # fmt: skip
+    def _mixed(self, now: Tensor, live: Sequence[Tensor], statistics: Statistics, target: Tensor) -> Tensor:
         """Return the mixed statistics, flat; ``now`` are the live ones."""
         if self._varies is None or self._varies.numel() != now.numel():
             self._varies = torch.zeros_like(now, dtype=torch.bool)
@@ -67,7 +65,6 @@ class StatisticsMixer:
             for part in torch.split(anchor, [tensor.numel() for tensor in live])
         ])  # fmt: skip
         reach = torch.where(peaks > 0, REACH * peaks, 1.0)
-        target = torch.from_numpy(statistics.values) if values is None else values
         moves = (self._varies | statistics.moves_all) & ~target.isnan()
         # Both sides of a pair with equal weights get the same bits: w x + w p, and not x + w (p - x).
         near = torch.minimum(torch.maximum(target, anchor - reach), anchor + reach)

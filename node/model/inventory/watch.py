@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from gossip.errors import LayoutError
-from node.model.inventory.examples import DeviceScalars, ScalarCopy
+from node.model.scalars import HostCopy, largest
 from node.model.snapshot import ModelState
 from node.model.state import State
 
@@ -38,7 +38,7 @@ class ModelWatch:
         # changed any.
         self.averaged_sample: list[Tensor] | None = None
         self.unchanged_steps = 0
-        self.change: ScalarCopy | None = None  # Whether a step has changed any, on its way from the device.
+        self.change: HostCopy | None = None  # Whether a step has changed any, on its way from the device.
         self.normalised: list[str] = []  # Averaged buffers whose rows or columns were of one length at the begin.
         self.range_sample: list[Tensor] | None = None  # The same of ranges, as the run began here.
 
@@ -48,7 +48,7 @@ class ModelWatch:
             self.notify("inventory", self.state.inventory().counts())
             self.averaged_sample = []
             self.state.optimizer_state.begin()
-            buffers = self.state.averaged_buffers()
+            buffers = self.state.named_tensors("buffer")
             self.normalised = [name for name, tensor in buffers if has_directions(tensor)]
             self.look_at_ranges(self.state.range_tensors())
 
@@ -70,10 +70,10 @@ class ModelWatch:
         """Notice that steps change no weight, without waiting for a device: its word comes at a later step."""
         if self.change is None:
             differ = [(new != old).any() for new, old in zip(now, last, strict=True)]
-            self.change = ScalarCopy(DeviceScalars.of({"changed": differ}))
+            self.change = HostCopy(largest(differ))
         if not self.change.done():
             return
-        has_changed, self.change = self.change.scalars()["changed"] > 0, None
+        has_changed, self.change = bool(self.change.values > 0), None
         if has_changed:
             self.averaged_sample = None
             return
@@ -132,8 +132,8 @@ class ModelWatch:
                 "register it, with its shape, before the Node is made.",
                 "buffer",
             )
-        self.look_at_buffers(self.state.averaged_buffers())
-        self.look_at_frozen(self.state.frozen_tensors())
+        self.look_at_buffers(self.state.named_tensors("buffer"))
+        self.look_at_frozen(self.state.named_tensors("frozen"))
         self.look_at_ranges(self.state.range_tensors())
 
     def look_at_buffers(self, named: Sequence[tuple[str, Tensor]]) -> None:

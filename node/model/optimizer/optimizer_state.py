@@ -11,10 +11,9 @@ import torch
 from torch import Tensor
 
 from gossip.errors import LayoutError
+from node.model.device.copies import memory_errors
 from node.model.inventory.examples import (
-    DeviceScalars,
     Example,
-    ScalarCopy,
     can_be_told,
     is_scalar,
     is_state_of,
@@ -23,6 +22,7 @@ from node.model.inventory.examples import (
 )
 from node.model.inventory.items import Choices, Item, foreign_sentence
 from node.model.optimizers import Optimizers, with_inner
+from node.model.scalars import HostCopy, largest
 from node.model.tensors import LiveTensors, local_part
 
 __all__ = ["MAX_OPTIMIZER_KEYS", "OF_GRADIENTS", "OptimizerState", "state_tensor"]
@@ -60,7 +60,8 @@ class OptimizerState:
     def __init__(self, tensors: LiveTensors, optimizers: Optimizers, choices: Choices | None = None) -> None:
         self._tensors, self._optimizers = tensors, optimizers.holders
         self._local_ids = {key for key, chosen in (choices or Choices()).chosen_ids.items() if chosen == "local"}
-        self._copy: ScalarCopy | None = None  # The copy that is on its way from the device.
+        # The names and the values of scalars on their way from the device.
+        self._copy: tuple[list[str], HostCopy] | None = None
         self._arrived: dict[str, float] | None = None  # The scalars of the last copy that has arrived.
         self._elements: int | None = None  # The number of trained elements when the node started.
         self._follows: dict[Key, bool] = {}  # For each key of state: it is in the coordinates of the weights.
@@ -132,10 +133,8 @@ class OptimizerState:
 
     def scalars(self) -> dict[str, float]:
         """Return the state's scalars, each as the largest value over the trained parameters. Waits for a device."""
-        scalars, on_device = self.largest_scalars()
-        if on_device is not None:
-            scalars.update(zip(on_device.names, on_device.values.tolist(), strict=True))
-        return scalars
+        on_host, on_device = self.largest_scalars()
+        return on_host | {key: float(value) for key, value in on_device.items()}
 
     def recent_scalars(self) -> dict[str, float] | None:
         """Return the scalars without waiting for a device: as of an earlier call, or None if none have arrived yet.
@@ -143,15 +142,17 @@ class OptimizerState:
         One copy brings all of them from the device. Without a device they are the present ones.
         """
         on_host, on_device = self.largest_scalars()
-        if on_device is None:
+        if not on_device:
             return on_host
-        if self._copy is None or self._copy.done():
-            arrived, self._copy = self._copy, ScalarCopy(on_device)
-            if arrived is not None and arrived.names == on_device.names:
-                self._arrived = arrived.scalars()
+        names, device = list(on_device), next(iter(on_device.values())).device
+        if self._copy is None or self._copy[1].done():
+            values = torch.stack([value.to(device) for value in on_device.values()])
+            arrived, self._copy = self._copy, (names, HostCopy(values))
+            if arrived is not None and arrived[0] == names:
+                self._arrived = dict(zip(names, arrived[1].values.tolist(), strict=True))
         return None if self._arrived is None else {**on_host, **self._arrived}
 
-    def largest_scalars(self) -> tuple[dict[str, float], DeviceScalars | None]:
+    def largest_scalars(self) -> tuple[dict[str, float], dict[str, Tensor]]:
         """Return each scalar's largest value: those on the host as numbers, and those on a device."""
         keys = self.keys
         on_host: dict[str, float] = {}
@@ -164,7 +165,7 @@ class OptimizerState:
                     on_device.setdefault(key, []).append(value)
                 else:
                     on_host[key] = max(float(value), on_host.get(key, -math.inf))
-        return on_host, DeviceScalars.of(on_device) if on_device else None
+        return on_host, {key: largest(values) for key, values in on_device.items()}
 
     def holders(self) -> dict[int, list[tuple[torch.optim.Optimizer, dict[str, Any]]]]:
         """Return the optimizers of each parameter with its group, by its id. A program may add groups at any time."""
@@ -304,13 +305,21 @@ class OptimizerState:
 
     @contextmanager
     def moving(self) -> Iterator[None]:
-        """Move the state that follows the weights by as much as the weights move inside the block."""
+        """Move the state that follows the weights by as much as the weights move inside the block.
+
+        Raises:
+            MemoryError: The device has no memory for a copy of these weights, before the block. No more is taken.
+        """
         pairs = self.followers() if self.has_followers() else []
         with torch.no_grad():
-            before = [parameter.detach().clone() for parameter, _ in pairs]
+            with memory_errors():
+                before = [
+                    parameter.detach().to(torch.promote_types(parameter.dtype, state.dtype), copy=True)
+                    for parameter, state in pairs
+                ]
             yield
             for (parameter, state), old in zip(pairs, before, strict=True):
-                state.add_(parameter.to(state.dtype) - old.to(state.dtype))
+                state.sub_(old.sub_(parameter))
 
     # -- what newcomers take -----------------------------------------------------------------------------------------
     def examples(self, keys: Sequence[str], scalars: Mapping[str, float]) -> dict[int, list[Example]]:

@@ -6,7 +6,7 @@ import contextlib
 import threading
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -18,9 +18,9 @@ from torch import Tensor, nn
 from gossip.arithmetic.mixing import is_finite
 from gossip.arithmetic.moments import MomentForm
 from gossip.arithmetic.movement import Movement
-from gossip.averaging.model import Pending
 from gossip.averaging.vectors import Moments
 from gossip.errors import LayoutError
+from node.model.device.copies import Copies
 from node.model.inventory.items import Inventory
 from node.model.inventory.words import read_words, write_words
 from node.model.optimizer.moments import LiveMoments
@@ -35,16 +35,6 @@ __all__ = ["ShardedState"]
 NOTHING_ADOPTED = -1  # No vector has this length.
 
 
-@dataclass(frozen=True, slots=True)
-class FinishedRead(Pending):
-    """A read that is done, whose values the ranks have checked."""
-
-    finite: bool = field()  # Without field() its default would be the property of the base class.
-
-    def done(self) -> bool:
-        return True
-
-
 class ShardedState(State):
     """The tensors of a sharded model and of its optimizers as flat float32 vectors of the logical (whole) tensors.
 
@@ -57,10 +47,11 @@ class ShardedState(State):
     """
 
     adds_weighted = True
+    moments: LiveMoments
 
     def __init__(self, work: ShardWork) -> None:
         self.work, self.layout = work, work.layout
-        self._moments = LiveMoments(work.state)
+        self.optimizer_state, self.moments = work.state, LiveMoments(work.state)
         self._thread: threading.Thread | None = None  # The training thread.
         # The positions that gossip.arithmetic.movement samples and the weights there, while the network thread may read
         # them: before the first step. Otherwise None.
@@ -139,16 +130,16 @@ class ShardedState(State):
         self.read(out)
         self.copy_s = time.perf_counter() - began
 
-    def begin_read_piece(self, out: Floats, start: int) -> FinishedRead:
-        return FinishedRead(self._on_array(Operation("read", start), out))
+    def begin_read_piece(self, out: Floats, start: int) -> Copies:
+        return finished(self._on_array(Operation("read", start), out))
 
-    def begin_read_optimizer(self, out: Floats, start: int) -> FinishedRead:
-        return FinishedRead(self._on_array(Operation("read", start, keys=self.optimizer_keys), out))
+    def begin_read_optimizer(self, out: Floats, start: int) -> Copies:
+        return finished(self._on_array(Operation("read", start, keys=self.optimizer_keys), out))
 
-    def begin_read_at(self, out: Floats, positions: Positions) -> FinishedRead | None:
+    def begin_read_at(self, out: Floats, positions: Positions) -> Copies | None:
         if self._thread is None or threading.current_thread() is self._thread:
             out[:] = self._read(self.layout.exchanged)[positions]
-            return FinishedRead(is_finite(out))
+            return finished(is_finite(out))
         if self._sample is not None and np.array_equal(self._sample[0], positions):
             out[:] = self._sample[1]
         else:
@@ -167,7 +158,7 @@ class ShardedState(State):
             self._on_array(Operation("read", self.layout.exchanged), self._frozen)
 
     def inventory(self) -> Inventory:
-        mixed = partial(self._moments.mixed_names, mix_state=self.mix_state)
+        mixed = partial(self.moments.mixed_names, mix_state=self.mix_state)
         return Inventory([*self.work.tensors.items, *self.work.state.items(mixed)])
 
     def add(self, shift: Floats) -> None:
@@ -234,28 +225,17 @@ class ShardedState(State):
         """Return the CUDA device of this rank's part; None if it is on the host."""
         return self.work.device
 
-    # -- the optimizer's state -------------------------------------------------------------------------------------
-    @property
-    def optimizer_keys(self) -> tuple[str, ...]:
-        return self.work.state.keys
-
-    @property
-    def trained_elements(self) -> int:
-        return sum(parameter.numel() for parameter in self.work.state.trained())
-
-    def moment_form(self) -> MomentForm | None:
-        return self._moments.form(self.mix_state)
-
-    def begin_read_moments(self, rows: Floats, form: MomentForm, start: int, stop: int) -> FinishedRead:
+    # -- the optimizer's moments -----------------------------------------------------------------------------------
+    def begin_read_moments(self, rows: Floats, form: MomentForm, start: int, stop: int) -> Copies:
         """Read elements [start, stop) of each moment into its row; NaN if the moments are others by now."""
-        if form != self._moments.current:
+        if form != self.moments.current:
             rows.fill(np.nan)
-            return FinishedRead(False)
-        return FinishedRead(self._on_moments("read", form, rows[:, : stop - start], start))
+            return finished(False)
+        return finished(self._on_moments("read", form, rows[:, : stop - start], start))
 
     def mix_moments(self, moments: Moments) -> None:
         """Mix a partner's moments on all ranks, each in its own part, unless ours are others by now."""
-        if moments.form == self._moments.current:
+        if moments.form == self.moments.current:
             self._on_moments("mix", moments.form, moments.rows[:, : moments.stop - moments.start], moments.start)
             if "grad_avg" in moments.form.names:
                 self.announce(Operation("bound"))
@@ -267,12 +247,6 @@ class ShardedState(State):
             self._on_array(Operation(kind, first + number * form.elements, keys=form.names), row)
             for number, row in enumerate(rows)
         ])  # fmt: skip
-
-    def optimizer_scalars(self) -> dict[str, float]:
-        return self.work.state.scalars()
-
-    def recent_optimizer_scalars(self) -> dict[str, float] | None:
-        return self.work.state.recent_scalars()
 
     # -- checkpoints -----------------------------------------------------------------------------------------------
     def fetch(self, start: int, tensor: Tensor, in_optimizers: bool = False) -> Tensor:
@@ -316,6 +290,11 @@ class ShardedState(State):
                 tensor.copy_(tensors[name])
         self.announce(Operation("plain"))
         self._copy_frozen()
+
+
+def finished(finite: bool) -> Copies:
+    """Return a read that is done; the ranks have checked whether its values are finite."""
+    return Copies(flags=(torch.tensor(finite, device="cpu"),))
 
 
 def is_wide(dtype: torch.dtype) -> bool:

@@ -6,7 +6,6 @@ Each rank copies its own part of the vector's memory in and out, portion by port
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import groupby
@@ -19,6 +18,7 @@ from torch import Tensor, nn
 
 from gossip.errors import LayoutError
 from node.model.device.uploads import Uploads
+from node.model.flat import finite_flag
 from node.model.inventory.items import Choices
 from node.model.optimizer.moments import LiveMoments, mix_values
 from node.model.optimizer.optimizer_state import OptimizerState
@@ -191,15 +191,6 @@ class ShardWork:
         self.state.create(keys, examples)
         self.state.set_scalars(scalars, examples)
 
-    def _bound(self, portion: Portion) -> None:
-        LiveMoments(self.state).bound()
-
-    def _clear(self, portion: Portion) -> None:
-        self.state.clear_non_finite()
-
-    def _sound(self, portion: Portion) -> bool:
-        return self.sound()
-
     @torch.no_grad()
     def sound(self) -> bool:
         """Return True if all weights that this rank holds are finite."""
@@ -229,13 +220,8 @@ class ShardWork:
 
 def are_finite(tensors: Sequence[Tensor]) -> bool:
     """Return True if all values are finite. The host waits once for each device."""
-    floats = [tensor for tensor in tensors if tensor.is_floating_point() and tensor.numel()]
-    flags = []
-    for _, group in groupby(floats, key=attrgetter("device")):
-        # The largest absolute value of each tensor; one NaN makes it NaN.
-        norms = torch._foreach_norm(list(group), math.inf)
-        flags.append(torch.isfinite(torch.stack([norm.double() for norm in norms])).all())
-    return all(map(bool, flags))
+    floats = [tensor for tensor in tensors if tensor.is_floating_point()]
+    return all([bool(finite_flag(list(group))) for _, group in groupby(floats, key=attrgetter("device"))])
 
 
 def change_tensor(tensor: Tensor, values: Tensor, change: Callable[[Tensor, Tensor], object]) -> None:
@@ -261,6 +247,7 @@ def change_tensor(tensor: Tensor, values: Tensor, change: Callable[[Tensor, Tens
 
 WORK: dict[str, Callable[[ShardWork, Portion], bool | None]] = {
     "read": ShardWork._read, "write": ShardWork._write, "add": ShardWork._add, "merge": ShardWork._merge,
-    "mix": ShardWork._mix, "create": ShardWork._create, "bound": ShardWork._bound,
-    "clear": ShardWork._clear, "sound": ShardWork._sound, "plain": ShardWork._plain,
+    "mix": ShardWork._mix, "create": ShardWork._create, "bound": lambda work, _: LiveMoments(work.state).bound(),
+    "clear": lambda work, _: work.state.clear_non_finite(), "sound": lambda work, _: work.sound(),
+    "plain": ShardWork._plain,
 }  # fmt: skip

@@ -14,7 +14,7 @@ from gossip.errors import ConfigError, DataError
 from gossip.ids import PeerId
 from node.data.division import MAX_BUCKETS, Sharers, owned_buckets
 from node.data.sampler import Samplers
-from tests.node.data.shares import Squares, shard
+from tests.node.data.shares import Squares, shard, share
 from tests.node.sharers import IDS, Swarm, flat, groups
 from tests.theory.rendezvous import owners
 
@@ -127,8 +127,8 @@ def test_order_repeats_by_pass_and_node():
 
 
 def test_later_passes_and_later_loops_see_other_data():
-    loop = shard(Swarm(*IDS[:4]), torch.arange(400), 400)
-    first, second = set(indices(loop)), set(indices(loop))
+    loop, data = share(Swarm(*IDS[:4])), torch.arange(400)
+    first, second = (set(indices(loop.shard(data, 400, True, 1, None, False))) for _ in range(2))
     both = set(indices(shard(Swarm(*IDS[:4]), torch.arange(400), 400, epochs=2)))
     assert both == first | second
     assert len(first & second) < len(first) / 2  # a quarter in common expected

@@ -14,13 +14,15 @@ CORRECTION = SimpleNamespace(
 )
 
 
-def loop(boundaries):
+def loop(boundaries, error=None):
     """Return a loop whose device needs ``boundaries`` calls for each addition, and the factors of finished ones."""
     left, added = [boundaries], []
 
     def add_scaled(pull, factor, version):
         left[0] -= 1
         if left[0]:
+            if error is not None:
+                raise error
             return False
         left[0] = boundaries
         added.append(factor)
@@ -31,9 +33,10 @@ def loop(boundaries):
     return SimpleNamespace(live=live, run=run, correcting_steps=0, corrected_at_step=0, current_rate=lambda: 0.1), added
 
 
+@pytest.mark.parametrize("error", [None, MemoryError("the device is full")])
 @pytest.mark.parametrize("boundaries", [1, 2, 3, 5])
-def test_each_step_is_corrected_once_however_many_boundaries_an_addition_takes(boundaries):
-    training, added = loop(boundaries)
+def test_each_step_is_corrected_once_however_many_boundaries_an_addition_takes(boundaries, error):
+    training, added = loop(boundaries, error)
     until = 0
     for training.run.steps in range(1, 121):
         TrainingSide.apply_correction(training, CORRECTION)

@@ -9,8 +9,8 @@ from torch import nn
 
 from gossip.config import Config
 from node.adapters.adapter import ScaleWatch
+from node.model.device.copies import HalfPart
 from node.model.device.downloads import Downloads
-from node.model.device.halves import HalfPart
 from tests.harness.marks import slow
 from tests.node.trainees import mixed
 

@@ -11,7 +11,7 @@ from gossip.averaging.model import Pending
 from gossip.config import Config
 from gossip.errors import CheckpointError, ConfigError, LayoutError
 from node import Node
-from node.model.loss import LastLoss
+from node.model.scalars import LastLoss
 from node.model.snapshot import ModelState
 from node.model.state import State
 from tests.node.vectors import vector_of
