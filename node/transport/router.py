@@ -24,7 +24,7 @@ from gossip.errors import LocalError
 from gossip.ids import Address
 from node.transport.tcp import routed
 
-__all__ = ["Lease", "PortKeeper", "open_port"]
+__all__ = ["PortKeeper", "PortLease", "open_port"]
 
 LEASE_S = 3_600  # What is asked for. The router may give less.
 SERVER_PORT = 5351  # Where PCP and NAT-PMP listen.
@@ -41,7 +41,7 @@ PMP_REASONS = {2: "it is not allowed", 3: "it has no address outside", 4: "it ha
 NO_ROUTER = "No router opens ports here (PCP, NAT-PMP{upnp})."
 
 
-class Lease(NamedTuple):
+class PortLease(NamedTuple):
     """A port that a router has opened."""
 
     address: Address  # Outside.
@@ -53,7 +53,7 @@ class NoAnswerError(Exception):
     """The router does not speak this protocol."""
 
 
-async def open_port(port: int, outside: int, lease_s: int = LEASE_S, nonce: bytes = b"\0" * 12) -> Lease:
+async def open_port(port: int, outside: int, lease_s: int = LEASE_S, nonce: bytes = b"\0" * 12) -> PortLease:
     """Ask the router to pass TCP connections to a port of this machine on. A lease of 0 s gives the port back.
 
     Args:
@@ -71,7 +71,7 @@ async def open_port(port: int, outside: int, lease_s: int = LEASE_S, nonce: byte
         ways = [functools.partial(way, gateway, port, outside, lease_s, nonce) for way in (by_pcp, by_pmp)] + ways
     for way in ways:
         try:
-            lease: Lease = await way()
+            lease: PortLease = await way()
             return lease
         except LocalError as error:
             refusals.append(str(error))
@@ -106,7 +106,7 @@ async def ask(gateway: str, request: bytes, is_answer: Callable[[bytes], bool]) 
     raise NoAnswerError
 
 
-async def by_pcp(gateway: str, port: int, outside: int, lease_s: int, nonce: bytes) -> Lease:
+async def by_pcp(gateway: str, port: int, outside: int, lease_s: int, nonce: bytes) -> PortLease:
     """Open a port by the MAP request of PCP."""
     mine = routed(Address(gateway, SERVER_PORT))
     if mine is None:
@@ -124,10 +124,10 @@ async def by_pcp(gateway: str, port: int, outside: int, lease_s: int, nonce: byt
         raise refused(gateway, port, PCP_REASONS.get(answer[3], f"PCP error {answer[3]}"))
     (granted_s,), (opened,) = struct.unpack_from("!I", answer, 4), struct.unpack_from("!H", answer, 42)
     host = ipaddress.IPv6Address(answer[44:60])
-    return Lease(Address(str(host.ipv4_mapped or host), opened), float(granted_s), "PCP")
+    return PortLease(Address(str(host.ipv4_mapped or host), opened), float(granted_s), "PCP")
 
 
-async def by_pmp(gateway: str, port: int, outside: int, lease_s: int, nonce: bytes) -> Lease:
+async def by_pmp(gateway: str, port: int, outside: int, lease_s: int, nonce: bytes) -> PortLease:
     """Open a port by NAT-PMP, which has no use for the nonce."""
     first = await ask(gateway, b"\0\0", lambda data: data[:2] == b"\0\x80" and len(data) >= 12)
     request = struct.pack("!BBHHHI", 0, 2, 0, port, outside if lease_s else 0, lease_s)
@@ -137,7 +137,7 @@ async def by_pmp(gateway: str, port: int, outside: int, lease_s: int, nonce: byt
     if answer[2:4] != b"\0\0":
         raise refused(gateway, port, PMP_REASONS.get(answer[3], f"NAT-PMP error {answer[3]}"))
     _, opened, granted_s = struct.unpack_from("!HHI", answer, 8)
-    return Lease(Address(str(ipaddress.IPv4Address(first[8:12])), opened), float(granted_s), "NAT-PMP")
+    return PortLease(Address(str(ipaddress.IPv4Address(first[8:12])), opened), float(granted_s), "NAT-PMP")
 
 
 def mapped_v6(host: str) -> bytes:
@@ -159,7 +159,7 @@ def upnp_library() -> Any:
     return miniupnpc
 
 
-async def by_upnp(port: int, outside: int, lease_s: int) -> Lease:
+async def by_upnp(port: int, outside: int, lease_s: int) -> PortLease:
     """Open a port by UPnP, in a thread that may go on for some seconds if this is cancelled."""
     library = upnp_library()
     if library is None or routed(SSDP) is None:  # It prints an error of its own where there is no route.
@@ -167,7 +167,7 @@ async def by_upnp(port: int, outside: int, lease_s: int) -> Lease:
     return await trio.to_thread.run_sync(upnp_lease, library, port, outside, lease_s, abandon_on_cancel=True)
 
 
-def upnp_lease(library: Any, port: int, outside: int, lease_s: int) -> Lease:
+def upnp_lease(library: Any, port: int, outside: int, lease_s: int) -> PortLease:
     """Return a lease by UPnP. Raises LocalError or NoAnswerError."""
     router = library.UPnP(discoverdelay=DISCOVERY_MS)
     try:
@@ -179,12 +179,12 @@ def upnp_lease(library: Any, port: int, outside: int, lease_s: int) -> Lease:
     try:
         if not lease_s:
             router.deleteportmapping(outside, "TCP")
-            return Lease(Address("0.0.0.0", outside), 0.0, "UPnP")
+            return PortLease(Address("0.0.0.0", outside), 0.0, "UPnP")
         host = str(ipaddress.ip_address(router.externalipaddress()))
         for _ in range(UPNP_PORTS):
             try:
                 router.addportmapping(outside, "TCP", router.lanaddr, port, "gossip", "", lease_s)
-                return Lease(Address(host, outside), float(lease_s), "UPnP")
+                return PortLease(Address(host, outside), float(lease_s), "UPnP")
             except Exception as error:
                 reason = str(error)
                 if "permanent" in reason.lower():  # Old routers open ports for good alone.
@@ -207,7 +207,7 @@ class PortKeeper:
         self.report = report
         self.nonce = secrets.token_bytes(12)
         self.asked = trio.Event()
-        self.lease: Lease | None = None
+        self.lease: PortLease | None = None
         self.is_running = False
 
     def open(self, port: int, spawn: Callable[..., object]) -> None:

@@ -67,8 +67,11 @@ class Home:
 
 
 @contextlib.contextmanager
-def started(made, folder, **variables):
-    """Start a node on each machine, the first as the seed of all; yield the nodes, and end them."""
+def started(made, folder, of=None, **variables):
+    """Start a node on each machine, the first as the seed of all; yield the nodes, and end them.
+
+    ``of`` has further variables by the address of a machine.
+    """
     nodes, secret, seed = [], folder / "secret", None
     secret.touch(mode=0o600)
     command = [sys.executable, "-m", "gossip", "secret"]
@@ -76,7 +79,7 @@ def started(made, folder, **variables):
     secret.write_text(text.stdout)
     try:
         for address, space in made.machines.items():
-            nodes.append(Home(space, address, folder / "run", secret, seed, **variables))
+            nodes.append(Home(space, address, folder / "run", secret, seed, **variables, **(of or {}).get(address, {})))
             if seed is None:
                 until(lambda: nodes[0].log.addresses, nodes[0].process.said)
                 seed = address

@@ -121,6 +121,12 @@ class Homes:
         self.machines[address] = space
         return address
 
+    def limit_rates(self):
+        """Limit what each machine sends to 100 Mbit/s."""
+        for space in self.machines.values():
+            shape = ("root", "tbf", "rate", "100mbit", "burst", "64kb", "latency", "100ms")
+            lab.run("ip", "netns", "exec", space, "tc", "qdisc", "add", "dev", "eth0", *shape)
+
     def filter(self, space, rules):
         subprocess.run(["ip", "netns", "exec", space, "nft", "-f", "-"], input=rules, text=True, check=True)
 

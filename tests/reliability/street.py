@@ -17,7 +17,6 @@ from typing import NamedTuple
 from tests.engines.launched import until
 from tests.reliability.home_nodes import are_met, started
 from tests.reliability.namespaces import homes
-from tests.reliability.test_reliability import lab
 
 RANDOM = "masquerade fully-random"
 KINDS = {
@@ -37,9 +36,7 @@ def street():
         kinds = dict.fromkeys(made.machines, "public")
         for number, (kind, make) in enumerate(two for two in KINDS.items() for _ in range(2)):
             kinds |= dict.fromkeys(make(made, number), kind)
-        for space in made.machines.values():
-            shape = ("root", "tbf", "rate", "100mbit", "burst", "64kb", "latency", "100ms")
-            lab.run("ip", "netns", "exec", space, "tc", "qdisc", "add", "dev", "eth0", *shape)
+        made.limit_rates()
         yield made, kinds
 
 
