@@ -16,7 +16,8 @@ def otherwise_hashed(program: str) -> str:
     other numbers until it fails again: a process without the variable draws its seed, which cannot be read back.
     """
     other = next(seed for seed in SEEDS if seed != os.environ.get("PYTHONHASHSEED"))
-    variables = {"PYTHONHASHSEED": other, "PYTHONPATH": str(ROOT)}
+    # All else is the same: a variable of a BLAS library chooses its kernels, and so the last bits.
+    variables = {**os.environ, "PYTHONHASHSEED": other, "PYTHONPATH": str(ROOT)}
     command = [sys.executable, "-c", program]
     done = subprocess.run(command, env=variables, cwd=ROOT, capture_output=True, text=True, check=False, timeout=120)
     assert done.returncode == 0, done.stderr
