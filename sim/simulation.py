@@ -416,7 +416,8 @@ def check_fidelity(simulation: RunningSimulation) -> None:
 def no_garbage_collection() -> Iterator[None]:
     """Disable Python's cyclic garbage collector inside the ``with`` block.
 
-    It would walk a million entries of membership tables again and again, and find nothing: a swarm drops no cycles.
+    It would walk a million entries of membership tables again and again, and find nothing: a swarm drops no cycles but
+    the lives that peers have ended, which :meth:`sim.engine.swarm.Swarm.restart` collects.
     """
     enabled = gc.isenabled()
     gc.disable()

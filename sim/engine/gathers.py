@@ -13,7 +13,6 @@ from gossip.averaging.all_reduce import GroupAverage
 from gossip.ids import PeerId
 from sim.engine.carrier import StreamCallbacks
 from sim.engine.events import Events
-from sim.engine.flows import Flow
 from sim.engine.host import Floats, FlowTransfer, Host
 from sim.engine.links import VirtualLinks
 
@@ -61,20 +60,17 @@ class GroupStreams:
             return
         receiver, session, carrier = self.links.by_id[member], group.session, self.links.carrier
         size_bytes = carrier.network.bytes_of(group.codec.encoded_bytes(values.size))
-        flow: Flow | None = None
-
-        def on_sent() -> None:
-            if flow is not None:
-                transfer.group_flows.pop(flow, None)
-
+        # By a key and not by the flow itself: a flow whose callback held it would stay in memory, since no cycles are
+        # collected while a simulation runs.
+        key = member, handler.__name__
         callbacks = StreamCallbacks(
-            on_sent,
+            partial(transfer.group_flows.pop, key, None),
             partial(self.on_arrived, receiver, session, group.place, values, handler),
             partial(self.on_stalled, receiver, host, session),
         )
         flow = carrier.stream(host, receiver, size_bytes, duplex=True, callbacks=callbacks)
         if flow is not None:
-            transfer.group_flows[flow] = None
+            transfer.group_flows[key] = flow
 
     def on_arrived(self, host: Host, session: int, place: int, values: Floats, handler: ArrivalHandler) -> None:
         """Pass a stream to its handler, or keep it until the group begins on this host."""

@@ -71,7 +71,7 @@ class FlowTransfer(VectorTransfer):
         self.awaited: ReceivePiece | ReceiveMoments | None = None  # The piece or the moments that are to come.
         self.began_at, self.partners = 0.0, tuple[PeerId, ...]()  # For a timeline, of an exchange whose streams began.
         self.receivers: dict[int, PeerId] | None = None  # Group members that it streams to, by place; None before.
-        self.group_flows: dict[Flow, None] = {}  # Open streams to them; the dict serves as an ordered set.
+        self.group_flows: dict[tuple[PeerId, str], Flow] = {}  # Open streams to them, by what takes the values.
         self.early: list[Callable[[], None]] = []  # Streams that arrived before the group began here.
 
 
@@ -170,11 +170,6 @@ class Host:
         """Return the lessons of exchanges that finished since the last call."""
         correction = self.averager.outer_step.correction
         return correction.take() if isinstance(correction, Lessons) else []
-
-    def end(self) -> None:
-        """Break the reference cycle of averager and driver, because a run disables the cyclic garbage collector."""
-        del self.averager, self.boundary, self.perform
-        vars(self.peer).clear()
 
     # -- the averager's driver -----------------------------------------------------------------------------------
     @property

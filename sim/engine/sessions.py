@@ -216,9 +216,10 @@ class Sessions:
     def end_transfer(self, host: Host, transfer: FlowTransfer, reason: str) -> None:
         """Stop a host's streams of a session, and record its failure unless it has mixed."""
         self.record(host, transfer, reason)
-        flows = [*transfer.group_flows] if transfer.flow is None else [transfer.flow]
+        flows = [*transfer.group_flows.values()] if transfer.flow is None else [transfer.flow]
         for flow in flows:
             self.links.carrier.flows.stop(flow)
+        transfer.group_flows.clear()
 
     def on_killed(self, host: Host) -> None:
         """Stop the streams of a host that died. Streams to it go on and are ignored on arrival."""

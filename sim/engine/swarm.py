@@ -6,6 +6,7 @@ a peer with its model. A *founder* holds weights from the start; all others join
 
 from __future__ import annotations
 
+import gc
 import math
 import random
 import statistics
@@ -102,6 +103,7 @@ class Swarm:
         self.machine, self.timeline = machine, timeline
         self.seed, self.network, self.config = seed, network, config
         self.hosts: list[Host] = []
+        self.restarts = 0
         self.events = Events()
         # The leading elements that the outer step covers; buffers behind them are averaged plainly. None: all.
         self.parameters: int | None = getattr(trainer, "parameters", None)
@@ -251,7 +253,9 @@ class Swarm:
         if self.training.trainer is not None:
             self.training.trainer.reset(before.row)
         self.launch(before.setup, peer, life=life)
-        before.end()
+        self.restarts += 1
+        if self.restarts % len(self.hosts) == 0:
+            gc.collect()  # Ended lives are cycles, and a run disables the collector. Peers hold tables of all members.
 
     def kill(self, index: int, silent: bool = False) -> None:
         """End a peer as kill -9 does; its machine closes the links to its partners.
