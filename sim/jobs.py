@@ -8,7 +8,7 @@ import signal
 import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkServerContext, SpawnContext
@@ -17,7 +17,7 @@ from typing import Any, Self
 
 from gossip.errors import ConfigError, DataError, LocalError
 from sim.interrupt import interrupt
-from sim.report.result import Progress, Result, RowFile
+from sim.report.result import Progress, Result, RowHandler, row_file
 from sim.scenario.scenario import Scenario
 
 __all__ = ["Assignment", "Workers", "cores", "play"]
@@ -34,7 +34,7 @@ def cores() -> int:
 def play(
     scenario: Scenario,
     progress: Callable[[Progress], None] | bool = False,
-    rows: Callable[[dict[str, float]], None] | None = None,
+    rows: RowHandler | None = None,
     trace: Path | None = None,
 ) -> Result:
     """Simulate a scenario; a lack of memory becomes a :class:`LocalError`."""
@@ -211,7 +211,7 @@ def outcome_of(job: Assignment, on_progress: Callable[[Progress], None]) -> tupl
     from sim.simulation import Stopped
 
     try:
-        with nullcontext() if job.folder is None else RowFile(job.folder) as rows:
+        with row_file(job.folder) as rows:
             return "result", play(job.scenario, on_progress, rows)
     except Stopped as stopped:
         return "stopped", stopped.result

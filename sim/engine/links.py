@@ -293,9 +293,6 @@ class VirtualLinks:
     def dial(self, host: Host, effect: Dial) -> None:
         self.dials.open(host, effect.address, effect.expect)
 
-    def try_dial(self, host: Host, effect: TryDial) -> None:
-        self.dials.try_dial(host, effect)
-
     def open_end(self, host: Host, partner: Host, record: MemberRecord, dial: DialAttempt, line: Line | None) -> None:
         """Open this host's end of a new link, and send the messages that waited for it."""
         if line is not None and partner.id not in host.links and not self.make_room(host):

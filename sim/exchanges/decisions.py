@@ -338,7 +338,7 @@ class Decisions:
         if exchange.has_dead_side:  # Nothing else will free the snapshots.
             self.tape.append(peer, steps, DROP, exchange.number, side)
         self.mixes += 1
-        self.streams.note_duration(now - requested_at)
+        self.streams.durations.add(now - requested_at)
         if self.streams.can_be_slow or self.can_overlap:
             self.usual_waits.add(exchange, side, now)
         self.slots.remove(exchange, side)

@@ -99,7 +99,7 @@ def test_batched_steps_with_mixes_between_are_those_of_one_peer_at_a_time(monkey
     config = Config(mix_every_steps=4, outer_momentum=0.0, outer_rate=1.0)  # plain means for both optimizers
     batched, plain = both_ways(quasi_global(gossip=config), monkeypatch)
     assert log_of(batched) == log_of(plain)
-    assert plain.swarm.sessions.mixes > 60
+    assert plain.swarm.mixes > 60
     assert np.array_equal(batched.learners.matrix, plain.learners.matrix)
     plain_sgd = Task(model="mlp", samples_per_peer=20, batch_size=4, optimizer=Optimizer(lr=0.05, weight_decay=0.01))
     without = played(quasi_global(task=plain_sgd, gossip=config))
@@ -123,7 +123,7 @@ def test_a_peer_is_told_of_each_mix_when_all_its_steps_and_the_addition_are_in_i
     for _ in run.slices():
         pass
     waiting = sum(len(host.boundary.arrived_updates) for host in run.swarm.hosts)
-    mixes = run.swarm.sessions.mixes - waiting
+    mixes = run.swarm.mixes - waiting
     assert 0.9 * mixes < len(told) <= mixes  # two that arrive at one boundary are reported as one
     assert set(told) == set(range(6))
 
