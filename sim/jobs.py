@@ -1,7 +1,5 @@
 """A pool of worker processes for parallel simulations; a single run uses one core."""
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 import signal
@@ -23,7 +21,8 @@ from sim.scenario.scenario import Scenario
 __all__ = ["Assignment", "Workers", "cores", "play"]
 
 STOP_S = 60.0  # Time for partial results to arrive after ^C: a worker first brings all models up to date.
-REPORTED = (ConfigError, DataError, LocalError)  # Errors that keep their type on the way from a worker.
+# The types that a worker's errors keep on their way, since a subclass may not pickle.
+REPORTED = (ConfigError, DataError, LocalError)
 
 
 def cores() -> int:
@@ -156,12 +155,12 @@ class Workers:
     def receive(self, connection: Connection) -> tuple[str, Any]:
         """Receive a worker's next message, or return a failure if it has died."""
         try:
-            kind, value = connection.recv()
+            message: tuple[str, Any] = connection.recv()
         except (EOFError, OSError):
             process = self.processes[connection]
             process.join()
             return "failed", LocalError(self.reason_of_death(self.busy[connection], process.exitcode or 0))
-        return kind, recreated_error(*value) if kind == "failed" else value
+        return message
 
     def reason_of_death(self, number: int, code: int) -> str:
         how = f"with code {code}"
@@ -216,12 +215,6 @@ def outcome_of(job: Assignment, on_progress: Callable[[Progress], None]) -> tupl
     except Stopped as stopped:
         return "stopped", stopped.result
     except REPORTED as error:
-        kind = next(kind for kind in REPORTED if isinstance(error, kind))
-        return "failed", (kind.__name__, str(error))
+        return "failed", next(kind for kind in REPORTED if isinstance(error, kind))(str(error))
     except Exception:
-        return "failed", ("", f"{job.title}:\n{traceback.format_exc()}")
-
-
-def recreated_error(name: str, sentence: str) -> Exception:
-    """Recreate a worker's error: with its own type if that is in REPORTED, else a RuntimeError with the traceback."""
-    return next((kind for kind in REPORTED if kind.__name__ == name), RuntimeError)(sentence)
+        return "failed", RuntimeError(f"{job.title}:\n{traceback.format_exc()}")

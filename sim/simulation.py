@@ -5,8 +5,6 @@ is one side of an exchange. A peer is known by its *row* in the learners' matrix
 measurements.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import gc
 import math

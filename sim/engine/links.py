@@ -22,8 +22,6 @@ an answer, longer than any link lives.
 A dial takes at least four latencies (six with TLS). They must stay below ``hello_timeout_s``, as on a real node.
 """
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Callable
 

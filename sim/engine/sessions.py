@@ -5,8 +5,6 @@ The two sides of an exchange compute differences that are exact negatives of eac
 bits. A stream arrives whole, with its last byte; only real nodes need chunks, to save memory.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 

@@ -4,8 +4,6 @@ A Peer decides and returns *effects*, and its driver carries them out. A *host* 
 a peer with its model. A *founder* holds weights from the start; all others join and fetch them.
 """
 
-from __future__ import annotations
-
 import math
 import random
 import statistics

@@ -10,8 +10,6 @@ progress. The boundaries between these visits cost nothing. A loop that is too f
 at a boundary (``max_version_gap`` of :class:`gossip.Config`).
 """
 
-from __future__ import annotations
-
 import math
 from bisect import bisect_right
 from collections.abc import Callable

@@ -10,8 +10,6 @@ arithmetic follows later: decisions only log it on the tape (:mod:`sim.exchanges
 a training step, at which a peer copies or changes its model. Where answers take long, a peer's mixes *overlap*.
 """
 
-from __future__ import annotations
-
 import math
 import random
 from collections.abc import Sequence

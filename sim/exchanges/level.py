@@ -3,8 +3,6 @@
 Decisions run ahead and log the arithmetic on a tape, which the models replay (:mod:`sim.exchanges.tape`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 
 import numpy as np

@@ -121,7 +121,8 @@ class Models:
         pairs = entries.row[[first, second]]
         steps = np.maximum(entries.steps[[first, second]], learners.steps_taken[pairs])
         intervals = intervals_of(exchanges, self.tape.intervals)
-        trained = self.take_intervals(pairs, steps, intervals)
+        trained: F64 = (steps - self.mixed_at[pairs]) / intervals  # Intervals since the last mixes.
+        self.mixed_at[pairs] = steps
         self.progress_at[pairs] = steps
         # Below, arrays have an element for each row, all first sides before all second ones.
         rows, numbers = pairs.reshape(-1), np.tile(exchanges, 2)
@@ -148,16 +149,6 @@ class Models:
             end_intervals = intervals_of(exchanges, self.tape.end_intervals).reshape(-1)
             new_intervals = end_intervals if self.chooses_intervals else None
             learners.learn_correction(rows, shifts, credits, own_sq, new_intervals)
-
-    def take_intervals(self, rows: I64, steps: I64, interval_lengths: I64) -> F64:
-        """Return the intervals that the rows have trained between their last mixes and their snapshots.
-
-        The snapshots then count as the last mixes. ``rows``, ``steps`` (at the snapshots), ``interval_lengths`` (in
-        steps) and the result share a shape.
-        """
-        trained: F64 = (steps - self.mixed_at[rows]) / interval_lengths
-        self.mixed_at[rows] = steps
-        return trained
 
     def mix_pairs(
         self, rows: I64, ours: F32, numbers: I64, agreed: F64, age: F64, difference: F32

@@ -3,8 +3,6 @@
 A *stream* carries a vector; a *line* is one direction of a TCP connection (:class:`sim.world.line.Line`).
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 

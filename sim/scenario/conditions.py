@@ -36,6 +36,14 @@ class PresetTable(tables.KeyTable):
         table: Any = {"preset": value} if isinstance(value, str) else value
         return cls.of(**table) if isinstance(table, Mapping) and "preset" in table else tables.record(cls, table)
 
+    def plain(self) -> dict[str, Any]:
+        """Return the table that :meth:`parse` reads."""
+        bases = {}
+        for name in worlds.names(self.PRESETS):
+            fields = tables.fields_of(self.of(name))
+            bases[name] = {key: fields[key] for key in worlds.world(self.PRESETS, name, "preset")}
+        return tables.nearest(tables.fields_of(self), bases)
+
 
 @dataclass(frozen=True, slots=True)
 class Latency(tables.KeyTable):
@@ -282,19 +290,6 @@ class NetworkSpec(PresetTable):
         has_no_latency = distribution is not None and distribution.kind == "constant" and distribution.mean == 0
         return has_no_latency and rate.up == rate.down == math.inf and not self.loss
 
-    def plain(self) -> dict[str, Any]:
-        """Return the table that :meth:`parse` reads."""
-        bases = {name: NetworkSpec.of(name) for name in worlds.names("network")}
-        return tables.nearest(tables.fields_of(self), {name: preset_fields(base) for name, base in bases.items()})
-
-
-def preset_fields(spec: NetworkSpec) -> dict[str, Any]:
-    """Return the fields that a preset gives."""
-    table = tables.fields_of(spec)
-    for name in ("partitions", "congestion", "tls"):
-        del table[name]
-    return table
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChurnSpec(PresetTable):
@@ -340,18 +335,6 @@ class ChurnSpec(PresetTable):
             require(times is None or times.mean > 0, name, times and str(times), "longer than 0 s on average")
         if self.start == "steady" and self.down is None:
             raise KeyFault("down", "is missing: in a steady state peers that leave come back.")
-
-    def plain(self) -> dict[str, Any]:
-        """Return the table that :meth:`parse` reads."""
-        table = tables.fields_of(self)
-        presets = {name: ChurnSpec.of(name) for name in worlds.names("churn")}
-        # A preset with times down cannot be the base of a churn without, as no key would take them away.
-        bases = {name: durations_of(spec) for name, spec in presets.items() if self.down or not spec.down}
-        return tables.nearest(table, bases)
-
-
-def durations_of(spec: ChurnSpec) -> dict[str, Any]:
-    return {name: times.plain() for name, times in (("up", spec.up), ("down", spec.down)) if times is not None}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -26,8 +26,6 @@ a quarter longer, for the first ten exchanges of a link.
 Linux's measurements are in ``benchmarks/tcp_exchanges.csv``; ``tests/sim/world/test_cubic.py`` compares.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 

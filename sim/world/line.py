@@ -1,7 +1,5 @@
 """One direction of one TCP connection, for as long as it lasts."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
