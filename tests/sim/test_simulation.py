@@ -73,11 +73,6 @@ def test_a_peer_that_comes_late_changes_nothing_before(tmp_path):
     assert np.array_equal(few.learners.matrix, many.learners.matrix)
 
 
-def test_looking_more_often_changes_nothing():
-    rarely, often = (small(report={"every_s": every_s}) for every_s in (4.0, 0.1))
-    assert digest(rarely) == digest(often)
-
-
 def test_looking_more_often_changes_nothing_where_peers_come_and_go():
     def living(every_s: float) -> tuple[str, dict[str, str]]:
         run = Simulation(hostile(report={"every_s": every_s}))

@@ -199,8 +199,3 @@ def test_a_module_in_the_current_folder_is_found(tmp_path, monkeypatch):
     (tmp_path / "beside_the_scenario.py").write_text(source)
     monkeypatch.chdir(tmp_path)
     assert Learners(Task(model="beside_the_scenario:model"), NAMES, SEED).elements == 650
-
-
-def test_another_device_is_refused():
-    with pytest.raises(ConfigError, match="'cpu' alone"):
-        Learners(Task(), NAMES, SEED, device="cuda")
