@@ -1,7 +1,5 @@
 """The simulator: thousands of real training nodes in virtual time. Use ``from sim import Scenario, simulate``."""
 
-from __future__ import annotations
-
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:

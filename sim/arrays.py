@@ -1,7 +1,5 @@
 """Types of numpy arrays, by element; docstrings state the shapes."""
 
-from __future__ import annotations
-
 import numpy as np
 from numpy.typing import NDArray
 

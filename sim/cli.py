@@ -8,7 +8,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -28,8 +28,6 @@ if TYPE_CHECKING:
 __all__ = ["ending_on_signals", "print_table", "results_of", "run", "sweep"]
 
 ending_on_signals = interrupt.ending_on(signal.SIGTERM, signal.SIGHUP)
-
-RowHandler = Callable[[dict[str, float]], None]  # Receives each row of a run's history as it is measured.
 
 
 # -- gossip sim --------------------------------------------------------------------------------------------------------
@@ -159,13 +157,15 @@ def results_one_by_one(
     todo: Sequence[Assignment], quiet: bool, partial: dict[int, Result]
 ) -> Iterator[tuple[int, Result]]:
     """Do the same as :func:`results_of` in this process, with a progress bar for each run."""
+    from sim.jobs import play
+    from sim.report.result import row_file
     from sim.simulation import Stopped
 
     for number, job in enumerate(todo):
         title = job.title if len(todo) == 1 else f"{number + 1}/{len(todo)} {job.title}"
         try:
-            with row_file(job.folder) as rows:
-                result = play(job.scenario, title, quiet, rows, job.trace)
+            with row_file(job.folder) as rows, progress_bar(title, quiet) as display:
+                result = play(job.scenario, False if display is None else display.update, rows, job.trace)
         except Stopped as stopped:
             partial[number] = stopped.result
             raise
@@ -222,23 +222,6 @@ def titles_of(scenarios: Sequence[Scenario]) -> list[str]:
     """Return a unique title for each scenario: its name, with its number if the name is not unique."""
     names = [scenario.name for scenario in scenarios]
     return [name if names.count(name) == 1 else f"{name} (number {n})" for n, name in enumerate(names, start=1)]
-
-
-def row_file(folder: Path | None) -> AbstractContextManager[RowHandler | None]:
-    """Open the file for a run's rows. It is written row by row, so that no row is lost if the process dies."""
-    from sim.report.result import RowFile
-
-    return nullcontext() if folder is None else RowFile(folder)
-
-
-def play(
-    scenario: Scenario, title: str, quiet: bool, rows: RowHandler | None = None, trace: Path | None = None
-) -> Result:
-    """Simulate one scenario in this process, and show its progress unless ``quiet``."""
-    from sim import jobs
-
-    with progress_bar(title, quiet) as display:
-        return jobs.play(scenario, False if display is None else display.update, rows, trace)
 
 
 def progress_bar(title: str, quiet: bool) -> AbstractContextManager[Display | None]:

@@ -1,7 +1,5 @@
 """^C and other ending signals during a simulation, deferred to the end of an event, so that a partial result agrees."""
 
-from __future__ import annotations
-
 import signal
 import threading
 from collections.abc import Callable, Iterator

@@ -1,14 +1,12 @@
 """A pool of worker processes for parallel simulations; a single run uses one core."""
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 import signal
 import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkServerContext, SpawnContext
@@ -17,13 +15,14 @@ from typing import Any, Self
 
 from gossip.errors import ConfigError, DataError, LocalError
 from sim.interrupt import interrupt
-from sim.report.result import Progress, Result, RowFile
+from sim.report.result import Progress, Result, RowHandler, row_file
 from sim.scenario.scenario import Scenario
 
 __all__ = ["Assignment", "Workers", "cores", "play"]
 
 STOP_S = 60.0  # Time for partial results to arrive after ^C: a worker first brings all models up to date.
-REPORTED = (ConfigError, DataError, LocalError)  # Errors that keep their type on the way from a worker.
+# The types that a worker's errors keep on their way, since a subclass may not pickle.
+REPORTED = (ConfigError, DataError, LocalError)
 
 
 def cores() -> int:
@@ -34,7 +33,7 @@ def cores() -> int:
 def play(
     scenario: Scenario,
     progress: Callable[[Progress], None] | bool = False,
-    rows: Callable[[dict[str, float]], None] | None = None,
+    rows: RowHandler | None = None,
     trace: Path | None = None,
 ) -> Result:
     """Simulate a scenario; a lack of memory becomes a :class:`LocalError`."""
@@ -156,12 +155,12 @@ class Workers:
     def receive(self, connection: Connection) -> tuple[str, Any]:
         """Receive a worker's next message, or return a failure if it has died."""
         try:
-            kind, value = connection.recv()
+            message: tuple[str, Any] = connection.recv()
         except (EOFError, OSError):
             process = self.processes[connection]
             process.join()
             return "failed", LocalError(self.reason_of_death(self.busy[connection], process.exitcode or 0))
-        return kind, recreated_error(*value) if kind == "failed" else value
+        return message
 
     def reason_of_death(self, number: int, code: int) -> str:
         how = f"with code {code}"
@@ -211,17 +210,11 @@ def outcome_of(job: Assignment, on_progress: Callable[[Progress], None]) -> tupl
     from sim.simulation import Stopped
 
     try:
-        with nullcontext() if job.folder is None else RowFile(job.folder) as rows:
+        with row_file(job.folder) as rows:
             return "result", play(job.scenario, on_progress, rows)
     except Stopped as stopped:
         return "stopped", stopped.result
     except REPORTED as error:
-        kind = next(kind for kind in REPORTED if isinstance(error, kind))
-        return "failed", (kind.__name__, str(error))
+        return "failed", next(kind for kind in REPORTED if isinstance(error, kind))(str(error))
     except Exception:
-        return "failed", ("", f"{job.title}:\n{traceback.format_exc()}")
-
-
-def recreated_error(name: str, sentence: str) -> Exception:
-    """Recreate a worker's error: with its own type if that is in REPORTED, else a RuntimeError with the traceback."""
-    return next((kind for kind in REPORTED if kind.__name__ == name), RuntimeError)(sentence)
+        return "failed", RuntimeError(f"{job.title}:\n{traceback.format_exc()}")

@@ -3,13 +3,32 @@
 A peer is *ready* once it holds the weights of a run. A *mix* is one side of an exchange, which adds its result.
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple, Protocol
 
 from sim.arrays import I64
 
-__all__ = ["Counts", "Level"]
+__all__ = ["Counts", "DurationSample", "Level"]
+
+MAX_DURATIONS = 65_536  # Durations kept; when full, every second one is dropped and the sampling rate is halved.
+
+
+class DurationSample:
+    """An even sample of the seconds from the request for a snapshot to the mix."""
+
+    def __init__(self) -> None:
+        self.seconds: list[float] = []
+        self.mixes = 0  # Mixes so far.
+        self.mixes_per_duration = 1  # One in this many mixes has its duration kept.
+
+    def add(self, seconds: float) -> None:
+        """Count a mix, and keep its duration if it is in the sample."""
+        self.mixes += 1
+        if self.mixes % self.mixes_per_duration:
+            return
+        self.seconds.append(seconds)
+        if len(self.seconds) >= MAX_DURATIONS:
+            del self.seconds[::2]
+            self.mixes_per_duration *= 2
 
 
 class Counts(NamedTuple):

@@ -1,7 +1,5 @@
 """The user's functions that a scenario names as "module:function": imported and called when needed."""
 
-from __future__ import annotations
-
 import importlib
 import sys
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Deterministic randomness: every draw depends only on the scenario's seed, a peer's name and a purpose."""
 
-from __future__ import annotations
-
 import hashlib
 
 import numpy as np

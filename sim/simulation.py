@@ -5,8 +5,6 @@ is one side of an exchange. A peer is known by its *row* in the learners' matrix
 measurements.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import gc
 import math
@@ -17,7 +15,6 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -33,7 +30,7 @@ from sim.learning.learners import Learners
 from sim.level import Level
 from sim.report.figures import row_of, summary_of
 from sim.report.measures import FinishedRun, Instant
-from sim.report.result import Progress, Result
+from sim.report.result import Progress, Result, RowHandler
 from sim.scenario.adversaries import draw_attackers
 from sim.scenario.fidelity import Beyond, Fidelity, fidelity_of
 from sim.scenario.scenario import Scenario
@@ -53,23 +50,6 @@ MAX_IDLE_S = 600.0  # Virtual seconds without a mix after which a run with a num
 REDRAW_S = 0.1  # Real seconds between two reports of progress.
 START_S = 0.03, 0.1  # Start-up time of a node: keys, thread and socket take 20 to 45 ms of CPU time.
 ROUNDING_ALLOWANCE = 1e-9  # Rounding must not postpone a row by a slice.
-
-RowHandler = Callable[[dict[str, float]], None]  # Receives each row of the history as it is measured.
-
-
-@dataclass(slots=True)
-class ClockReading:
-    """A reading of the clocks of real time and of this process's CPU time, or the difference between two readings."""
-
-    wall_s: float
-    cpu_s: float
-
-    @classmethod
-    def now(cls) -> ClockReading:
-        return cls(time.perf_counter(), time.process_time())
-
-    def since(self, start: ClockReading) -> ClockReading:
-        return ClockReading(self.wall_s - start.wall_s, self.cpu_s - start.cpu_s)
 
 
 class Stopped(KeyboardInterrupt):
@@ -135,12 +115,10 @@ class RunningSimulation:
 class ExchangeSimulation(RunningSimulation):
     """A simulation at the fast level, exchange by exchange."""
 
-    def __init__(self, scenario: Scenario, device: str = "cpu") -> None:
+    def __init__(self, scenario: Scenario) -> None:
         self.scenario = scenario
         names = names_of(scenario)
-        self.learners = learners = Learners(
-            scenario.task, names, scenario.seed, device=device, config=scenario.config
-        )  # fmt: skip
+        self.learners = learners = Learners(scenario.task, names, scenario.seed, scenario.config)
         if learners.parameters < learners.elements:
             raise Beyond(
                 f"task.model = {scenario.task.model!r} has buffers, as the running statistics of BatchNorm are, which "
@@ -159,7 +137,7 @@ class ExchangeSimulation(RunningSimulation):
 class Simulation(RunningSimulation):
     """A simulation at the whole level, message by message."""
 
-    def __init__(self, scenario: Scenario, device: str = "cpu", timeline: TimelineWriter | None = None) -> None:
+    def __init__(self, scenario: Scenario, timeline: TimelineWriter | None = None) -> None:
         is_ideal = scenario.membership.mode == "ideal"
         if is_ideal and scenario.network.partitions:
             raise ConfigError(
@@ -169,7 +147,7 @@ class Simulation(RunningSimulation):
         seed, names = scenario.seed, names_of(scenario)
         self.names = names
         self.attackers = draw_attackers(scenario.attackers, names, seed)
-        self.learners = Learners(scenario.task, names, seed, device=device, config=scenario.config)
+        self.learners = Learners(scenario.task, names, seed, scenario.config)
         weight = scenario.task.weight(self.learners.elements)
         self.swarm = self.level = Swarm(
             seed, build_network(scenario, weight), with_scaled_deadlines(scenario.config, weight),
@@ -295,7 +273,6 @@ def with_scaled_deadlines(config: Config, weight: float) -> Config:
 def simulate(
     scenario: Scenario,
     progress: bool | Callable[[Progress], None] = True,
-    device: str = "cpu",
     rows: RowHandler | None = None,
     trace: str | os.PathLike[str] | None = None,
 ) -> Result:
@@ -307,7 +284,6 @@ def simulate(
         scenario: The scenario.
         progress: True shows a progress bar in a terminal or a notebook, False shows nothing. A function is called with
             a Progress at intervals.
-        device: The torch device; only "cpu" works.
         rows: Called with each row of the history as it is measured.
         trace: A file for the timeline of all peers, as Chrome trace events. The whole level plays it.
 
@@ -320,15 +296,13 @@ def simulate(
             from sim.report.progress_bar import Bar
 
             with Bar(scenario.name) as bar:
-                return simulate(scenario, bar.update, device, rows, trace)
+                return simulate(scenario, bar.update, rows, trace)
         progress = ignore
     with one_thread(), no_garbage_collection(), np.errstate(all="ignore"):  # A diverging model is a result, no error.
-        return play(scenario, progress, device, rows or ignore, None if trace is None else Path(trace))
+        return play(scenario, progress, rows or ignore, None if trace is None else Path(trace))
 
 
-def play(
-    scenario: Scenario, progress: Callable[[Progress], None], device: str, rows: RowHandler, trace: Path | None
-) -> Result:
+def play(scenario: Scenario, progress: Callable[[Progress], None], rows: RowHandler, trace: Path | None) -> Result:
     """Simulate a scenario at the level that it requests.
 
     With "auto", the fast level may find out during the run that it cannot represent the scenario. The simulation then
@@ -339,28 +313,25 @@ def play(
             raise ConfigError("A timeline needs the whole level: leave out fidelity = 'exchange', or the timeline.")
         with TimelineWriter(trace) as timeline:
             whole = Fidelity("whole", "a timeline is recorded")
-            return play_at(whole, scenario, progress, device, rows, timeline)
+            return play_at(whole, scenario, progress, rows, timeline)
     fidelity = fidelity_of(scenario)
     try:
-        return play_at(fidelity, scenario, progress, device, rows)
+        return play_at(fidelity, scenario, progress, rows)
     except Beyond as error:
         if scenario.fidelity != "auto":
             raise
-        return play_at(Fidelity("whole", error.reason), scenario, progress, device, rows)
+        return play_at(Fidelity("whole", error.reason), scenario, progress, rows)
 
 
 def play_at(
-    fidelity: Fidelity, scenario: Scenario, progress: Callable[[Progress], None], device: str, rows: RowHandler,
+    fidelity: Fidelity, scenario: Scenario, progress: Callable[[Progress], None], rows: RowHandler,
     timeline: TimelineWriter | None = None,
 ) -> Result:  # fmt: skip
     """Simulate a scenario at one level. Raises Beyond if the fast level finds that it cannot represent it."""
-    start = ClockReading.now()
-    simulation: ExchangeSimulation | Simulation
-    if fidelity.level == "exchange":
-        simulation = ExchangeSimulation(scenario, device)
-    else:
-        simulation = Simulation(scenario, device, timeline)
-    setup = ClockReading.now().since(start)
+    setup_at_s = time.process_time()
+    is_fast = fidelity.level == "exchange"
+    simulation = ExchangeSimulation(scenario) if is_fast else Simulation(scenario, timeline)
+    setup_s = time.process_time() - setup_at_s
     level, history = simulation.level, list[dict[str, float]]()
 
     def add_row() -> None:
@@ -372,7 +343,7 @@ def play_at(
     if scenario.report.every_s is not None and scenario.duration_s is not None:
         row_share = scenario.report.every_s / scenario.duration_s
     next_row = row_share  # The progress at which the next row is due.
-    started, shown_at, was_stopped = ClockReading.now(), 0.0, False
+    began_at_s, cpu_at_s, shown_at, was_stopped = time.perf_counter(), time.process_time(), 0.0, False
     with interrupt.deferred():
         try:
             for _ in simulation.slices():
@@ -383,7 +354,7 @@ def play_at(
                     rows_passed = math.ceil((done - next_row) / row_share + ROUNDING_ALLOWANCE)
                     next_row += row_share * max(1, rows_passed)  # A long slice may pass several.
                 if now - shown_at > REDRAW_S or done >= 1.0:
-                    shown_at, passed_s, events = now, now - started.wall_s, level.handled_events
+                    shown_at, passed_s, events = now, now - began_at_s, level.handled_events
                     left_s = passed_s * (1 - done) / done if done > 0 else math.inf
                     progress(Progress(level.now, done, events, events / max(passed_s, 1e-9), left_s))
             interrupt.check()
@@ -391,11 +362,11 @@ def play_at(
             if interrupt.is_pending:  # The second ^C, perhaps in the middle of an event: no figure can be trusted.
                 raise
             was_stopped = True
-    spent = ClockReading.now().since(started)
+    wall_s, cpu_s = time.perf_counter() - began_at_s, time.process_time() - cpu_at_s
     counts = level.counts()
     run = FinishedRun(
-        level, counts, scenario, simulation.learners, history[-1], fidelity, wall_s=spent.wall_s, cpu_s=spent.cpu_s,
-        setup_s=setup.cpu_s, peak_rss_mb=peak_rss_mb(), done=round(simulation.done, 4) if was_stopped else 1.0,
+        level, counts, scenario, simulation.learners, history[-1], fidelity, wall_s=wall_s, cpu_s=cpu_s,
+        setup_s=setup_s, peak_rss_mb=peak_rss_mb(), done=round(simulation.done, 4) if was_stopped else 1.0,
     )  # fmt: skip
     result = Result(scenario, history, summary_of(run), np.array(counts.durations_s, np.float64))
     if was_stopped:

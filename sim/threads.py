@@ -1,7 +1,5 @@
 """Control of the threads that torch and BLAS compute with."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 

@@ -8,8 +8,6 @@ tests run in a copy of the committed tree: first those of the module's own folde
 agreement of both drivers. A mutation is killed if one of them fails or does not end.
 """
 
-from __future__ import annotations
-
 import argparse
 import ast
 import difflib

@@ -7,8 +7,6 @@ it. Without TCP a message takes exactly the latency, and a message sent during a
 are "cut" while a partition separates them.
 """
 
-from __future__ import annotations
-
 import math
 from bisect import insort
 from collections.abc import Callable, Iterable

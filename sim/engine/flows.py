@@ -6,8 +6,6 @@ shares. Capacity that a stream cannot use because of its other end is not redist
 slower than max-min fairness, which would need a computation over the whole swarm at each change.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Collection
 

@@ -4,8 +4,6 @@ The vector is cut into as many slices as the group has members. A member's *plac
 owns the slice with that index. A *session* is the number of one group's exchange.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 

@@ -4,8 +4,6 @@
 about. A tunnel is one TCP connection over the whole way. Its streams take a share of the relay's rates as well.
 """
 
-from __future__ import annotations
-
 import math
 
 from gossip.effects import Punch, Tunnel

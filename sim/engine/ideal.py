@@ -5,8 +5,6 @@ the protocol. Exchanges, joins and streams work as usual; probes, membership gos
 *run* is a training that peers share; a member is *ready* once it holds its weights.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from collections.abc import Callable, Iterable, Sequence

@@ -22,8 +22,6 @@ an answer, longer than any link lives.
 A dial takes at least four latencies (six with TLS). They must stay below ``hello_timeout_s``, as on a real node.
 """
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Callable
 
@@ -292,9 +290,6 @@ class VirtualLinks:
     # -- opening links -------------------------------------------------------------------------------------------
     def dial(self, host: Host, effect: Dial) -> None:
         self.dials.open(host, effect.address, effect.expect)
-
-    def try_dial(self, host: Host, effect: TryDial) -> None:
-        self.dials.try_dial(host, effect)
 
     def open_end(self, host: Host, partner: Host, record: MemberRecord, dial: DialAttempt, line: Line | None) -> None:
         """Open this host's end of a new link, and send the messages that waited for it."""

@@ -5,8 +5,6 @@ The two sides of an exchange compute differences that are exact negatives of eac
 bits. A stream arrives whole, with its last byte; only real nodes need chunks, to save memory.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 
@@ -35,6 +33,7 @@ from sim.engine.events import Events
 from sim.engine.gathers import GroupStreams
 from sim.engine.host import Floats, FlowTransfer, Host
 from sim.engine.links import VirtualLinks
+from sim.level import DurationSample
 from sim.scenario.adversaries import Sight
 from sim.world.network import NetworkModel
 
@@ -42,7 +41,6 @@ __all__ = ["Sessions"]
 
 # Codes in the event log: a pair's stream, a newcomer's piece or a partner's moments have arrived.
 STREAMED, COLLECTED, MOMENTS = 212, 213, 214
-MAX_DURATIONS = 65_536  # Durations kept; when full, every second one is dropped and the sampling rate is halved.
 
 
 class Sessions:
@@ -61,10 +59,8 @@ class Sessions:
         self.groups = GroupStreams(events, links)
         self.piece_codec = get_codec("fp32")
         self.failures_of_gone = 0  # Failed exchanges counted by peers that are gone.
-        self.mixes = 0  # Mixes applied; each side of an exchange counts as one.
+        self.durations = DurationSample()  # Of the mixes applied; each side of an exchange counts as one.
         self.exchanges = 0.0  # Exchanges applied; a pair, a push and a group count as one each.
-        self.durations_s: list[float] = []  # Seconds from the request for a snapshot to the mix.
-        self.mixes_per_duration = 1  # One in this many mixes has its duration kept.
 
     # -- an exchange ---------------------------------------------------------------------------------------------
     def snapshot(self, host: Host, effect: Snapshot) -> None:
@@ -179,17 +175,11 @@ class Sessions:
             self.count_mix(host, host.averager.transfers[effect.session], 1.0)
 
     def count_mix(self, host: Host, transfer: FlowTransfer, share: float) -> None:
-        """Count a mix and its share of an exchange, and keep a sample of the durations."""
-        self.mixes += 1
+        """Count a mix and its share of an exchange."""
         self.exchanges += share
         self.record(host, transfer)
-        if self.mixes % self.mixes_per_duration:
-            return
         assert transfer.requested_at is not None
-        self.durations_s.append(self.events.now - transfer.requested_at)
-        if len(self.durations_s) >= MAX_DURATIONS:
-            del self.durations_s[::2]
-            self.mixes_per_duration *= 2
+        self.durations.add(self.events.now - transfer.requested_at)
 
     def record(self, host: Host, transfer: FlowTransfer, reason: str = "") -> None:
         """Write an exchange that has begun to the timeline, once; ``reason`` says why it failed, if it did."""

@@ -4,8 +4,6 @@ A Peer decides and returns *effects*, and its driver carries them out. A *host* 
 a peer with its model. A *founder* holds weights from the start; all others join and fetch them.
 """
 
-from __future__ import annotations
-
 import gc
 import math
 import random
@@ -66,7 +64,7 @@ from sim.seeds import derive
 from sim.world.nat import PORT
 from sim.world.network import NetworkModel
 
-__all__ = ["Swarm"]
+__all__ = ["Swarm", "constant"]
 
 REST_S = 0.01  # Pause after a tick that did not move the peer's deadline, as on a real node.
 TICK = 210  # Code in the event log of a timer that fired, above those of sim.engine.links.
@@ -121,7 +119,7 @@ class Swarm:
         sessions, hidden = self.sessions, HiddenDials(self.links)
         # The handler of each type of effect. The types in PERFORM concern the averager alone.
         self.performers: dict[type, Callable[[Host, Any], None]] = dict.fromkeys(PERFORM, self.perform_averaging) | {
-            Send: self.links.send, Dial: self.links.dial, TryDial: self.links.try_dial,
+            Send: self.links.send, Dial: self.links.dial, TryDial: self.links.dials.try_dial,
             Punch: hidden.punch, Tunnel: hidden.tunnel,
             Snapshot: sessions.snapshot, Transfer: sessions.transfer, Gather: sessions.gather,
             LeaveOut: sessions.leave_out, Mix: sessions.mix, Merge: sessions.merge, Rename: sessions.rename,
@@ -206,13 +204,6 @@ class Swarm:
         bootstrap = Bootstrap(tuple(self.hosts[seed].address for seed in seeds), book=book)
         model = LocalModel(f"vector of {elements}", elements, machine=self.machine)
         return Peer(members, config, model, rng=rng, bootstrap=bootstrap, selector=selector, now=self.now)
-
-    def add_made_peer(self, peer: Peer, vector: Floats, name: str, step_s: float, first_step_s: float) -> int:
-        """Start a Peer that the caller made, and return its index; its first step takes ``first_step_s``."""
-        self.network.add(name)
-        index = len(self.hosts)
-        setup = Setup(index=index, name=name, vector=vector, draw_durations=constant(step_s), row=index)
-        return self.launch(setup, peer, first_step_s)
 
     def launch(self, setup: Setup, peer: Peer, first_step_s: float | None = None, life: int = 0) -> int:
         """Create the host of a peer's life, begin its training loop, start the peer, and return its index.
@@ -326,7 +317,7 @@ class Swarm:
 
     @property
     def mixes(self) -> int:
-        return self.sessions.mixes
+        return self.sessions.durations.mixes
 
     def counts(self) -> Counts:
         """Return what the swarm has counted so far."""
@@ -345,7 +336,7 @@ class Swarm:
             exchanges=sessions.exchanges,
             failures=sessions.failures_of_gone + sum(host.peer.exchanges.failures for host in alive),
             sent_bytes=self.links.carrier.flows.sent_bytes + self.links.message_bytes,
-            durations_s=sessions.durations_s, refusals=dict(refusals),
+            durations_s=sessions.durations.seconds, refusals=dict(refusals),
             relayed_bytes=sum(relayed.values()), most_relayed_bytes=max(relayed.values(), default=0),
         )  # fmt: skip
 

@@ -10,8 +10,6 @@ progress. The boundaries between these visits cost nothing. A loop that is too f
 at a boundary (``max_version_gap`` of :class:`gossip.Config`).
 """
 
-from __future__ import annotations
-
 import math
 from bisect import bisect_right
 from collections.abc import Callable
@@ -86,19 +84,10 @@ class OneByOne:
             for step in range(host.computed_steps - count + 1, host.computed_steps + 1):
                 self.on_step(row, host.vector, step)
 
-    def reset(self, row: int) -> None:
+    def ignore(self, *_: object, **__: object) -> None:
         """Do nothing."""
 
-    def on_mixed(self, row: int) -> None:
-        """Do nothing."""
-
-    def on_weights_replaced(self, row: int) -> None:
-        """Do nothing."""
-
-    def learn_correction(
-        self, rows: I64, shifts: Floats, credits: F64, own_sq: F64, interval_steps: I64 | None = None
-    ) -> None:
-        """Do nothing."""
+    reset = on_mixed = on_weights_replaced = learn_correction = ignore
 
 
 class Training:

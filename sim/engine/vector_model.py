@@ -4,8 +4,6 @@ The classes implement the protocols of :mod:`gossip.averaging.model` and :mod:`g
 the methods.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import numpy as np

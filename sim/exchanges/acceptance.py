@@ -4,8 +4,6 @@ A row is a peer. An exchange brings the difference, the partner's snapshot less 
 its weight. A pair whose difference has too large a norm is refused whatever the filter.
 """
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Iterable, Sequence

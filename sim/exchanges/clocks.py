@@ -1,7 +1,5 @@
 """The step boundaries of every peer: when its training steps end. A boundary is numbered by the steps done there."""
 
-from __future__ import annotations
-
 from bisect import bisect_right
 from typing import Protocol
 

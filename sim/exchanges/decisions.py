@@ -10,8 +10,6 @@ arithmetic follows later: decisions only log it on the tape (:mod:`sim.exchanges
 a training step, at which a peer copies or changes its model. Where answers take long, a peer's mixes *overlap*.
 """
 
-from __future__ import annotations
-
 import math
 import random
 from collections.abc import Sequence
@@ -338,7 +336,7 @@ class Decisions:
         if exchange.has_dead_side:  # Nothing else will free the snapshots.
             self.tape.append(peer, steps, DROP, exchange.number, side)
         self.mixes += 1
-        self.streams.note_duration(now - requested_at)
+        self.streams.durations.add(now - requested_at)
         if self.streams.can_be_slow or self.can_overlap:
             self.usual_waits.add(exchange, side, now)
         self.slots.remove(exchange, side)

@@ -3,8 +3,6 @@
 An *interval* is the local steps from one mix to the next. A peer that pays much for an exchange chooses a longer one.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from typing import cast

@@ -3,8 +3,6 @@
 Decisions run ahead and log the arithmetic on a tape, which the models replay (:mod:`sim.exchanges.tape`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 
 import numpy as np
@@ -125,7 +123,7 @@ class ExchangeLevel:
             steps=int(self.steps_done().sum()),
             interval_steps=intervals[len(intervals) // 2] if intervals else decisions.config.interval_steps,
             exchanges=self.mixes / 2, failures=decisions.failures + acceptance.failures, sent_bytes=self.sent_bytes(),
-            durations_s=self.streams.durations_s, refusals=dict(acceptance.refusals()),
+            durations_s=self.streams.durations.seconds, refusals=dict(acceptance.refusals()),
         )  # fmt: skip
 
     def sent_bytes(self) -> int:

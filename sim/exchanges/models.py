@@ -12,10 +12,8 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterable
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from gossip.arithmetic.correction import credit
 from gossip.arithmetic.mixing import (
@@ -41,7 +39,6 @@ __all__ = ["Models"]
 # Rows in one pass: as many as fit into a core's L2 cache with their gradients, but enough for efficient gradients. With
 # 4,810 elements, a pass over 32 rows took 0.4 us a row, and a pass over 103 rows 1.2 us.
 BLOCK_BYTES, MIN_ROWS = 1 << 20, 32
-EXCHANGES_AT_ONCE = 2048  # Exchanges whose training batches are drawn in one call.
 
 
 class Models:
@@ -64,7 +61,7 @@ class Models:
         if self.finds_radius:  # The model without the local steps since the last mix; phi is exactly that.
             self.expected = self.matrix.copy() if config.plain else self.phi
         rows_in_block = BLOCK_BYTES // (4 * learners.elements)
-        rows_at_once = min(learners.copied_at_once or rows_in_block, max(rows_in_block, MIN_ROWS))
+        rows_at_once = min(learners.models_at_once or rows_in_block, max(rows_in_block, MIN_ROWS))
         self.pairs_at_once = max(rows_at_once // 2, 1)
         self.work = [np.empty((2 * self.pairs_at_once, learners.elements), np.float32) for _ in range(2)]
         self.has_correction = learners.corrections is not None
@@ -97,8 +94,8 @@ class Models:
         units = Units(entries)
         for wave in units.waves():
             whole, single = wave[wave < units.whole_units], wave[wave >= units.whole_units]
-            for start in range(0, len(whole), EXCHANGES_AT_ONCE):
-                block = whole[start : start + EXCHANGES_AT_ONCE]
+            for start in range(0, len(whole), self.pairs_at_once):
+                block = whole[start : start + self.pairs_at_once]
                 self.replay_exchanges(entries, units.first[block], units.last[block])
             if len(single):
                 self.replay_entries(entries, units.first[single])
@@ -112,84 +109,46 @@ class Models:
 
     # -- whole exchanges -----------------------------------------------------------------------------------------
     def replay_exchanges(self, entries: Entries, first: I64, second: I64) -> None:
-        """Replay whole exchanges.
-
-        A few at a time are copied, trained to their snapshots, mixed, trained to the boundary of the addition and
-        written back while they are in cache.
+        """Replay whole exchanges, at most ``pairs_at_once``, so that their rows stay in cache.
 
         Args:
             entries: The entries of the tape.
             first: Entries of the initiators' snapshots, shape (exchanges,); the entry after each is the addition.
             second: Entries of the responders' snapshots, shape (exchanges,), likewise.
         """
-        learners, uses_copies = self.learners, self.learners.copied_at_once > 0
-        # The two rows of each exchange, their steps up to the snapshot, and from there to the addition: all of shape
-        # (2, exchanges).
+        learners, exchanges = self.learners, entries.exchange[first]
+        # The two rows of each exchange, and their steps at the snapshots, of shape (2, exchanges).
         pairs = entries.row[[first, second]]
-        taken = learners.steps_taken[pairs]
-        steps = np.maximum(entries.steps[[first, second]], taken)
-        steps_before, steps_after = steps - taken, entries.steps[[first + 1, second + 1]] - steps
-        # Sort exchanges with equal step counts together. Within each block, put all first sides before all second ones.
-        by_steps = np.lexsort((*steps_after, *steps_before))
-        by_block = np.argsort(np.tile(np.arange(len(first)) // self.pairs_at_once, 2), kind="stable")
-
-        def flat(values: NDArray[Any]) -> NDArray[Any]:
-            """Bring values (2, exchanges) into the order of replay, shape (2 exchanges,)."""
-            return values[:, by_steps].reshape(-1)[by_block]
-
-        exchanges = entries.exchange[first]
-        interval_lengths = intervals_of(exchanges, self.tape.intervals)
-        trained = self.take_intervals(pairs, steps, interval_lengths)
-        intervals = flat(interval_lengths)
-        end_intervals = flat(intervals_of(exchanges, self.tape.end_intervals))
-        rows, age = flat(pairs), flat(steps / self.interval_steps)
-        steps_before, steps_after = flat(steps_before), flat(steps_after)
-        own_trained, partner_trained = flat(trained), flat(trained[::-1])
-        numbers = flat(entries.exchange[[first, second]])
-        agreed = np.frombuffer(self.tape.weights)[numbers]
+        steps = np.maximum(entries.steps[[first, second]], learners.steps_taken[pairs])
+        intervals = intervals_of(exchanges, self.tape.intervals)
+        trained: F64 = (steps - self.mixed_at[pairs]) / intervals  # Intervals since the last mixes.
+        self.mixed_at[pairs] = steps
         self.progress_at[pairs] = steps
-        if uses_copies:
-            to_snapshot, to_boundary = learners.draw_steps(rows, steps_before), learners.draw_steps(rows, steps_after)
-        for start in range(0, len(rows), 2 * self.pairs_at_once):
-            part = slice(start, start + 2 * self.pairs_at_once)
-            block = rows[part]
-            if not uses_copies:
-                self.train_until(block, learners.steps_taken[block] + steps_before[part])
-            copies = [] if self.moments is None else self.moments.copies(block)
-            models, difference = (work[: len(block)] for work in self.work)
-            self.matrix.take(block, axis=0, out=models, mode="clip")
-            if uses_copies:
-                learners.train_copies(models, to_snapshot, start)
-            lesson, weights = self.mix_pairs(block, models, numbers[part], agreed[part], age[part], difference)
-            if uses_copies:
-                learners.train_copies(models, to_boundary, start)
-                models += difference
-                self.matrix[block] = models
-            else:
-                self.train_until(block, learners.steps_taken[block] + steps_after[part])
-                self.matrix[block] += difference
-            if self.moments is not None:
-                for place in np.flatnonzero(weights).tolist():
-                    partner = (place + len(block) // 2) % len(block)
-                    self.moments.mix(
-                        int(block[place]), [copy[partner] for copy in copies], seed_of(int(numbers[part][place])),
-                        int(intervals[part][place]),
-                    )  # fmt: skip
-            if lesson is not None:
-                shifts, own_sq = lesson
-                credits = credit(own_trained[part], partner_trained[part], weights / agreed[part])
-                new_intervals = end_intervals[part] if self.chooses_intervals else None
-                learners.learn_correction(block, shifts, credits, own_sq, new_intervals)
-
-    def take_intervals(self, rows: I64, steps: I64, interval_lengths: I64) -> F64:
-        """Return the intervals that the rows have trained between their last mixes and their snapshots.
-
-        The snapshots then count as the last mixes. ``rows``, ``steps`` (at the snapshots), ``interval_lengths`` (in
-        steps) and the result share a shape.
-        """
-        trained: F64 = (steps - self.mixed_at[rows]) / interval_lengths
-        self.mixed_at[rows] = steps
-        return trained
+        # Below, arrays have an element for each row, all first sides before all second ones.
+        rows, numbers = pairs.reshape(-1), np.tile(exchanges, 2)
+        agreed = np.frombuffer(self.tape.weights)[numbers]
+        self.train_until(rows, steps.reshape(-1))
+        copies = [] if self.moments is None else self.moments.copies(rows)
+        models, difference = (work[: len(rows)] for work in self.work)
+        self.matrix.take(rows, axis=0, out=models, mode="clip")
+        lesson, weights = self.mix_pairs(
+            rows, models, numbers, agreed, steps.reshape(-1) / self.interval_steps, difference
+        )
+        self.train_until(rows, entries.steps[[first + 1, second + 1]].reshape(-1))
+        self.matrix[rows] += difference
+        if self.moments is not None:
+            for place in np.flatnonzero(weights).tolist():
+                partner = (place + len(first)) % len(rows)
+                self.moments.mix(
+                    int(rows[place]), [copy[partner] for copy in copies], seed_of(int(numbers[place])),
+                    int(intervals.flat[place]),
+                )  # fmt: skip
+        if lesson is not None:
+            shifts, own_sq = lesson
+            credits = credit(trained.reshape(-1), trained[::-1].reshape(-1), weights / agreed)
+            end_intervals = intervals_of(exchanges, self.tape.end_intervals).reshape(-1)
+            new_intervals = end_intervals if self.chooses_intervals else None
+            learners.learn_correction(rows, shifts, credits, own_sq, new_intervals)
 
     def mix_pairs(
         self, rows: I64, ours: F32, numbers: I64, agreed: F64, age: F64, difference: F32

@@ -6,8 +6,6 @@ exchange in progress takes one of them on either side. A peer *backgrounds* an e
 but frees the slot.
 """
 
-from __future__ import annotations
-
 import math
 
 from gossip.exchange.beginning import OFFERS_PER_PARTNER

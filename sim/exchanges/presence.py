@@ -1,7 +1,5 @@
 """Peers that come and go at the fast level: they start, join by fetching the weights from donors, and stop."""
 
-from __future__ import annotations
-
 import math
 import random
 from collections.abc import Iterator, Sequence

@@ -3,8 +3,6 @@
 A wary peer mixes for a while only with partners of recent mixes, and then with one new partner at a time.
 """
 
-from __future__ import annotations
-
 import math
 
 from gossip.recent import Recent

@@ -3,8 +3,6 @@
 A *stream* carries a vector; a *line* is one direction of a TCP connection (:class:`sim.world.line.Line`).
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 
@@ -14,6 +12,7 @@ from gossip.recent import Recent
 from gossip.wire import frames
 from gossip.wire.messages import Accept, Busy, Commit, Fetch, Offer, Serving
 from sim.engine.links import SOCKETS_CLOSE_S
+from sim.level import DurationSample
 from sim.seeds import Draws, derive_int
 from sim.world.line import Line, line_key
 from sim.world.network import NetworkModel
@@ -21,7 +20,6 @@ from sim.world.tcp import Back
 
 __all__ = ["Sizes", "StreamTimes"]
 
-MAX_DURATIONS = 65_536  # Durations kept; when full, every second one is dropped and the sampling rate is halved.
 LINES_PER_PEER = 16  # Recently used lines kept; a line idle for long restarts TCP's slow start, like a new one.
 
 SESSION, RUN, VERSION = 1 << 61, bytes(16), 1.5  # Examples for messages' fields, of the usual encoded length.
@@ -62,9 +60,7 @@ class StreamTimes:
         self.used_slots: list[int] = []
         self.line_seeds = [derive_int(seed, name, "lines") for name in names]
         self.lines = Recent[int, Line](LINES_PER_PEER * len(names))  # LRU cache, keyed by sender and receiver.
-        self.durations_s: list[float] = []  # Seconds from the request for a snapshot to the mix.
-        self.mixes_per_duration = 1  # One in this many mixes has its duration kept.
-        self._mixes_left = 1  # Mixes until the next duration is kept.
+        self.durations = DurationSample()
         self._counted_bytes = 0  # Bytes of pieces, and of streams that had begun at the last count.
         self._uncounted: list[float] = []  # Begin times of streams of whole vectors that are not counted yet.
 
@@ -131,14 +127,3 @@ class StreamTimes:
         self._counted_bytes += self.vector_bytes * (len(self._uncounted) - len(later))
         self._uncounted = later
         return self._counted_bytes
-
-    def note_duration(self, seconds: float) -> None:
-        """Keep the duration of one in ``mixes_per_duration`` mixes."""
-        self._mixes_left -= 1
-        if self._mixes_left:
-            return
-        self._mixes_left = self.mixes_per_duration
-        self.durations_s.append(seconds)
-        if len(self.durations_s) >= MAX_DURATIONS:
-            del self.durations_s[::2]
-            self.mixes_per_duration *= 2

@@ -3,8 +3,6 @@
 It is a topological sort in layers (Kahn, 1962): a wave holds everything that waits for nothing outside earlier waves.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import numpy as np

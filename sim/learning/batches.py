@@ -1,7 +1,5 @@
 """The selection of each peer's next batch of samples, for many peers at once."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

@@ -3,8 +3,6 @@
 Nothing is downloaded here. Missing data raises a DataError that states how to get it.
 """
 
-from __future__ import annotations
-
 import functools
 import gzip
 import importlib.util

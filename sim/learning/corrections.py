@@ -4,8 +4,6 @@ A correction takes the pull of a peer's own data out of its local steps. It lear
 one exchange is its *lesson*. An *interval* is the local steps from one mix to the next.
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from gossip.arithmetic.correction import LEAK, limit_pull, steps_between_parts

@@ -1,7 +1,5 @@
 """A scenario's data set as tensors: training samples, held-out samples, and the client of each training sample."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch

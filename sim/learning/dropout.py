@@ -3,8 +3,6 @@
 The masks are therefore the same however the steps of several peers are batched.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
@@ -29,7 +28,7 @@ from sim.seeds import derive, generator
 if TYPE_CHECKING:
     from sim.scenario.task import Task
 
-__all__ = ["Learners", "Steps"]
+__all__ = ["Learners"]
 
 
 UNKNOWN = -1  # In place of a row's count of steps since its last mix, until its next training starts the count.
@@ -49,20 +48,6 @@ class Stack(Protocol):
     def state_dict(self, row: F32) -> dict[str, torch.Tensor]: ...
     def gradients(self, models: F32, samples: I64, out: F32, keys: I64 | None = None) -> None: ...
     def evaluate(self, models: F32) -> tuple[F64, F64, F64]: ...
-
-
-@dataclass(frozen=True, slots=True)
-class Steps:
-    """Steps to take: row ``rows[i]`` has taken ``first[i]`` steps and takes ``counts[i]`` more.
-
-    ``samples[step]`` holds the batches of one step, shape (rows, batch). The batch of a row that takes fewer steps is
-    undefined.
-    """
-
-    rows: I64
-    first: I64
-    counts: I64
-    samples: list[I64]
 
 
 class Learners:
@@ -93,11 +78,7 @@ class Learners:
     moment_plan: MomentPlan | None = None
     """The optimizer's moments, if ``config`` mixes them."""
 
-    def __init__(
-        self, task: Task, names: Sequence[str], seed: int, *, device: str = "cpu", config: Config | None = None
-    ) -> None:
-        if torch.device(device).type != "cpu":
-            raise ConfigError(f"device = {device!r} cannot work yet: models are computed on 'cpu' alone.")
+    def __init__(self, task: Task, names: Sequence[str], seed: int, config: Config | None = None) -> None:
         peers = len(names)
         self.samples_per_step = task.batch_size
         self.steps_taken = np.zeros(peers, np.int64)
@@ -209,7 +190,7 @@ class Learners:
         for step in range(int(counts[0])):
             remaining = len(samples[step])  # The number of rows that take this step; they are the first ones.
             steps = taken[:remaining] + step
-            keys = self._dropout_keys(rows[:remaining], steps)
+            keys = None if self._keys is None else self._keys.of(rows[:remaining], steps)
             self._stack.gradients(model_rows[:remaining], samples[step], self._gradients[:remaining], keys)
             models, gradients, moments = block_models, block_gradients, block_moments
             if remaining < count:
@@ -222,61 +203,10 @@ class Learners:
             for whole, copy in zip(live, block, strict=True):
                 whole[rows] = copy
 
-    # -- training on copies --------------------------------------------------------------------------------------
     @property
-    def copied_at_once(self) -> int:
-        """Return the most rows for :meth:`train_copies`; 0 if nothing trains or the optimizer has state."""
-        if self._stack is None or self._optimizer.moments > 0:
-            return 0
-        return min(self._stack.models_at_once, len(self.steps_taken))
-
-    def draw_steps(self, rows: I64, counts: I64) -> Steps:
-        """Draw the next ``counts[i]`` steps of row ``rows[i]``, and count them as taken.
-
-        The caller must take them with :meth:`train_copies`. ``rows`` are unique, in any order.
-        """
-        first = self.steps_taken[rows]
-        self.steps_taken[rows] = first + counts
-        samples: list[I64] = []
-        for step in range(int(counts.max(initial=0))):
-            training = np.flatnonzero(counts > step)  # Indices of the rows that take this step.
-            drawn = self._batches.draw(rows[training], first[training] + step)
-            if len(training) < len(rows):  # The entries of the other rows stay undefined and are never read.
-                whole = np.empty((len(rows), drawn.shape[1]), np.int64)
-                whole[training] = drawn
-                drawn = whole
-            samples.append(drawn)
-        return Steps(rows, first, counts, samples)
-
-    def train_copies(self, models: F32, steps: Steps, start: int) -> None:
-        """Take drawn steps on copies of rows, in place; the caller writes the copies back.
-
-        Adjacent rows with equal numbers of steps share every call without further copies.
-
-        Args:
-            models: Copies of the rows from ``start`` on, float32 (rows, elements), at most ``copied_at_once``.
-            steps: The drawn steps.
-            start: Index of the first copied row in ``steps.rows``.
-        """
-        stack, counts = self._stack, steps.counts[start : start + len(models)]
-        assert stack is not None
-        for step in range(int(counts.max())):
-            training = np.flatnonzero(counts > step)  # Indices of the copies that take this step.
-            low, high = int(training[0]), int(training[-1]) + 1
-            are_adjacent = high - low == len(training)
-            block = models[low:high] if are_adjacent else models[training]
-            gradients, places = self._gradients[: len(training)], start + training  # Places in `steps`.
-            rows, taken = steps.rows[places], steps.first[places] + step
-            stack.gradients(block, steps.samples[step][places], gradients, self._dropout_keys(rows, taken))
-            trained = torch.from_numpy(block)[:, : self.parameters]
-            self._optimizer.step(trained, torch.from_numpy(gradients), (), taken, self._rates(taken))
-            self._correct(block, rows, taken)
-            if not are_adjacent:
-                models[training] = block
-
-    def _dropout_keys(self, rows: I64, taken: I64) -> I64 | None:
-        """Return the keys for dropout of these rows' next steps, or None without dropout."""
-        return None if self._keys is None else self._keys.of(rows, taken)
+    def models_at_once(self) -> int:
+        """Return the most models of one call; 0 if nothing trains."""
+        return 0 if self._stack is None else len(self._gradients)
 
     def _correct(self, models: F32, rows: I64, taken: I64) -> None:
         """Apply the drift corrections to models that have just taken a step after ``taken`` earlier ones."""

@@ -73,7 +73,8 @@ def parts(task: Task, dataset: Dataset, names: Sequence[str], seed: int) -> list
 
 def _dealt_clients(dataset: Dataset, peers: int) -> list[I64]:
     """Assign the clients to the peers round-robin."""
-    clients = _samples_of_clients(dataset)
+    assert dataset.clients is not None
+    clients = _rows_by_label(dataset.clients)
     if peers > len(clients):
         raise DataError(
             f"{dataset.name} has {quantity(len(clients), 'client')}, too few to deal among {peers:,} peers: "
@@ -85,8 +86,8 @@ def _dealt_clients(dataset: Dataset, peers: int) -> list[I64]:
 def _drawn(task: Task, dataset: Dataset, names: Sequence[str], seed: int, size: int) -> list[I64]:
     """Draw ``size`` samples for each peer; with "natural" at most as many as its client has."""
     pools: list[I64]  # The samples of each client, or of each class.
-    if task.partition.kind == "natural":
-        pools = _samples_of_clients(dataset)
+    if task.partition.kind == "natural" and dataset.clients is not None:
+        pools = _rows_by_label(dataset.clients)
     elif task.partition.kind == "dirichlet":
         pools = _rows_by_label(dataset.y_train)
     count, drawn = len(dataset.x_train), []
@@ -107,11 +108,6 @@ def _drawn(task: Task, dataset: Dataset, names: Sequence[str], seed: int, size: 
             ]
             drawn.append(np.concatenate(pieces))
     return drawn
-
-
-def _samples_of_clients(dataset: Dataset) -> list[I64]:
-    assert dataset.clients is not None
-    return _rows_by_label(dataset.clients)
 
 
 def _rows_by_label(labels: torch.Tensor) -> list[I64]:

@@ -3,8 +3,6 @@
 A plan simulates each candidate on given links and recommends one (:mod:`sim.planner.study`).
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """The `gossip plan` command, after `gossip.__main__` has parsed its options."""
 
-from __future__ import annotations
-
 import json
 import sys
 from collections.abc import Mapping, Sequence

@@ -4,8 +4,6 @@ history.csv and the report's table of rows, summary.json, the closing table and 
 To add a figure, add its row here and compute what the row reads in :mod:`sim.report.measures`.
 """
 
-from __future__ import annotations
-
 import math
 import sys
 from collections.abc import Callable

@@ -3,8 +3,6 @@
 A peer is *ready* once it holds the weights of a run. A *mix* is one side of an exchange, which adds its result.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """The pages of a report, for one result, for several side by side, and for a sweep: page.html.jinja has their form."""
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence

@@ -1,7 +1,5 @@
 """The progress of a simulation, as a bar or as lines: virtual time, events per second, and the time left."""
 
-from __future__ import annotations
-
 import importlib.util
 import sys
 import time

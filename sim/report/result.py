@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from html import escape
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -26,7 +26,9 @@ from sim.scenario.fidelity import Fidelity
 if TYPE_CHECKING:
     from sim.scenario.scenario import Scenario
 
-__all__ = ["COLUMNS", "Progress", "Result", "RowFile", "compare", "folder_names"]
+__all__ = ["COLUMNS", "Progress", "Result", "RowHandler", "compare", "folder_names", "row_file"]
+
+RowHandler = Callable[[dict[str, float]], None]  # Receives each row of a run's history as it is measured.
 
 
 class Progress(NamedTuple):
@@ -216,33 +218,35 @@ SHOWN: tuple[tuple[str, Callable[[Result], str]], ...] = (
 
 
 # -- files -------------------------------------------------------------------------------------------------------------
-class RowFile:
-    """``history.csv`` of a simulation that still runs: ``with RowFile(folder) as rows``, then ``rows(row)`` for each.
+@contextmanager
+def row_file(folder: Path | None) -> Iterator[RowHandler | None]:
+    """Open the ``history.csv`` of a simulation that still runs, and yield what writes a row to it; None without folder.
 
-    :meth:`Result.save` writes the same file again at the end. The folder is created if needed.
+    It is written row by row, so that no row is lost if the process dies. :meth:`Result.save` writes the same file again
+    at the end. The folder is created if needed.
 
     Raises:
         LocalError: The folder or the file cannot be written.
     """
+    if folder is None:
+        yield None
+        return
+    with writing(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        file = (folder / "history.csv").open("w", encoding="utf-8", newline="", buffering=1)
+    writer = csv.writer(file, lineterminator="\n")
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    def write(row: Mapping[str, float]) -> None:
+        with writing(folder):
+            writer.writerow(cells(row))
 
-    def __enter__(self) -> Self:
-        with writing(self.folder):
-            self.folder.mkdir(parents=True, exist_ok=True)
-            self.file = (self.folder / "history.csv").open("w", encoding="utf-8", newline="", buffering=1)
-            self.writer = csv.writer(self.file, lineterminator="\n")
-            self.writer.writerow(COLUMNS)
-        return self
-
-    def __call__(self, row: Mapping[str, float]) -> None:
-        with writing(self.folder):
-            self.writer.writerow(cells(row))
-
-    def __exit__(self, *_: object) -> None:
-        with writing(self.folder):
-            self.file.close()
+    try:
+        with writing(folder):
+            writer.writerow(COLUMNS)
+        yield write
+    finally:
+        with writing(folder):
+            file.close()
 
 
 def cells(row: Mapping[str, float]) -> list[str]:

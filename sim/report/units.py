@@ -1,7 +1,5 @@
 """Formatting of figures as text: seconds, bytes, shares and counts."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

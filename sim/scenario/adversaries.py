@@ -17,8 +17,6 @@ breaking Byzantine-tolerant SGD by inner product manipulation", UAI 2019) and di
 those; here models travel, and they are applied to models, as ClippedGossip's experiments do.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from collections.abc import Callable, Sequence

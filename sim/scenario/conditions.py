@@ -6,7 +6,7 @@ import itertools
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, Self
 
 from sim.scenario import tables, worlds
 from sim.scenario.distribution import PARAMETERS, Distribution
@@ -16,6 +16,33 @@ __all__ = ["ChurnSpec", "Congestion", "Latency", "NatSpec", "NetworkCut", "Netwo
 
 
 Congestion = Literal["cubic", "bbr"]
+
+
+class PresetTable(tables.KeyTable):
+    """A table that a preset fills in, under the key ``preset`` of a file; other keys override it."""
+
+    __slots__ = ()
+    FILE_KEYS = ("preset",)
+    PRESETS: ClassVar[str]  # The kind of its presets in worlds.toml.
+
+    @classmethod
+    def of(cls, preset: str, **changes: Any) -> Self:
+        """Return the table of a preset, with changes."""
+        return cls(**{**worlds.world(cls.PRESETS, preset, "preset"), **changes})
+
+    @classmethod
+    def parse(cls, value: object) -> Self:
+        """Parse a scenario's table with or without a preset, or a preset's name alone."""
+        table: Any = {"preset": value} if isinstance(value, str) else value
+        return cls.of(**table) if isinstance(table, Mapping) and "preset" in table else tables.record(cls, table)
+
+    def plain(self) -> dict[str, Any]:
+        """Return the table that :meth:`parse` reads."""
+        bases = {}
+        for name in worlds.names(self.PRESETS):
+            fields = tables.fields_of(self.of(name))
+            bases[name] = {key: fields[key] for key in worlds.world(self.PRESETS, name, "preset")}
+        return tables.nearest(tables.fields_of(self), bases)
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,7 +241,7 @@ ROUNDING_ALLOWANCE = 1e-6  # Of the sum of shares.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NetworkSpec(tables.KeyTable):
+class NetworkSpec(PresetTable):
     """The links between peers.
 
     In a scenario ``preset`` (lan, datacentre, fibre, wan, home) gives latency, rate and loss, and other keys override
@@ -234,7 +261,7 @@ class NetworkSpec(tables.KeyTable):
         ConfigError: A value cannot work.
     """
 
-    FILE_KEYS: ClassVar[tuple[str, ...]] = ("preset",)
+    PRESETS = "network"
 
     latency: Latency = field(default_factory=lambda: Latency.of(Distribution.constant(0.02)))
     rate_mbit_s: Rate = Rate()
@@ -263,33 +290,9 @@ class NetworkSpec(tables.KeyTable):
         has_no_latency = distribution is not None and distribution.kind == "constant" and distribution.mean == 0
         return has_no_latency and rate.up == rate.down == math.inf and not self.loss
 
-    @classmethod
-    def of(cls, preset: str, **changes: Any) -> NetworkSpec:
-        """Return the spec of a preset, with changes."""
-        return cls(**{**worlds.world("network", preset, "preset"), **changes})
-
-    @classmethod
-    def parse(cls, value: object) -> NetworkSpec:
-        """Parse a scenario's table."""
-        spec: NetworkSpec = parse_with_preset(cls, value)
-        return spec
-
-    def plain(self) -> dict[str, Any]:
-        """Return the table that :meth:`parse` reads."""
-        bases = {name: NetworkSpec.of(name) for name in worlds.names("network")}
-        return tables.nearest(tables.fields_of(self), {name: preset_fields(base) for name, base in bases.items()})
-
-
-def preset_fields(spec: NetworkSpec) -> dict[str, Any]:
-    """Return the fields that a preset gives."""
-    table = tables.fields_of(spec)
-    for name in ("partitions", "congestion", "tls"):
-        del table[name]
-    return table
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ChurnSpec(tables.KeyTable):
+class ChurnSpec(PresetTable):
     """The times at which peers come and go: times up and down drawn alternately for each peer, or a trace.
 
     In a scenario ``preset`` (a name in worlds.toml, like spot_v100_2023_02) gives ``up`` and ``down``, and other keys
@@ -307,7 +310,7 @@ class ChurnSpec(tables.KeyTable):
         ConfigError: A value cannot work.
     """
 
-    FILE_KEYS: ClassVar[tuple[str, ...]] = ("preset",)
+    PRESETS = "churn"
 
     up: Distribution | None = None
     down: Distribution | None = None
@@ -332,38 +335,6 @@ class ChurnSpec(tables.KeyTable):
             require(times is None or times.mean > 0, name, times and str(times), "longer than 0 s on average")
         if self.start == "steady" and self.down is None:
             raise KeyFault("down", "is missing: in a steady state peers that leave come back.")
-
-    @classmethod
-    def of(cls, preset: str, **changes: Any) -> ChurnSpec:
-        """Return the measured churn of a preset, with changes."""
-        return cls(**{**worlds.world("churn", preset, "preset"), **changes})
-
-    @classmethod
-    def parse(cls, value: object) -> ChurnSpec:
-        """Parse a scenario's table."""
-        spec: ChurnSpec = parse_with_preset(cls, value)
-        return spec
-
-    def plain(self) -> dict[str, Any]:
-        """Return the table that :meth:`parse` reads."""
-        table = tables.fields_of(self)
-        presets = {name: ChurnSpec.of(name) for name in worlds.names("churn")}
-        # A preset with times down cannot be the base of a churn without, as no key would take them away.
-        bases = {name: durations_of(spec) for name, spec in presets.items() if self.down or not spec.down}
-        return tables.nearest(table, bases)
-
-
-def durations_of(spec: ChurnSpec) -> dict[str, Any]:
-    return {name: times.plain() for name, times in (("up", spec.up), ("down", spec.down)) if times is not None}
-
-
-def parse_with_preset(kind: Any, value: object) -> Any:
-    """Create a ``kind`` from a table with or without a preset, or from a preset's name alone."""
-    table: Any = {"preset": value} if isinstance(value, str) else value
-    if not isinstance(table, Mapping) or "preset" not in table:
-        return tables.record(kind, table)
-    changes = {name: value for name, value in table.items() if name != "preset"}
-    return kind.of(table["preset"], **changes)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

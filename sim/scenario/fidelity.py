@@ -3,8 +3,6 @@
 The *whole* level plays every message of every peer, and the fast level, "exchange", each exchange as one event.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable, Iterator
 from typing import Literal, NamedTuple, Protocol

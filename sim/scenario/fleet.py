@@ -1,7 +1,5 @@
 """Peers that differ from the others: a real fleet, machine by machine."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Measured networks and churn as named presets: worlds.toml holds the figures and their sources."""
 
-from __future__ import annotations
-
 import functools
 import tomllib
 from collections.abc import Mapping

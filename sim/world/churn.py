@@ -1,7 +1,5 @@
 """Churn: the times at which each peer is up."""
 
-from __future__ import annotations
-
 import csv
 import itertools
 import math

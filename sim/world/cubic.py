@@ -26,8 +26,7 @@ a quarter longer, for the first ten exchanges of a link.
 Linux's measurements are in ``benchmarks/tcp_exchanges.csv``; ``tests/sim/world/test_cubic.py`` compares.
 """
 
-from __future__ import annotations
-
+import math
 from collections.abc import Sequence
 
 from sim.world.line import FIRST_SEGMENTS, Line
@@ -87,7 +86,7 @@ def note_loss(line: Line) -> None:
     """Shrink the window after a lost packet, and end its curve; the next growth begins another."""
     line.peak = FAST_CONVERGENCE * line.window if line.window < line.peak else line.window
     line.window = line.threshold = max(2.0, LOSS_FACTOR * line.window)
-    line.end_curve()
+    line.curve_s = -1.0
 
 
 def send_together(
@@ -147,11 +146,11 @@ def send_together(
 
 def grow(line: Line, round_s: float, is_delayed: bool) -> None:
     """Grow the window after a round without a loss that took ``round_s``; ``is_delayed``: HyStart saw a queue."""
-    if line.has_curve:
+    if line.curve_s >= 0:
         line.curve_s += round_s
     if line.window >= line.threshold:
         follow_curve(line, round_s)
-    elif is_delayed and not line.has_left_slow_start:  # HyStart acts only in the first slow start.
+    elif is_delayed and math.isinf(line.threshold):  # HyStart acts only in the first slow start.
         line.window = line.threshold = line.window + HYSTART_SEGMENTS
     else:
         line.window = min(GROWTH * line.window, line.threshold)
@@ -160,7 +159,7 @@ def grow(line: Line, round_s: float, is_delayed: bool) -> None:
 def follow_curve(line: Line, round_s: float) -> None:
     """Grow the window in congestion avoidance (RFC 9438, sections 4.2 and 4.3)."""
     window = line.window
-    if not line.has_curve:
+    if line.curve_s < 0:
         line.curve_s = round_s
         line.plateau = max(line.peak, window)  # W_max.
         line.plateau_at_s = ((line.plateau - window) / CURVE_SCALE) ** (1 / 3)  # K.
@@ -168,5 +167,5 @@ def follow_curve(line: Line, round_s: float) -> None:
     on_curve = line.plateau + CURVE_SCALE * (line.curve_s - line.plateau_at_s) ** 3  # W_cubic(t).
     line.reno_window += RENO_SEGMENTS
     line.window = min(MAX_GROWTH * window, max(window, line.reno_window, on_curve))
-    if not line.had_loss:
+    if not line.peak:  # There was no loss yet.
         line.window = max(line.window, MIN_GROWTH_BEFORE_LOSS * window)

@@ -1,7 +1,5 @@
 """One direction of one TCP connection, for as long as it lasts."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -68,25 +66,6 @@ class Line:
         """Return when the connection was last used, in either direction."""
         back = self.back
         return self.free_at if back is None or back.free_at < self.free_at else back.free_at
-
-    @property
-    def has_left_slow_start(self) -> bool:
-        """Return True once cubic's first slow start has ended; after idling a line may be in another one."""
-        return self.threshold < math.inf
-
-    @property
-    def had_loss(self) -> bool:
-        """Return True if cubic has ever seen a loss on this line."""
-        return self.peak > 0.0
-
-    @property
-    def has_curve(self) -> bool:
-        """Return True if cubic's window follows a curve, which began after the last loss."""
-        return self.curve_s >= 0.0
-
-    def end_curve(self) -> None:
-        """End cubic's curve."""
-        self.curve_s = -1.0
 
     def draw(self) -> float:
         """Return a hash of a counter, above 0 and below 1, which is independent of other lines."""

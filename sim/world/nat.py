@@ -1,7 +1,5 @@
 """Routers with NAT: which peers can be dialled, which pairs can punch, and where peers seem to be."""
 
-from __future__ import annotations
-
 from gossip.ids import Address
 from sim.scenario.conditions import NatSpec
 from sim.seeds import derive_int

@@ -1,7 +1,5 @@
 """The network: latency and rate between peers, and the transport."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -100,7 +98,7 @@ class PairNetwork(NetworkModel):
 
     def latency(self, sender: int, receiver: int) -> float:
         keys = self.keys
-        return self.table_s[table_index(keys[sender] ^ keys[receiver])]
+        return self.table_s[((keys[sender] ^ keys[receiver]) * GOLDEN >> SHIFT) & MASK]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -224,11 +222,6 @@ QUANTILES = 1 << QUANTILE_BITS
 # section 6.4). The keys are random, so one product is enough, and costs 0.1 us.
 SHIFT, MASK = 64 - QUANTILE_BITS, QUANTILES - 1
 SAME_REGION_RTT_MS = (0.25, 3.4)  # The cloud's figures in worlds.toml.
-
-
-def table_index(key: int) -> int:
-    """Return the index into the table of quantiles for a pair's 64 bits."""
-    return (key * GOLDEN >> SHIFT) & MASK
 
 
 def quantiles_s(latency: Latency) -> F64:

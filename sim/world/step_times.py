@@ -1,7 +1,5 @@
 """The duration of each training step of each peer."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 
 import numpy as np

@@ -7,8 +7,6 @@ stream go to any connection that has room. So a stream has the sum of their rate
 chunk of each other.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from sim.seeds import GOLDEN, MASK, splitmix

@@ -19,8 +19,6 @@ A queue also delays other packets (``Line.queue_delay_s``): messages that a send
 modelled: queues that streams of several links share; lost acknowledgements.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -23,8 +23,8 @@ from gossip.peer import Peer
 from node.identity.keys import Identity, verify
 from node.model.snapshot import ModelState
 from sim.arrays import F64, I64
-from sim.engine.host import FlowTransfer, Host
-from sim.engine.swarm import Swarm
+from sim.engine.host import FlowTransfer, Host, Setup
+from sim.engine.swarm import Swarm, constant
 from sim.engine.training import OneByOne
 from sim.learning.corrections import Corrections
 from sim.seeds import derive, derive_int
@@ -195,7 +195,11 @@ class Simulated:
 
     def add(self, index: int, *seeds: int) -> None:
         peer = make_peer(index, seeds, self.scenario, self.swarm.now)
-        self.swarm.add_made_peer(peer, start_vector(index), str(index), STEP_S, first_step_s(index))
+        name, place = str(index), len(self.swarm.hosts)
+        self.swarm.network.add(name)
+        durations = constant(STEP_S)
+        setup = Setup(index=place, row=place, name=name, vector=start_vector(index), draw_durations=durations)
+        self.swarm.launch(setup, peer, first_step_s(index))
 
     def kill(self, index: int) -> None:
         self.swarm.kill(index)

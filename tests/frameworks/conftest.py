@@ -1,7 +1,5 @@
 """Examples and callbacks of frameworks, which `make test-frameworks` installs."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.frameworks.plays import Play

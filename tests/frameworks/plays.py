@@ -1,7 +1,5 @@
 """An example as a user runs it, in its own process; a test reads its log and may kill it."""
 
-from __future__ import annotations
-
 import contextlib
 import signal
 import sys

@@ -3,8 +3,6 @@
 `ranks_child.py FRAMEWORK FOLDER SEED` writes its samples, and its weights after each step, to FOLDER/RANK.json.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

@@ -1,7 +1,5 @@
 """A Node with Accelerate, which wraps optimizers and writes its own checkpoints."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import nn

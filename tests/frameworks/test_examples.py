@@ -1,7 +1,5 @@
 """Each example learns as much as the same loop without a swarm, and continues after a crash."""
 
-from __future__ import annotations
-
 import functools
 import importlib.util
 

@@ -1,7 +1,5 @@
 """JAX: two nodes learn digits as well as a single one, with donated buffers, while one leaves and another joins."""
 
-from __future__ import annotations
-
 import threading
 import time
 from functools import partial

@@ -1,7 +1,5 @@
 """The callback for Keras, with the backend that KERAS_BACKEND names: counts, the end of a run, and weights."""
 
-from __future__ import annotations
-
 import os
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The callback for Lightning: the count of steps, its hooks, and the end of a run."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

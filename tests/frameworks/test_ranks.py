@@ -1,7 +1,5 @@
 """The processes of a framework's DDP are one node: two ranks of torchrun over gloo, and another node."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """node.shards with the streams of webdataset and datasets, as docs/node.md shows it."""
 
-from __future__ import annotations
-
 import io
 import itertools
 import json

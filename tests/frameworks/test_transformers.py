@@ -1,7 +1,5 @@
 """The callback for transformers' Trainer: the count of steps, its hooks, and the end of a run."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import math

@@ -1,7 +1,5 @@
 """The wrapped optimizers of accelerate and Lightning are recognised as the optimizers inside."""
 
-from __future__ import annotations
-
 import pytest
 from torch import nn
 

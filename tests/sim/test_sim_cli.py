@@ -56,13 +56,6 @@ def test_a_real_run_prints_one_json_object_with_every_key(gossip, tiny):
     assert set(told["accuracy"]) == {"mean", "min", "max", "average_model"}
 
 
-def test_a_real_run_leaves_a_report(gossip, tiny, tmp_path):
-    assert "report.html" in gossip("sim", tiny, "--out", tmp_path / "out").out
-    names = {path.name for path in (tmp_path / "out").iterdir()}
-    assert names >= {"report.html", "history.csv", "summary.json", "scenario.toml", "curves.png"}
-    assert set(json.loads((tmp_path / "out" / "summary.json").read_text())) >= KEYS
-
-
 def test_settings_reach_the_scenario(gossip, tiny, played):
     settings = ["--set", "gossip.mix_every_steps=16", "--set", "task.optimizer={name='sgd', lr=0.5}"]
     gossip("sim", tiny, *settings)

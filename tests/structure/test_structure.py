@@ -1,7 +1,5 @@
 """The code has the structure of ARCHITECTURE.md: no import cycles, no full folders, no names with two meanings."""
 
-from __future__ import annotations
-
 import ast
 
 import pytest

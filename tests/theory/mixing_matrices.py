@@ -18,14 +18,6 @@ def graph_of(adjacency: Matrix) -> Graph:
     return Graph.from_text("\n".join(f"{a} {b}" for a, b in np.argwhere(np.triu(adjacency, 1))))
 
 
-def adjacency_of(graph: Graph) -> Matrix:
-    """Return (n, n), 1 where two nodes are linked."""
-    matrix = np.zeros((len(graph.links),) * 2)
-    for node, others in enumerate(graph.links):
-        matrix[node, list(others)] = 1
-    return matrix
-
-
 # -- graphs ------------------------------------------------------------------------------------------------------------
 def circulant(n: int, hops: Iterable[int]) -> Matrix:
     """Return (n, n), 1 from i to i + hop modulo n."""
@@ -58,16 +50,11 @@ def torus(q: int, q2: int) -> Matrix:
     return adjacency
 
 
-def static_exponential(n: int) -> Matrix:
-    """Return links to the nodes 1, 2, 4 ... further on: (n, n), directed (Assran et al. 2019; Ying et al. 2021)."""
-    return circulant(n, (1 << power for power in range((n - 1).bit_length())))
-
-
 def one_peer_exponential(n: int, round: int) -> Matrix:
     """Return a link to the node ``2^(round mod ceil(log2 n))`` further on: (n, n), directed.
 
-    With n a power of two, log2 n rounds of :func:`uniform_weights` give all nodes the exact mean (Ying et al. 2021,
-    lemma 1).
+    With n a power of two, log2 n rounds of means with that node give all nodes the exact mean (Ying et al. 2021, lemma
+    1).
     """
     powers = (n - 1).bit_length()
     return circulant(n, (1 << round % powers,) if powers else ())
@@ -101,12 +88,6 @@ def metropolis(adjacency: Matrix) -> Matrix:
     return np.asarray(weights, np.float64)
 
 
-def uniform_weights(adjacency: Matrix) -> Matrix:
-    """Return the mean of each node and its sources: row-stochastic, and doubly if all degrees in and out are equal."""
-    taken = (adjacency != 0) + np.eye(len(adjacency))
-    return np.asarray(taken / taken.sum(1, keepdims=True), np.float64)
-
-
 def expected_pair_mean(choice: Matrix) -> Matrix:
     """Return the expected mixing matrix of ONE exchange.
 
@@ -125,8 +106,7 @@ def expected_pair_mean(choice: Matrix) -> Matrix:
 def spectral_gap(matrix: Matrix) -> float:
     """Return 1 - the second largest |eigenvalue| of a mixing matrix (n, n): 1 is the mean at once, 0 is never.
 
-    Ring 2/3 (1 - cos(2 pi / n)) and torus 2/5 (1 - cos(2 pi / q)) with :func:`metropolis`, static exponential
-    2 / (1 + log2 n) with :func:`uniform_weights` and n a power of two.
+    Ring 2/3 (1 - cos(2 pi / n)) and torus 2/5 (1 - cos(2 pi / q)) with :func:`metropolis`.
     """
     symmetric = np.array_equal(matrix, matrix.T)
     values = np.linalg.eigvalsh(matrix) if symmetric else np.linalg.eigvals(matrix)

@@ -1,7 +1,5 @@
 """Run a program of the zoo alone and as a swarm of processes, and compare the results."""
 
-from __future__ import annotations
-
 import json
 import logging
 import multiprocessing

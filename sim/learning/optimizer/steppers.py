@@ -63,20 +63,16 @@ class Stepper(Protocol):
 
 def stepper(optimizer: Optimizer, module: nn.Module) -> Stepper:
     """Return the optimizer for models whose rows hold the parameters of ``module`` in its order."""
-    unclipped = _unclipped_stepper(optimizer, module)
-    return unclipped if optimizer.clip_norm is None else Clipped(unclipped, optimizer.clip_norm)
-
-
-def _unclipped_stepper(optimizer: Optimizer, module: nn.Module) -> Stepper:
-    if optimizer.name == "sgd" and optimizer.quasi_global:
-        return BatchedQuasiGlobal(optimizer.lr, optimizer.quasi_global, optimizer.weight_decay)
-    if optimizer.name == "sgd":
-        return SGD(optimizer.momentum, optimizer.weight_decay)
     adamw = AdamW(optimizer.betas, optimizer.weight_decay)
-    if optimizer.name == "adamw":
-        return adamw
-    assert optimizer.adam_lr is not None, "the optimizer's table asks muon for it"
-    return Muon(matrices_of(module), adamw, optimizer.adam_lr / optimizer.lr)
+    made: Stepper = adamw
+    if optimizer.name == "sgd" and optimizer.quasi_global:
+        made = BatchedQuasiGlobal(optimizer.lr, optimizer.quasi_global, optimizer.weight_decay)
+    elif optimizer.name == "sgd":
+        made = SGD(optimizer.momentum, optimizer.weight_decay)
+    elif optimizer.name == "muon":
+        assert optimizer.adam_lr is not None, "the optimizer's table asks muon for it"
+        made = Muon(matrices_of(module), adamw, optimizer.adam_lr / optimizer.lr)
+    return made if optimizer.clip_norm is None else Clipped(made, optimizer.clip_norm)
 
 
 def schedule(optimizer: Optimizer) -> Callable[[I64], Rates]:

@@ -207,35 +207,6 @@ def test_a_leaver_is_known_to_have_left_within_3_s_and_never_dies():
 
 
 # -- partitions and restarts ------------------------------------------------------------------------------------------
-@pytest.mark.parametrize("seed", range(3))
-def test_halves_cut_off_for_a_minute_become_one_view_again(seed):
-    world = MemberWorld(seed)
-    nodes = world.swarm(8, run_s=20)
-    world.network.partition(lambda number: number < 4)
-    world.run(60)
-    assert all(len(node.membership.alive()) == 3 for node in nodes)
-    world.network.partition(None)
-    world.until(world.agreed, 60)
-
-
-def test_a_restart_finds_its_swarm_by_its_book():
-    world = MemberWorld(7)
-    nodes = world.swarm(5, run_s=5)
-    victim = nodes[2]
-    victim.membership.update_me(world.now, samples=300, steps=10)
-    world.run(20)
-    victim.crash()
-    world.run(20)
-    assert world.states_of(victim.id) == {DEAD}
-    again = world.start(2, book=victim.membership.book())  # it has no seed, and the incarnation of its first life
-    again.membership.update_me(world.now, samples=5, steps=1)
-    world.run(20)
-    assert world.agreed()
-    record = nodes[0].membership.record(victim.id)
-    assert record.incarnation == again.membership.me.incarnation > 1
-    assert (record.samples, record.steps) == (305, 11)  # the sums over both lives
-
-
 def test_a_restored_member_is_not_trusted_until_heard_of_and_told_to_nobody():
     me = member()
     me.restore([record_of(1), record_of(2)], 0.0)

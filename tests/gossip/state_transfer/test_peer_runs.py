@@ -36,24 +36,6 @@ def test_more_samples_outrank_fewer_and_of_equals_the_larger_genesis():
     assert outranks(Run(0, G2), Run(0, G1))
 
 
-@pytest.mark.parametrize(("left", "right"), [(1, 1), (3, 1), (1, 3), (4, 2)])
-def test_when_two_runs_meet_the_one_with_fewer_samples_takes_the_others_weights(left, right):
-    swarm, lefts, rights = two_runs(left, left, right)
-    swarm.until(lambda: all(node.peer.view.ready for node in lefts + rights), 30.0)
-    assert lefts[0].run_id != rights[0].run_id
-    swarm.network.sides = None
-    slower, faster = (rights, lefts) if left >= right else (lefts, rights)  # the left side began 20 s earlier
-    run_id = faster[0].run_id
-    swarm.until(swarm.agreed, 120.0)
-    assert {node.run_id for node in swarm.hosts} == {run_id}
-    for node in slower:
-        assert [kind for kind in node.kinds if kind in ("merging", "merged")] == ["merging", "merged"]
-    assert all("merging" not in node.kinds for node in faster)
-    before = [len(node.mixes) for node in swarm.hosts]
-    swarm.run(20.0)
-    assert all(len(node.mixes) > count for node, count in zip(swarm.hosts, before, strict=True))
-
-
 def wanting():
     """Return two linked peers with a run each, each of which wants the other's weights."""
     swarm = World(1)

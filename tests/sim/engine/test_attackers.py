@@ -189,7 +189,7 @@ def test_the_honest_side_mixes_with_the_lie_and_the_attacker_with_the_truth():
     liar, honest = sorted(run.swarm.hosts, key=lambda host: host.attacker is None)
     before = played(dataclasses.replace(scenario, rounds=None, duration_s=1e-3)).swarm
     held, truth = before.hosts[liar.index].vector, before.hosts[honest.index].vector
-    assert run.swarm.sessions.mixes == 2
+    assert run.swarm.mixes == 2
     np.testing.assert_allclose(honest.vector, truth + 0.5 * (-held - truth), atol=1e-6)
     np.testing.assert_allclose(liar.vector, held + 0.5 * (truth - held), atol=1e-6)
 

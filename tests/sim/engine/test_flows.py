@@ -110,29 +110,6 @@ def plainly(streams: list[Stream], network: NetworkModel) -> list[float]:
         now = until
 
 
-# -- by hand -----------------------------------------------------------------------------------------------------------
-@pytest.mark.parametrize(
-    ("streams", "ends"),
-    [
-        # Half each until the short one's 100 bytes are sent at 2 s; the other's 400 left then take 4 s.
-        ([Stream(0, 1, 100, 0.0), Stream(0, 2, 500, 0.0)], [2.0, 6.0]),
-        # 300 bytes are left at 2 s, and half the rate for them: the newcomer's last 200 have the whole rate again.
-        ([Stream(0, 1, 500, 0.0), Stream(0, 2, 500, 2.0)], [8.0, 10.0]),
-        # A lossy exchange uses a tenth of the rate, and the newcomers share all the rest.
-        (
-            [Stream(0, 1, 1000, 0.0, ceiling=10.0), Stream(0, 2, 450, 0.0), Stream(0, 3, 450, 0.0, ceiling=1e3)],
-            [100.0, 10.0, 10.0],
-        ),
-        ([Stream(0, 1, 500, 0.0), Stream(1, 0, 500, 0.0)], [5.0, 5.0]),
-        ([Stream(1, 0, 500, 0.0), Stream(2, 0, 500, 0.0)], [5.0, 5.0]),
-    ],
-    ids=["one ends", "one begins", "a ceiling", "up and down do not share", "the sender's rate decides"],
-)
-def test_streams_of_one_end_share_its_rate_and_leave_what_they_cannot_use(streams, ends):
-    network = Rates(up=[100.0] * 4, down=[1000.0] * 4)
-    assert ends_of(streams, network) == pytest.approx(ends)
-
-
 def test_between_unlimited_ends_a_stream_takes_no_time_and_is_counted_at_once():
     events, ended = Events(), []
     flows = Flows(events, NetworkModel(rate_bytes_s=math.inf))

@@ -29,7 +29,7 @@ def test_each_member_sends_its_vector_about_twice_however_large_the_group(size: 
     matrix = whole_numbers(size)
     swarm = told_to_mix(matrix, 1, mixing="group", group_size=size)
     exchange(swarm, 0)
-    assert swarm.sessions.mixes == size
+    assert swarm.mixes == size
     assert swarm.links.carrier.flows.sent_bytes == 2 * (size - 1) * 4 * ELEMENTS  # 2 (g-1)/g of a vector each
 
 

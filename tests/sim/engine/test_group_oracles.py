@@ -31,7 +31,7 @@ def one_group(seed: int, n: int, g: int) -> Measured:
         before = disagreement(matrix).sum()
         exchange(swarm, int(rng.integers(n)))
         ratios[number] = disagreement(matrix).sum() / before
-    assert swarm.sessions.mixes == g * count
+    assert swarm.mixes == g * count
     return float(ratios.mean()), 1 - (g - 1) / (n - 1), float(ratios.std() / math.sqrt(count))
 
 
@@ -94,7 +94,7 @@ def test_a_grid_of_groups_reaches_the_exact_mean_in_as_many_rounds_as_it_has_dim
         assert not np.array_equal(matrix, np.broadcast_to(mean, matrix.shape))
         begin_mix(swarm, *swarm.hosts)
         run_until_idle(swarm)
-        assert swarm.sessions.mixes == (number + 1) * n, "everybody in one group a round"
+        assert swarm.mixes == (number + 1) * n, "everybody in one group a round"
     assert np.array_equal(matrix, np.broadcast_to(mean, matrix.shape))
 
 
@@ -145,5 +145,5 @@ def test_momentum_that_is_stable_in_full_groups_does_not_drive_those_apart_that_
     before = disagreement(matrix).sum()
     for _ in range(300):
         exchange(swarm, int(rng.integers(12)))
-    assert swarm.sessions.mixes == 600, "all in groups of two"
+    assert swarm.mixes == 600, "all in groups of two"
     assert disagreement(matrix).sum() < 1e-6 * before

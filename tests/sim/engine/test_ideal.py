@@ -76,7 +76,7 @@ def test_one_alone_chooses_nobody_and_mixes_with_nobody():
     swarm = swarm_of(1, ideal=True)
     assert swarm.hosts[0].peer.partners.choose(set(), 0.0) is None
     swarm.run_until(30.0)
-    assert swarm.sessions.mixes == 0
+    assert swarm.mixes == 0
     assert swarm.hosts[0].peer.run_choice.is_alone
     assert np.array_equal(swarm.hosts[0].vector, vector(0))
 
@@ -112,7 +112,7 @@ def test_a_dead_partner_ends_the_exchange_a_latency_later(end):
     assert first.peer.exchanges.failures == 1
     swarm.run_until(died + 30.0)
     assert np.array_equal(first.vector, before)
-    assert swarm.sessions.mixes == 0
+    assert swarm.mixes == 0
 
 
 def test_those_who_begin_apart_end_in_one_run():
@@ -158,7 +158,7 @@ def test_a_graphs_file_is_read_once_for_all_peers(ideal, tmp_path, monkeypatch):
     assert read == [str(path)]
     assert len({id(host.peer.partners.selector.graph) for host in swarm.hosts}) == 1
     swarm.run_until(30.0)
-    assert swarm.sessions.mixes > 20
+    assert swarm.mixes > 20
 
 
 def test_peers_with_one_table_sort_it_once_and_keep_it_once():
@@ -167,7 +167,7 @@ def test_peers_with_one_table_sort_it_once_and_keep_it_once():
     swarm.run_until(20.0)
     orders = {id(host.peer.partners.selector.ranking(host.peer.partners)[0]) for host in swarm.hosts}
     assert len(orders) == 1
-    assert swarm.sessions.mixes > 100
+    assert swarm.mixes > 100
     nearest = swarm_of(5, config=Config(selection="nearest"), ideal=True)
     assert len({id(host.peer.partners.selector) for host in nearest.hosts}) == 5
 

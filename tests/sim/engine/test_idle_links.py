@@ -122,9 +122,9 @@ def test_a_swarm_that_was_cut_for_minutes_is_whole_within_ten_seconds_and_its_ex
     swarm.partition([list(range(12))])
     swarm.run_until(330.0)
     assert MemberState.DEAD in states(swarm)
-    failed, mixes = sum(host.peer.exchanges.failures for host in swarm.hosts), swarm.sessions.mixes
+    failed, mixes = sum(host.peer.exchanges.failures for host in swarm.hosts), swarm.mixes
     swarm.heal()
     swarm.run_until(340.0)
     assert states(swarm) == {MemberState.ALIVE}
     swarm.run_until(360.0)
-    assert sum(host.peer.exchanges.failures for host in swarm.hosts) - failed < 0.02 * (swarm.sessions.mixes - mixes)
+    assert sum(host.peer.exchanges.failures for host in swarm.hosts) - failed < 0.02 * (swarm.mixes - mixes)

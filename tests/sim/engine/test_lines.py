@@ -256,7 +256,7 @@ def test_one_percent_of_loss_is_delay_and_no_failure():
         swarm.run_until(60.0)
         failed = [host.peer.exchanges.failures_by_reason for host in swarm.hosts]
         assert {reason for each in failed for reason in each} <= {"late"}
-        mixes.append(swarm.sessions.mixes)
+        mixes.append(swarm.mixes)
         assert sum(sum(each.values()) for each in failed) < 0.01 * mixes[-1]
     assert mixes[1] == pytest.approx(mixes[0], rel=0.15)
     assert mixes[0] / 4 == pytest.approx(68, rel=0.15)

@@ -29,9 +29,9 @@ def first_exchanges(seed: int) -> Measured:
         })  # fmt: skip
         simulation = Simulation(scenario)
         swarm, before = simulation.swarm, disagreement(simulation.learners.matrix)
-        while swarm.sessions.mixes == 0:
+        while swarm.mixes == 0:
             swarm.run_until(swarm.now + 0.001)
-        if swarm.sessions.mixes == 2:
+        if swarm.mixes == 2:
             for host in swarm.hosts:  # updates that wait for the next boundary
                 for update in host.boundary.arrived_updates:
                     host.boundary.apply_update(update, Visit())
@@ -68,10 +68,10 @@ def failing(seed: int, loss: float) -> tuple[Measured, Measured]:
         matrix[:, 0] = start
         initiator = int(rng.integers(n))
         exchanges = swarm.hosts[initiator].peer.exchanges
-        done, failures, mixes = exchanges.done_count, begun_in_vain(exchanges.failures_by_reason), swarm.sessions.mixes
+        done, failures, mixes = exchanges.done_count, begun_in_vain(exchanges.failures_by_reason), swarm.mixes
         exchange(swarm, initiator)
         mixed, broken = exchanges.done_count - done, begun_in_vain(exchanges.failures_by_reason) - failures
-        assert swarm.sessions.mixes - mixes == 2 * mixed, "on both sides or on neither"
+        assert swarm.mixes - mixes == 2 * mixed, "on both sides or on neither"
         assert matrix.sum(dtype=np.float64) == start.sum()
         assert (matrix[:, 0] != start).sum() == 2 * mixed
         assert mixed + broken <= 1

@@ -59,7 +59,7 @@ def test_batched_steps_are_those_of_one_peer_at_a_time(task, tolerance, optimize
     scenario = small(seed=SEED, duration_s=duration_s, task=task)
     batched, plain = both_ways(scenario, monkeypatch)
     assert log_of(batched) == log_of(plain)
-    assert plain.swarm.sessions.mixes > 60
+    assert plain.swarm.mixes > 60
     ours, theirs, start = batched.learners.matrix, plain.learners.matrix, Simulation(scenario).learners.matrix
     moved = np.linalg.norm(theirs - start, axis=1)
     assert moved.min() > 0.1

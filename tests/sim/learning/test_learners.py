@@ -90,22 +90,6 @@ def test_who_trains_and_mixes_in_the_same_call_changes_no_bit_of_a_hand_written_
     assert np.array_equal(together.matrix, alone.matrix)
 
 
-@pytest.mark.parametrize("model", ["linear", "mlp", "cnn"])
-def test_steps_on_copies_are_those_on_the_rows_themselves(model):
-    """Rows without steps lie between the others, so that some calls have neighbouring rows and some have none."""
-    task = Task(batch_size=8, **MODELS[model])
-    rows, counts = np.array([3, 0, 4, 1]), np.array([2, 0, 3, 1])
-    plain, copied = Learners(task, NAMES, SEED), Learners(task, NAMES, SEED)
-    for _ in range(2):
-        plain.train(rows[counts > 0], counts[counts > 0])
-        copies = copied.matrix[rows]
-        copied.train_copies(copies, copied.draw_steps(rows, counts), 0)
-        copied.matrix[rows] = copies
-    np.testing.assert_allclose(copied.matrix, plain.matrix, rtol=0, atol=1e-6)
-    assert np.array_equal(copied.steps_taken, plain.steps_taken)
-    assert (copied.matrix[3] != copied.matrix[0]).any()
-
-
 def test_what_is_added_to_a_row_between_calls_is_trained_on():
     task = Task(batch_size=4, **MODELS["mlp"])
     learners = Learners(task, NAMES, SEED)
@@ -215,8 +199,3 @@ def test_a_module_in_the_current_folder_is_found(tmp_path, monkeypatch):
     (tmp_path / "beside_the_scenario.py").write_text(source)
     monkeypatch.chdir(tmp_path)
     assert Learners(Task(model="beside_the_scenario:model"), NAMES, SEED).elements == 650
-
-
-def test_another_device_is_refused():
-    with pytest.raises(ConfigError, match="'cpu' alone"):
-        Learners(Task(), NAMES, SEED, device="cuda")

@@ -81,16 +81,6 @@ def test_a_reset_forgets_one_peers_momentum_and_not_the_others():
     assert_reset_as_one_at_a_time(Task(batch_size=4, optimizer=MUON, **MODELS["mlp"]), AloneWithMuon, TOLERANCE)
 
 
-@pytest.mark.parametrize(
-    "optimizer",
-    [Optimizer(lr=0.05, momentum=0.9, clip_norm=0.5), Optimizer(name="adamw", lr=0.003, clip_norm=0.5)],
-    ids=["sgd", "adamw"],
-)
-@pytest.mark.parametrize("model", ["mlp", "gpt"])
-def test_gradients_are_clipped_as_torch_clips_those_of_one(model, optimizer):
-    assert_trained_as_one_at_a_time(Task(batch_size=4, optimizer=optimizer, **MODELS[model]), tolerance=TOLERANCE)
-
-
 def test_a_gradient_within_the_norm_is_left_as_it_is_and_a_longer_one_keeps_its_direction():
     gradients = torch.tensor([[0.3, 0.4], [30.0, 40.0]])
     models = torch.zeros(2, 2)

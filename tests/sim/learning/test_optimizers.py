@@ -10,8 +10,7 @@ from sim.learning.learners import Learners
 from sim.scenario.scenario import Optimizer, Scenario, Task
 from sim.simulation import Simulation
 from tests.sim.learning.alone import NAMES, SEED, Alone, assert_equal_models, values_of
-from tests.sim.learning.test_exactness import both_ways
-from tests.sim.scenarios import AVERAGING, QUASI_GLOBAL, log_of, played, small
+from tests.sim.scenarios import AVERAGING, QUASI_GLOBAL, small
 
 LINEAR = Task(model="linear", samples_per_peer=40, batch_size=4, optimizer=QUASI_GLOBAL)
 
@@ -95,18 +94,6 @@ def quasi_global(**changes) -> Scenario:
     return small(**{"task": task} | changes)
 
 
-def test_batched_steps_with_mixes_between_are_those_of_one_peer_at_a_time(monkeypatch):
-    config = Config(mix_every_steps=4, outer_momentum=0.0, outer_rate=1.0)  # plain means for both optimizers
-    batched, plain = both_ways(quasi_global(gossip=config), monkeypatch)
-    assert log_of(batched) == log_of(plain)
-    assert plain.swarm.sessions.mixes > 60
-    assert np.array_equal(batched.learners.matrix, plain.learners.matrix)
-    plain_sgd = Task(model="mlp", samples_per_peer=20, batch_size=4, optimizer=Optimizer(lr=0.05, weight_decay=0.01))
-    without = played(quasi_global(task=plain_sgd, gossip=config))
-    assert log_of(without) == log_of(batched)  # the mixes are the same, the models differ
-    assert not np.allclose(without.learners.matrix, batched.learners.matrix, atol=0.01)
-
-
 def test_a_peer_is_told_of_each_mix_when_all_its_steps_and_the_addition_are_in_its_row(monkeypatch):
     run = Simulation(quasi_global())
     told = []
@@ -123,7 +110,7 @@ def test_a_peer_is_told_of_each_mix_when_all_its_steps_and_the_addition_are_in_i
     for _ in run.slices():
         pass
     waiting = sum(len(host.boundary.arrived_updates) for host in run.swarm.hosts)
-    mixes = run.swarm.sessions.mixes - waiting
+    mixes = run.swarm.mixes - waiting
     assert 0.9 * mixes < len(told) <= mixes  # two that arrive at one boundary are reported as one
     assert set(told) == set(range(6))
 

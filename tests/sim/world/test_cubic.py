@@ -124,16 +124,6 @@ def test_a_window_that_the_queue_cannot_hold_overflows_it():
     assert above.window == above.threshold == pytest.approx(LOSS_FACTOR * above.peak)
 
 
-def test_a_deeper_queue_lets_a_window_grow_larger():
-    peaks = []
-    for queue_s in (0.05, 0.1, 0.2):
-        line = settled(100.0)
-        send_together([line], 20_000.0, [PACKETS], RTT, queue_s)
-        assert line.peak > 0
-        peaks.append(line.peak / (PACKETS * (RTT + queue_s)))
-    assert all(0.8 < peak < 1.6 for peak in peaks)
-
-
 def test_after_a_loss_a_window_comes_back_to_its_peak_on_cubics_curve():
     """RFC 9438, equation 2: after the third root of 0.3 peaks over 0.4, in seconds of sending."""
     line = settled(200.0)
