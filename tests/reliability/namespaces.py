@@ -76,13 +76,16 @@ class Homes:
             "ip", "-n", space, "link", "add", device, "type", "veth", "peer", "name", port, "netns", switch
         )  # fmt: skip
         lab.run("ip", "-n", switch, "link", "set", port, "master", bridge, "up")
-        lab.run("ip", "-n", space, "address", "add", address, "dev", device)
+        lab.run("ip", "-n", space, "address", "add", address, "dev", device, *(("nodad",) if ":" in address else ()))
         lab.run("ip", "-n", space, "link", "set", device, "up")
 
-    def public(self, number):
-        """Add a public machine and return its address."""
-        space, address = self.space(f"p{number}"), f"192.79.0.{10 + number}"
-        self.plug(space, "eth0", self.net, "br0", f"{address}/24")
+    def public(self, number, has_firewall=False, is_v6=False):
+        """Add a public machine, with a firewall that drops new connections from outside, and return its address."""
+        space, host = self.space(f"p{number}"), 10 + number
+        address = f"2a0f:79::{host}" if is_v6 else f"192.79.0.{host}"
+        self.plug(space, "eth0", self.net, "br0", f"{address}/{64 if is_v6 else 24}")
+        if has_firewall:
+            self.filter(space, FIREWALL)
         self.machines[address] = space
         return address
 
@@ -112,14 +115,6 @@ class Homes:
         lab.run("ip", "-n", router, "address", "add", inside, "dev", "lan")
         lab.run("ip", "netns", "exec", router, "sysctl", "-qw", "net.ipv4.ip_forward=1")
         self.filter(router, ROUTER % nat)
-
-    def firewalled(self, number):
-        """Add a public machine that drops new connections from outside, and return its address."""
-        space, address = self.space(f"f{number}"), f"192.79.0.{50 + number}"
-        self.plug(space, "eth0", self.net, "br0", f"{address}/24")
-        self.filter(space, FIREWALL)
-        self.machines[address] = space
-        return address
 
     def limit_rates(self):
         """Limit what each machine sends to 100 Mbit/s."""
@@ -200,7 +195,7 @@ FIREWALL = """
 table inet home {
  chain incoming {
   type filter hook input priority 0; policy accept;
-  iifname "eth0" ct state new drop
+  iifname "eth0" meta l4proto tcp ct state new drop
  }
 }
 """

@@ -23,7 +23,7 @@ KINDS = {
     "port kept": lambda made, number: made.home(number),
     "port anew": lambda made, number: made.home(number, nat=RANDOM),
     "two routers": lambda made, number: made.home(number, is_nested=True),
-    "firewall": lambda made, number: [made.firewalled(number)],
+    "firewall": lambda made, number: [made.public(10 + number, has_firewall=True)],
     "opens ports": lambda made, number: made.home(number, opens_ports=True),
 }
 """The kinds of machines beside public ones, by what is between them and the others."""

@@ -35,6 +35,19 @@ def test_homes_whose_routers_map_each_destination_anew_mix_through_a_relay(tmp_p
 
 
 @pytest.mark.netns
+def test_machines_with_ipv6_and_firewalls_mix_on_without_the_public_one(tmp_path):
+    with homes(0, []) as made:
+        for number, has_firewall in enumerate((False, True, True)):
+            made.public(number, has_firewall, is_v6=True)
+        with started(made, tmp_path) as (public, one, other):
+            until(lambda: are_met([one, other]))
+            assert {path for _, _, path in one.mixes([other])} <= {"punched", "-"}
+            public.process.end()
+            killed_at = time.time() + 5.0
+            until(lambda: one.exchanges_with([other], killed_at) >= 20)
+
+
+@pytest.mark.netns
 def test_six_homes_stay_one_swarm_without_a_public_node(tmp_path):
     with homes(2, [1] * 6) as made, started(made, tmp_path) as (first, second, *inside):
         until(lambda: are_met(inside))
