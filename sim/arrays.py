@@ -3,10 +3,9 @@
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["F32", "F64", "I64", "U64", "Flags"]
+__all__ = ["F32", "F64", "I64", "Flags"]
 
 F32 = NDArray[np.float32]
 F64 = NDArray[np.float64]
 I64 = NDArray[np.int64]
-U64 = NDArray[np.uint64]
 Flags = NDArray[np.bool_]

@@ -1,13 +1,17 @@
 """Deterministic randomness: every draw depends only on the scenario's seed, a peer's name and a purpose."""
 
 import hashlib
+from typing import Any, TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 __all__ = ["GOLDEN", "MASK", "Draws", "derive", "derive_int", "generator", "splitmix"]
 
 GOLDEN = 0x9E3779B97F4A7C15  # 2^64 over the golden ratio, an odd number: its multiples lie evenly spread modulo 2^64.
 MASK = (1 << 64) - 1  # Selects the low 64 bits.
+
+Bits = TypeVar("Bits", int, NDArray[Any])  # 64 bits, or an array of them, uint64.
 
 
 def derive(seed: int, name: str, purpose: str) -> bytes:
@@ -25,7 +29,7 @@ def generator(seed: int, name: str, purpose: str) -> np.random.Generator:
     return np.random.Generator(np.random.PCG64(int.from_bytes(derive(seed, name, purpose)[:16], "little")))
 
 
-def splitmix(z: int) -> int:
+def splitmix(z: Bits) -> Bits:
     """Hash 64 bits, so that each bit of the result depends on all bits of ``z``.
 
     Applied to a counter times GOLDEN, this is SplitMix64 (Steele, Lea and Flood, "Fast splittable pseudorandom number
@@ -33,7 +37,8 @@ def splitmix(z: int) -> int:
     """
     z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9 & MASK
     z = (z ^ (z >> 27)) * 0x94D049BB133111EB & MASK
-    return z ^ (z >> 31)
+    hashed: Bits = z ^ (z >> 31)
+    return hashed
 
 
 class Draws:

@@ -76,10 +76,8 @@ class RunningSimulation:
         assert scenario.rounds is not None
         return min(1.0, self.level.mixes / (scenario.rounds * scenario.peers))
 
-    @property
-    def is_stranded(self) -> bool:
-        """Return True if joining peers wait for weights that no peer has any more."""
-        return False
+    def check(self) -> None:
+        """Raise Beyond if the fast level was chosen automatically and the swarm has reached a state beyond it."""
 
     def row(self) -> dict[str, float]:
         """Measure the swarm now, and return a row of the history."""
@@ -129,9 +127,12 @@ class ExchangeSimulation(RunningSimulation):
         network, machine = build_network(scenario, weight), machine_of(learners, weight)
         self.level: ExchangeLevel = ExchangeLevel(scenario, names, network, learners, sessions_of(scenario), machine)
 
-    @property
-    def is_stranded(self) -> bool:
-        return self.level.presence.is_stranded
+    def check(self) -> None:
+        if self.scenario.fidelity == "auto" and self.level.presence.is_stranded:
+            raise Beyond(
+                "No peer that holds weights is left, and the fast level begins no new run.",
+                "the fast level begins no new run where no peer that holds weights is left",
+            )
 
 
 class Simulation(RunningSimulation):
@@ -347,7 +348,7 @@ def play_at(
     with interrupt.deferred():
         try:
             for _ in simulation.slices():
-                check_fidelity(simulation)
+                simulation.check()
                 done, now = simulation.done, time.perf_counter()
                 if done >= next_row - ROUNDING_ALLOWANCE or done >= 1.0:
                     add_row()
@@ -372,15 +373,6 @@ def play_at(
     if was_stopped:
         raise Stopped(result)
     return result
-
-
-def check_fidelity(simulation: RunningSimulation) -> None:
-    """Raise Beyond if the fast level was chosen automatically and the swarm has reached a state that it cannot play."""
-    if simulation.scenario.fidelity == "auto" and simulation.is_stranded:
-        raise Beyond(
-            "No peer that holds weights is left, and the fast level begins no new run.",
-            "the fast level begins no new run where no peer that holds weights is left",
-        )
 
 
 @contextmanager

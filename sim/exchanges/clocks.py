@@ -1,7 +1,6 @@
 """The step boundaries of every peer: when its training steps end. A boundary is numbered by the steps done there."""
 
 from bisect import bisect_right
-from typing import Protocol
 
 import numpy as np
 
@@ -13,41 +12,29 @@ __all__ = ["Clocks", "ConstantClocks", "DrawnClocks"]
 ENDS_AT_ONCE = 64  # Step end times that are drawn in one call.
 
 
-class Clocks(Protocol):
-    """The step times of all peers. A peer's steps, like its batches, are counted over all its lives."""
-
-    def add(self, peer: int, draw_durations: DurationSource) -> None:
-        """Set the source of a peer's step durations; ``draw_durations(n)`` draws the next n of them."""
-
-    def begin(self, peer: int, steps: int, now: float, phase: float) -> None:
-        """Start a peer's loop with ``steps`` counted and the fraction ``phase`` of its next step done."""
-
-    def time_of(self, peer: int, steps: int) -> float:
-        """Return the virtual time at which the peer has done ``steps`` steps."""
-
-    def next_boundary(self, peer: int, when: float) -> int:
-        """Return the number of steps done at the first boundary after ``when``."""
-
-    def steps_done(self, peers: I64, when: float) -> I64:
-        """Return the number of steps that each peer has done at ``when``, shape (peers,)."""
-
-
 class ConstantClocks:
-    """Clocks of peers whose own steps all take the same time: step number n ends at ``origins + n step_s``."""
+    """Clocks of peers whose own steps all take the same time: step number n ends at ``origins + n step_s``.
+
+    A peer's steps, like its batches, are counted over all its lives.
+    """
 
     def __init__(self, peers: int) -> None:
         self.origins, self.step_s = [0.0] * peers, [0.0] * peers
 
     def add(self, peer: int, draw_durations: DurationSource) -> None:
+        """Set the source of a peer's step durations; ``draw_durations(n)`` draws the next n of them."""
         self.step_s[peer] = float(draw_durations(1)[0])
 
     def begin(self, peer: int, steps: int, now: float, phase: float) -> None:
+        """Start a peer's loop with ``steps`` counted and the fraction ``phase`` of its next step done."""
         self.origins[peer] = now - (steps + phase) * self.step_s[peer]
 
     def time_of(self, peer: int, steps: int) -> float:
+        """Return the virtual time at which the peer has done ``steps`` steps."""
         return self.origins[peer] + steps * self.step_s[peer]
 
     def next_boundary(self, peer: int, when: float) -> int:
+        """Return the number of steps done at the first boundary after ``when``."""
         origin, step_s = self.origins[peer], self.step_s[peer]
         steps = int((when - origin) / step_s) + 1
         if origin + steps * step_s <= when:  # The quotient was rounded down.
@@ -55,6 +42,7 @@ class ConstantClocks:
         return steps - 1 if origin + (steps - 1) * step_s > when else steps  # Correct one that was rounded up.
 
     def steps_done(self, peers: I64, when: float) -> I64:
+        """Return the number of steps that each peer has done at ``when``, shape (peers,)."""
         origin, step_s = np.array(self.origins)[peers], np.array(self.step_s)[peers]
         steps = ((when - origin) / step_s).astype(np.int64) + 1
         # Correct quotients that were rounded, as next_boundary() does.
@@ -65,7 +53,7 @@ class ConstantClocks:
 
 
 class DrawnClocks:
-    """Clocks that draw the time of every step."""
+    """Clocks like :class:`ConstantClocks` that draw the time of every step."""
 
     def __init__(self, peers: int) -> None:
         self.sources: list[DurationSource | None] = [None] * peers
@@ -107,3 +95,6 @@ class DrawnClocks:
 
     def steps_done(self, peers: I64, when: float) -> I64:
         return np.array([self.next_boundary(peer, when) for peer in peers.tolist()], np.int64) - 1
+
+
+Clocks = ConstantClocks | DrawnClocks

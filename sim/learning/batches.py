@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from sim.arrays import I64, U64
-from sim.seeds import derive
+from sim.arrays import I64
+from sim.seeds import GOLDEN, derive_int, splitmix
 
 __all__ = ["Batches"]
 
@@ -15,10 +15,7 @@ __all__ = ["Batches"]
 PLACE_BITS = 24
 PLACES = np.uint64((1 << PLACE_BITS) - 1)
 KEYS_AT_ONCE = 1 << 18  # Keys sorted in one call: bounds a temporary array to 2 MiB for any number of peers.
-# SplitMix64: Steele, Lea and Flood, "Fast splittable pseudorandom number generators", OOPSLA 2014. The second odd
-# constant separates the hash inputs of epochs from those of places.
-GOLDEN = np.uint64(0x9E3779B97F4A7C15)
-EPOCHS = np.uint64(0xD1B54A32D192ED03)
+EPOCHS = 0xD1B54A32D192ED03  # An odd number that separates the hash inputs of epochs from those of places.
 
 
 class Batches:
@@ -46,8 +43,7 @@ class Batches:
         self._order = self._samples.copy()
         self._starts = np.cumsum(self.sizes) - self.sizes  # Index of each peer's first sample, (peers,).
         self._epoch = np.full(len(parts), -1)  # The current epoch, (peers,).
-        keys = [int.from_bytes(derive(seed, name, "batches")[:8], "little") for name in names]
-        self._keys = np.array(keys, np.uint64)
+        self._keys = np.array([derive_int(seed, name, "batches") for name in names], np.uint64)
         # Parts of similar size are shuffled together, padded to a power of two: sorting costs at most twice as much.
         self._width_bits = np.array([(size - 1).bit_length() for size in self.sizes.tolist()])  # (peers,)
         self._places = np.arange(batch_size)
@@ -95,10 +91,3 @@ class Batches:
         keys &= PLACES
         sources = (starts[:, None] + keys.view(np.int64))[inside]
         self._order[(starts[:, None] + places.view(np.int64))[inside]] = self._samples[sources]
-
-
-def splitmix(x: U64) -> U64:
-    """Apply SplitMix64's finaliser: each bit of the result depends on each bit of x."""
-    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return x ^ (x >> np.uint64(31))

@@ -10,8 +10,7 @@ import torch
 from torch import nn
 
 from sim.arrays import I64
-from sim.learning.batches import GOLDEN, splitmix
-from sim.seeds import derive
+from sim.seeds import GOLDEN, derive_int, splitmix
 
 __all__ = ["Dropouts", "StepKeys"]
 
@@ -30,8 +29,7 @@ class StepKeys:
     """The random keys of all peers' steps: they depend only on the seed, the peer's name and the step's number."""
 
     def __init__(self, names: Sequence[str], seed: int) -> None:
-        keys = [int.from_bytes(derive(seed, name, "dropout")[:8], "little") for name in names]
-        self._keys = np.array(keys, np.uint64)
+        self._keys = np.array([derive_int(seed, name, "dropout") for name in names], np.uint64)
 
     def of(self, rows: I64, steps: I64) -> I64:
         """Return the key of each step: 32-bit numbers as int64 (rows,).

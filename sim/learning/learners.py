@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -36,18 +36,7 @@ UNKNOWN = -1  # In place of a row's count of steps since its last mix, until its
 DRAWN_AT_ONCE = 4096  # Rows whose batches are drawn in one call; with batches of 8, a step takes 256 KiB of indices.
 
 
-class Stack(Protocol):
-    """Models of one kind, one per row: the interface of :class:`StackedLinear` and :class:`StackedModule`."""
-
-    elements: int
-    parameters: int  # Number of leading elements that gradients train; the others are buffers.
-    has_dropout: bool  # A step needs a key for dropout.
-    models_at_once: int  # The most models in one call of `gradients`.
-
-    def initial(self) -> F32: ...
-    def state_dict(self, row: F32) -> dict[str, torch.Tensor]: ...
-    def gradients(self, models: F32, samples: I64, out: F32, keys: I64 | None = None) -> None: ...
-    def evaluate(self, models: F32) -> tuple[F64, F64, F64]: ...
+Stack = StackedLinear | StackedModule  # Models of one kind, one per row.
 
 
 class Learners:

@@ -51,7 +51,7 @@ class StackedModule:
         except Exception as error:  # A user's module may contain anything.
             raise ConfigError(f"task.model = {name!r} cannot be copied ({_first_line(error)}).") from error
         self._dropouts = Dropouts(self._module)
-        self.has_dropout = self._dropouts.exist
+        self.has_dropout = self._dropouts.exist  # A step needs a key for dropout.
         state = self._module.state_dict(keep_vars=True)
         parameters = dict(self._module.named_parameters())
         self._buffers = [
@@ -64,7 +64,7 @@ class StackedModule:
         self._pieces = {name: slice(end - size, end) for name, size, end in zip(named, sizes, ends, strict=True)}
         self.parameters, self.elements = ends[len(parameters) - 1], ends[-1]  # Parameters come before buffers.
         self._initial = torch.cat([tensor.detach().flatten() for tensor in named.values()]).numpy().copy()
-        self.models_at_once = min(max(1, MAX_ELEMENTS // self.elements), MAX_MODELS)
+        self.models_at_once = min(max(1, MAX_ELEMENTS // self.elements), MAX_MODELS)  # In one call of gradients().
         self._losses = vmap(self._loss)
         self._try_step(batch_size)
 

@@ -133,7 +133,8 @@ class Study:
         """Return the recommendation and its certainty as sentences."""
         choice, best, given = self.choice, self.best, self.given
         length = duration_text(self.world.scenario.duration_s or 0.0)
-        sentences = [f"Take {choice.label}: {share_text(choice.mean)} after {length}, {traffic_text(choice)}."]
+        traffic = f"for {bytes_text(statistics.fmean(choice.sent))} that each node sends in a minute"
+        sentences = [f"Take {choice.label}: {share_text(choice.mean)} after {length}, {traffic}."]
         if best is not choice:
             gap, error = choice.deficit_to(best)
             sentences.append(
@@ -239,10 +240,6 @@ def first_at(seconds: Any, accuracies: Any, accuracy: float) -> float:
     before, after = accuracies[first - 1], accuracies[first]
     share = (accuracy - before) / (after - before) if after > before else 1.0
     return float(seconds[first - 1] + share * (seconds[first] - seconds[first - 1]))
-
-
-def traffic_text(outcome: CandidateRuns) -> str:
-    return f"for {bytes_text(statistics.fmean(outcome.sent))} that each node sends in a minute"
 
 
 def points_text(gap: float, error: float) -> str:

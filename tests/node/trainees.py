@@ -102,3 +102,17 @@ def children():
             process.kill()
         process.wait()
         process.stdout.close()
+
+
+def pull(model, target):
+    """Descend on |weights - target|^2, whose loss is 1 more than that."""
+
+    def work():
+        with torch.no_grad():
+            loss = 1.0
+            for weights in model.parameters():
+                loss += float(((weights - target) ** 2).mean())
+                weights += 0.05 * (target - weights)
+        return loss
+
+    return work

@@ -43,6 +43,11 @@ def variance(
     return float(np.mean(found))
 
 
+def test_a_constant_pull_leaves_three_times_its_square_with_plain_means_and_nothing_with_a_correction():
+    assert variance(0.0, 200, pull=1.0) == pytest.approx(3.0, rel=0.1)
+    assert variance(0.2, 400, pull=1.0) < 1e-6
+
+
 @pytest.mark.parametrize("kappa", [0.0, 0.1, 0.2, 0.4])
 def test_noise_leaves_that_of_plain_means_over_one_less_kappa_over_its_limit(kappa):
     assert variance(kappa, 800, noise=1.0) == pytest.approx(1.0 / (1.0 - kappa / correction_limit()), rel=0.05)

@@ -86,3 +86,19 @@ def test_with_second_moments_mixed_once_in_32_steps_it_settles_beside_the_minimu
     assert root(period) == pytest.approx(left, rel=0.15)
     assert root(period) < 0.01
     assert settled(period) == pytest.approx(root(period), abs=0.03)
+
+
+@pytest.mark.parametrize(("period", "ends"), [(0, 0.5), (16, 0.0)])
+def test_steps_by_the_sign_of_own_momentum_cancel_anywhere_between_two_minima(period, ends):
+    """Muon's steps are such signs for matrices.
+
+    After a mix of the momentum at ``w`` the node that pulls the other way goes along for the steps j with
+    ``beta^j > 1 - w``. Then both pull apart until the next mix.
+    """
+    beta, rate, w, momentum = 0.95, 0.002, 0.5, [0.0, 0.0]
+    for step in range(4_000):
+        momentum = [beta * m + (1 - beta) * (w - centre) for m, centre in zip(momentum, CENTRES, strict=True)]
+        w -= rate * sum(math.copysign(1.0, m) for m in momentum) / 2
+        if period and step % period == period - 1:
+            momentum = [sum(momentum) / 2] * 2
+    assert w == pytest.approx(ends, abs=0.06)

@@ -16,7 +16,7 @@ from node.model import checkpoint
 from node.observe.members import SwarmView
 from tests.harness.configs import tuned
 from tests.node.conftest import Trainee
-from tests.node.trainees import linear, spread
+from tests.node.trainees import linear, pull, spread
 
 
 def trained(trainee):
@@ -134,20 +134,6 @@ def test_three_nodes_that_resume_count_what_is_behind_their_weights(train, until
 
 
 # -- two runs meet ---------------------------------------------------------------------------------------------------
-def pull(model, target, rate=0.05):
-    """Descend on |weights - target|^2, whose loss is 1 more than that."""
-
-    def work():
-        with torch.no_grad():
-            loss = 1.0
-            for weights in model.parameters():
-                loss += float(((weights - target) ** 2).mean())
-                weights += rate * (target - weights)
-        return loss
-
-    return work
-
-
 def spread_from(model, target):
     return max(float((weights - target).abs().max()) for weights in model.state_dict().values())
 

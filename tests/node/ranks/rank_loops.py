@@ -36,20 +36,6 @@ def trained(model, optimizer, step):
     return loss
 
 
-def pull(model, target):
-    """Descend on |weights - target|^2, whose loss is 1 more than that."""
-
-    def work():
-        with torch.no_grad():
-            loss = 1.0
-            for weights in model.parameters():
-                loss += float(((weights - target) ** 2).mean())
-                weights += 0.05 * (target - weights)
-        return loss
-
-    return work
-
-
 def ranks(loop, size=2, make=None, dtype=torch.float32, **options):
     """Return a group and a thread for each rank, each with a different model at first."""
     group = MemoryGroup(size)

@@ -38,7 +38,6 @@ from tests.node.ranks.rank_loops import (
     momenta_of,
     net,
     no_errors,
-    pull,
     ranks,
     results,
     run,
@@ -47,6 +46,7 @@ from tests.node.ranks.rank_loops import (
     trained_by,
 )
 from tests.node.ranks.rank_threads import MemoryGroup, RankThread, play
+from tests.node.trainees import pull
 
 pytestmark = pytest.mark.usefixtures("memory_groups")
 

@@ -14,8 +14,9 @@ from node.ranks.boundary import UpdateTold
 from node.ranks.part import WholePart
 from node.ranks.ranks import Ranks
 from tests.harness.configs import tuned
-from tests.node.ranks.rank_loops import no_errors, pull
+from tests.node.ranks.rank_loops import no_errors
 from tests.node.ranks.rank_threads import MemoryChannel, MemoryGroup, RankThread, play
+from tests.node.trainees import pull
 
 pytestmark = [pytest.mark.cuda, pytest.mark.usefixtures("memory_groups")]
 
