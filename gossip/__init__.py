@@ -13,16 +13,15 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from gossip.config import Config
     from gossip.errors import GossipError as Error
-    from node import Node, QuasiGlobal
+    from node import Node
     from sim import Scenario, simulate
 
-__all__ = ["Config", "Error", "Node", "QuasiGlobal", "Scenario", "simulate"]
+__all__ = ["Config", "Error", "Node", "Scenario", "simulate"]
 
 PUBLIC_NAMES = {  # Where each one is defined: its module and its name there.
     "Config": ("gossip.config", "Config"),
     "Error": ("gossip.errors", "GossipError"),
     "Node": ("node", "Node"),
-    "QuasiGlobal": ("node", "QuasiGlobal"),
     "Scenario": ("sim", "Scenario"),
     "simulate": ("sim", "simulate"),
 }

@@ -6,10 +6,9 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from gossip.config import Config
-    from node.model.quasi_global import QuasiGlobal
     from node.node import Member, Metrics, Node
 
-__all__ = ["Config", "Member", "Metrics", "Node", "QuasiGlobal"]
+__all__ = ["Config", "Member", "Metrics", "Node"]
 
 
 def __getattr__(name: str) -> object:
@@ -18,10 +17,6 @@ def __getattr__(name: str) -> object:
         from gossip.config import Config
 
         return Config
-    if name == "QuasiGlobal":
-        from node.model.quasi_global import QuasiGlobal
-
-        return QuasiGlobal
     if name in __all__:
         from node import node
 

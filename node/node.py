@@ -91,7 +91,7 @@ class Node(DataCalls):
         # With a group, a launcher's processes on other hosts are this node's own ranks, and no other members.
         place = running.free_place(model)
         settings = Settings.gather(options, launched=group is None, place=place)
-        training_config = settings.config.for_training(bool(optimizers.quasi_global))
+        training_config = settings.config.for_training()
         settings = dataclasses.replace(settings, config=training_config)
         if ranks is None:
             self._training = TrainingSide(LiveModel(trained, training_config), settings)

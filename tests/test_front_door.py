@@ -16,7 +16,6 @@ def test_every_name_is_there_and_is_the_one_of_its_package():
     from gossip.errors import LocalError
 
     assert gossip.Node is node.Node
-    assert gossip.QuasiGlobal is node.QuasiGlobal
     assert gossip.Scenario is sim.Scenario
     assert gossip.simulate is sim.simulate
     assert gossip.Config is node.Config

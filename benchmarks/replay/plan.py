@@ -113,8 +113,6 @@ def check(scenario: Scenario) -> None:
         raise ConfigError("attackers cannot be replayed: no real node lies; leave the table out.")
     if scenario.task.model_mb is not None:
         raise ConfigError("task.model_mb cannot be replayed: real nodes send what they train; leave it out.")
-    if scenario.task.optimizer.quasi_global > 0:
-        raise ConfigError("task.optimizer.quasi_global cannot be replayed yet: use momentum.")
     rates = {"network": scenario.network.rate_mbit_s} | {
         f"fleet[{place}]": each.rate_mbit_s for place, each in enumerate(scenario.fleet) if each.rate_mbit_s is not None
     }

@@ -55,22 +55,17 @@ class Config(Derived):
         check_part(self.part)
         check_together(self)
 
-    def for_training(self, quasi_global: bool) -> Config:
+    def for_training(self) -> Config:
         """Return this Config with open choices, keys that are None, decided for a training loop.
 
         A node that mixes its whole vector with one partner gets the outer step and the correction, and chooses its
-        interval and codecs itself. With ``quasi_global`` momentum it gets neither step nor correction, since a
-        second momentum over the mixes costs accuracy, and mixes as without training: every 8 steps in fp32. A Node
-        always calls this; a simulator does not for vectors without training.
-
-        Args:
-            quasi_global: True if an optimizer uses quasi-global momentum.
+        interval and codecs itself. A Node always calls this; a simulator does not for vectors without training.
 
         Returns:
             A new Config, or this one if nothing is open.
         """
         has_numbers = self.outer_momentum not in (None, AUTO) or self.outer_rate is not None
-        if has_numbers or quasi_global or not self.paired or self.partners != 1 or self.part != "all":
+        if has_numbers or not self.paired or self.partners != 1 or self.part != "all":
             return self
         kappa = KAPPA if self.correction is None and self.interval_steps is not None else self.correction
         interval = self.mix_every_steps

@@ -85,7 +85,7 @@ class Keys:
         "momentum rises while successive steps go back and forth, and falls to 0 where they point alike.",
         "Set it if all nodes must use one. 0 saves two vectors of memory.", unit="factor", least=0, most=1, below=True,
         least_is="plain means", word=AUTO,
-        left_out="`\"auto\"` where whole vectors of pairs are mixed, without quasi-global momentum, else 0",
+        left_out="`\"auto\"` where whole vectors of pairs are mixed, else 0",
     )
     outer_rate: float | None = key(
         None, "The beta of the outer step, phi <- phi + m. For pairs it must be below 2 (1 - alpha^2).",

@@ -126,7 +126,7 @@ METHODS = {
             "QG-DSGDm",
             "Lin et al., ICML 2021, arXiv:2102.04761",
             {**EVERY_STEP, **RING, "max_version_gap": 0.0},
-            needs="node.QuasiGlobal as the optimizer",
+            needs="the optimizer of examples/quasi_global.py",
         ),
         Method(
             "proxskip",

@@ -34,9 +34,6 @@ LOADED_STATE = "The state of a checkpoint"  # The origin of a state whose weight
 class OtherRanks(Protocol):
     """The other ranks of a node, which make each change of the model too."""
 
-    def on_mixed(self) -> None:
-        """Handle updates that were added to this rank's model."""
-
     def on_replaced(self) -> None:
         """Handle the replacement of this rank's weights."""
 
@@ -53,7 +50,6 @@ class NoRanks:
 
     uncounted_samples = 0
 
-    def on_mixed(self) -> None: ...
     def on_replaced(self) -> None: ...
     def send_heartbeat(self) -> None: ...
 

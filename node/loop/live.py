@@ -142,9 +142,6 @@ class LiveModel:
 
     def on_replaced(self, vector: Any) -> None:
         """Reset everything that depends on the old weights, after ``vector`` has replaced them."""
-        # The vector may end with an optimizer's state, which was taken if it fits. Only then does the momentum stay.
-        if self.optimizers.quasi_global:
-            self.optimizers.on_replaced(keep=self.state.holds(vector))
         self.has_weights = True
         with self.outer_lock:
             if self.outer.has_weights:

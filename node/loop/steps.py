@@ -26,9 +26,6 @@ class LoopOwner(Protocol):
     def on_replaced(self, weights: Any) -> None:
         """Handle the replacement of the model's weights by these."""
 
-    def on_mixed(self) -> None:
-        """Handle updates of exchanges that the boundary has added to the model."""
-
     def is_copy_due(self) -> bool:
         """Return True if a copy of the weights for newcomers is due, and count it as taken."""
 
@@ -87,8 +84,6 @@ class StepLoop:
         serves_newcomers = copies_for_mix and boundary.next_cut is None
         copies_for_newcomers = report and not serves_newcomers and owner.is_copy_due()
         visit = boundary.visit(owner.on_replaced, copies_for_mix, copies_for_newcomers)
-        if visit.updates and not visit.adopted:
-            owner.on_mixed()
         if visit.has_only_updates and not report:
             owner.report_updates(visit)
         else:

@@ -352,11 +352,6 @@ class TrainingSide:
         self.settling.note_weights()
 
     # -- calls of the step loop ------------------------------------------------------------------------------------
-    def on_mixed(self) -> None:
-        """Handle updates of exchanges that the boundary has added to the model."""
-        self.live.optimizers.on_mixed()
-        self.ranks.on_mixed()
-
     def on_replaced(self, weights: Any) -> None:
         """Handle the replacement of the model's weights by these."""
         self.live.on_replaced(weights)

@@ -400,6 +400,4 @@ class Archive:
             self.state.load(saved.tensors)
         except CheckpointError as error:
             raise CheckpointError(f"{path} is not loaded: {error}") from error
-        self.optimizers.on_replaced()
-        # This comes after on_replaced(), which resets momentum: the file's momentum belongs to these weights.
         self.optimizers.load(states)

@@ -11,7 +11,6 @@ import torch
 from gossip.errors import CheckpointError, ConfigError
 from gossip.ids import quantity
 from node.model.optimizer.loaded import fitting_state
-from node.model.quasi_global import QuasiGlobal
 
 __all__ = ["SEVERAL", "Optimizers", "with_inner"]
 
@@ -34,7 +33,6 @@ class Optimizers:
         self.all = tuple(dict.fromkeys(unwrapped(optimizer) for optimizer in as_list))  # Each once.
         # The optimizers that hold state: an optimizer that wraps another, like Lookahead and SAM, holds a part of it.
         self.holders = tuple(dict.fromkeys(holder for optimizer in self.all for holder in with_inner(optimizer)))
-        self.quasi_global = tuple(optimizer for optimizer in self.all if isinstance(optimizer, QuasiGlobal))
 
     @property
     def learning_rate(self) -> float:
@@ -47,19 +45,6 @@ class Optimizers:
         if not rates or not all(isinstance(rate, int | float) or is_on_host(rate) for rate in rates):
             return math.nan
         return math.fsum(float(rate) for rate in rates)  # type: ignore[arg-type]
-
-    def on_mixed(self) -> None:
-        """Handle an exchange that has changed the parameters: QuasiGlobal takes its momentum from their movement."""
-        for optimizer in self.quasi_global:
-            optimizer.mixed()
-
-    def on_replaced(self, keep: bool = False) -> None:
-        """Handle the replacement of the parameters: QuasiGlobal's momentum of the old ones is reset to zero.
-
-        With ``keep`` the new parameters came with their momentum, which stays.
-        """
-        for optimizer in self.quasi_global:
-            optimizer.joined(keep)
 
     def state_dict(self) -> dict[str, Any] | None:
         """Return a single optimizer's plain ``state_dict()``, or those of several in order; None without optimizers."""

@@ -453,19 +453,6 @@ class ModelState(State):
         self._write(vector[: self.layout.size], weights, (), {})
         self.forget_spoiled()
 
-    def holds(self, vector: Floats) -> bool:
-        """Return True if ``vector`` includes the optimizers' state and equals the current values.
-
-        Frozen weights are not compared, because a newcomer's vector may lack them.
-        """
-        state_range, exchanged = self.optimizer_range(), self.layout.exchanged
-        if not state_range or vector.size != state_range.stop:
-            return False
-        weights, state = np.empty(exchanged, np.float32), np.empty(len(state_range), np.float32)
-        self.read(weights)
-        self.begin_read_optimizer(state, state_range.start).wait()
-        return np.array_equal(weights, vector[:exchanged]) and np.array_equal(state, vector[state_range.start :])
-
     def tensors(self) -> dict[str, Tensor]:
         """Return a module's ``state_dict()``, integers included, or all of a mapping, by plain names."""
         return self._tensors.saved(self._model)

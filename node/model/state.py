@@ -281,10 +281,6 @@ class VectorState(ABC):
         self.read_frozen(vector[self.layout.exchanged : self.layout.frozen_stop], self.layout.exchanged)
         self.adopt(vector, optimizer_keys, scalars)
 
-    def holds(self, vector: Floats) -> bool:
-        """Return True if ``vector`` includes the weights and this optimizer's state, and equals both at present."""
-        return False
-
     def inventory(self) -> Inventory:
         """Return all tensors with their treatments."""
         return Inventory(

@@ -197,9 +197,6 @@ class Leader(RankSide):
         return report
 
     # -- calls of the training side about the other ranks (OtherRanks) -----------------------------------------------
-    def on_mixed(self) -> None:
-        self.ranks.send_command("mixed")
-
     def on_replaced(self) -> None:
         self.has_replaced_weights = True
 

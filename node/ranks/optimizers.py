@@ -100,7 +100,6 @@ class RankOptimizers(Optimizers):
         counts = [(len(holder.param_groups), len(list(parameters_of(holder)))) for holder in self.holders]
         if counts != [(len(groups), len(states)) for groups, states in described]:
             raise unreadable_error("optimizers of other parameters")
-        Optimizers.on_replaced(self, keep=True)  # It drops what belongs to the old weights.
         for optimizer, (groups, states) in zip(self.holders, described, strict=True):
             for group, options in zip(optimizer.param_groups, groups, strict=True):
                 if "params" in options:

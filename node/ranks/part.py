@@ -20,7 +20,6 @@ from gossip.averaging.vectors import Moments, Vector
 from gossip.errors import ConfigError, LayoutError, LocalError
 from node.loop.live import Trained
 from node.model.device.uploads import UpdateUpload
-from node.model.optimizers import Optimizers
 from node.model.snapshot import ModelState
 from node.model.state import State
 from node.observe.notices import LOGGER
@@ -64,7 +63,6 @@ class RankPart:
     commands: ClassVar[dict[str, tuple[Any, Obey]]] = {
         "hello": (Hello, lambda part, hello: part.on_hello(hello)),
         "wait": (Any, lambda part, _: None),  # Rank 0 waits for its swarm.
-        "mixed": (Any, lambda part, _: part.optimizers.on_mixed()),
         "optimizers": (Described, lambda part, described: part.optimizers.fill(described)),
     }
     """For each command the annotation of its payload, and what the other ranks do. These are of every model."""
@@ -252,7 +250,6 @@ class ShardedPart(RankPart):
         "operation": (Operation, operate),
         "map": (MemoryName, lambda part, name: part.work.map(name)),
         "unmap": (list[int], lambda part, numbers: part.work.unmap(numbers)),
-        "joined": (bool, lambda part, keep: Optimizers.on_replaced(part.optimizers, keep)),
     }
 
 

@@ -46,9 +46,6 @@ class Trainer(Protocol):
     def reset(self, row: int) -> None:
         """Forget the optimizer's state of a row whose loop restarts."""
 
-    def on_mixed(self, row: int) -> None:
-        """Handle the addition of exchanges' shifts to a row, all of whose steps so far were taken."""
-
     def on_weights_replaced(self, row: int) -> None:
         """Handle the replacement of a row's weights by those of another run."""
 
@@ -87,7 +84,7 @@ class OneByOne:
     def ignore(self, *_: object, **__: object) -> None:
         """Do nothing."""
 
-    reset = on_mixed = on_weights_replaced = learn_correction = ignore
+    reset = on_weights_replaced = learn_correction = ignore
 
 
 class Training:
@@ -271,7 +268,6 @@ class Training:
         visit = host.boundary.visit(host.averager.on_weights_replaced, takes_spare)
         if self.trainer is not None:
             if visit.updates:
-                self.trainer.on_mixed(host.row)
                 row = np.array([host.row])
                 for shift, credit, own_sq, interval_steps in host.take_lessons():
                     self.trainer.learn_correction(

@@ -21,7 +21,7 @@ from sim.learning.dropout import StepKeys
 from sim.learning.modules import StackedModule
 from sim.learning.objectives import Objective
 from sim.learning.optimizer.moments import MomentPlan
-from sim.learning.optimizer.steppers import SGD, AdamW, BatchedQuasiGlobal, Clipped, Muon, schedule, stepper
+from sim.learning.optimizer.steppers import SGD, AdamW, Clipped, Muon, schedule, stepper
 from sim.learning.perceptrons import StackedLinear, linear_layers
 from sim.seeds import derive, generator
 
@@ -29,9 +29,6 @@ if TYPE_CHECKING:
     from sim.scenario.task import Task
 
 __all__ = ["Learners"]
-
-
-UNKNOWN = -1  # In place of a row's count of steps since its last mix, until its next training starts the count.
 
 DRAWN_AT_ONCE = 4096  # Rows whose batches are drawn in one call; with batches of 8, a step takes 256 KiB of indices.
 
@@ -72,9 +69,7 @@ class Learners:
         self.samples_per_step = task.batch_size
         self.steps_taken = np.zeros(peers, np.int64)
         self._ages = np.zeros(peers, np.int64)  # Steps since the optimizer's state was zero, (peers,).
-        self._steps_since_mix = np.full(peers, UNKNOWN)  # For quasi-global momentum, or UNKNOWN, (peers,).
         self._rates = schedule(task.optimizer)
-        self._quasi_global: BatchedQuasiGlobal | None = None
         self._stack: Stack | None = None  # None if nothing trains.
         if task.dataset == "averaging":
             self.elements = self.parameters = task.elements
@@ -97,10 +92,6 @@ class Learners:
         self._moments = [np.zeros((peers, self.parameters), np.float32) for _ in range(self._optimizer.moments)]
         if config is not None and config.mix_state != "off":
             self.moment_plan = self._plan_moments(config.mix_state == "on")
-        if isinstance(self._optimizer, BatchedQuasiGlobal):
-            self._quasi_global = self._optimizer
-            # Each model just after its last mix, if that is known.
-            self._after_mix = np.empty((peers, self.parameters), np.float32)
         at_once = min(self._stack.models_at_once, peers)
         # Work arrays for a block of rows: gradients, and copies of rows that are not adjacent.
         self._gradients = np.empty((at_once, self.parameters), np.float32)
@@ -135,11 +126,6 @@ class Learners:
         self.steps_taken[rows] += counts
         if self._stack is None:
             return
-        if self._quasi_global is not None:
-            starting = rows[(self._steps_since_mix[rows] == UNKNOWN) & (counts > 0)]
-            self._after_mix[starting] = self.matrix[starting, : self.parameters]
-            self._steps_since_mix[starting] = 0
-            self._steps_since_mix[rows] += counts
         # Sort by falling number of steps, so that the rows that still train are always a prefix.
         order = np.lexsort((rows, -counts))
         rows, counts = rows[order], counts[order]
@@ -215,26 +201,12 @@ class Learners:
             rates = self._rate_of_each(np.maximum(self.steps_taken[rows] - 1, 0))
             self.corrections.learn(rows, shifts, credits, own_sq, rates, interval_steps)
 
-    def on_mixed(self, row: int) -> None:
-        """Update quasi-global momentum with a row's movement since its last mix, after a mix was added to it."""
-        if self._quasi_global is not None and self._steps_since_mix[row] > 0:
-            model, steps = self.matrix[row, : self.parameters], int(self._steps_since_mix[row])
-            self._quasi_global.update_momentum(model, self._after_mix[row], self._moments[0][row], steps)
-            self._steps_since_mix[row] = 0
-
     def on_weights_replaced(self, row: int) -> None:
-        """Adapt the optimizer after a row's weights were replaced.
-
-        Quasi-global momentum starts again. Other optimizers keep their state unless it has values that are not finite,
-        which would spoil the row again.
-        """
+        """Reset the optimizer after a row's weights were replaced, if its state would spoil them: it is not finite."""
         if self.corrections is not None:
             self.corrections.reset(row)
         if self._stack is not None and not all(is_finite(moment[row]) for moment in self._moments):
             self.reset(row)
-        if self._quasi_global is not None:
-            self._steps_since_mix[row] = UNKNOWN
-            self._moments[0][row] = 0
 
     def reset(self, row: int) -> None:
         """Reset the optimizer's state of a peer that restarts.
@@ -243,7 +215,6 @@ class Learners:
         steps among models that are nearly converged.
         """
         self._ages[row] = 0
-        self._steps_since_mix[row] = UNKNOWN
         if self.corrections is not None:
             self.corrections.reset(row)
         for moment in self._moments if self._stack else ():

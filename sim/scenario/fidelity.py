@@ -110,7 +110,6 @@ FAST = (
         "set it to 'cubic' or 'bbr', under which an exchange is late and never lost",
     ),
     Only("attackers", lambda scenario: scenario.attackers is None or not scenario.attackers.share, "leave them out"),
-    Only("task.optimizer.quasi_global", lambda scenario: not scenario.task.optimizer.quasi_global, "use momentum"),
     Only("gossip.mixing", lambda scenario: MIXINGS[scenario.config.mixing].home in PAIRS, "set it to 'pair'"),
     Only("gossip.partners", lambda scenario: scenario.config.partners == 1, "set it to 1"),
     Only(

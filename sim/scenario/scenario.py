@@ -182,7 +182,7 @@ class Scenario(tables.KeyTable):
     @property
     def config(self) -> Config:
         """Return the settings of each peer, with the open ones decided as on a node."""
-        return self.gossip.for_training(self.task.optimizer.quasi_global > 0) if self.trains else self.gossip
+        return self.gossip.for_training() if self.trains else self.gossip
 
     def check_attackers(self) -> None:
         spec = self.attackers

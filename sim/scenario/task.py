@@ -54,10 +54,9 @@ class Partition(tables.KeyTable):
 class Optimizer(tables.KeyTable):
     """The optimizer of the peers, with the arithmetic of torch's.
 
-    "sgd" is torch.optim.SGD (lr, momentum, weight_decay), or with ``quasi_global`` momentum
-    :class:`node.model.quasi_global.QuasiGlobal` (lr, quasi_global, weight_decay). "adamw" is torch.optim.AdamW (lr,
-    betas, weight_decay). "muon" is :class:`sim.learning.optimizer.steppers.Muon`, with AdamW (betas) at the rate
-    ``adam_lr`` for embeddings and for parameters that are no matrix.
+    "sgd" is torch.optim.SGD (lr, momentum, weight_decay). "adamw" is torch.optim.AdamW (lr, betas, weight_decay).
+    "muon" is :class:`sim.learning.optimizer.steppers.Muon`, with AdamW (betas) at the rate ``adam_lr`` for embeddings
+    and for parameters that are no matrix.
 
     ``clip_norm`` limits the norm of a gradient, as torch.nn.utils.clip_grad_norm_ does. With ``schedule`` "cosine" the
     rate rises to ``lr`` over ``warmup_steps``, falls to ``min_lr`` until ``schedule_steps``, and stays there. It counts
@@ -70,7 +69,6 @@ class Optimizer(tables.KeyTable):
     name: Literal["sgd", "adamw", "muon"] = "sgd"
     lr: float = 0.1
     momentum: float = 0.0
-    quasi_global: float = 0.0
     weight_decay: float = 0.0
     betas: tuple[float, float] = (0.9, 0.999)
     adam_lr: float | None = None
@@ -84,13 +82,11 @@ class Optimizer(tables.KeyTable):
         tables.settle(self)
         require(0 < self.lr < math.inf, "lr", self.lr, "a positive number")
         require(0 <= self.momentum < 1, "momentum", self.momentum, "from 0 to below 1")
-        require(0 <= self.quasi_global < 1, "quasi_global", self.quasi_global, "from 0 to below 1")
         require(0 <= self.weight_decay < math.inf, "weight_decay", self.weight_decay, "a number from 0 up")
         require(all(0 <= beta < 1 for beta in self.betas), "betas", self.betas, "two numbers from 0 to below 1")
         if self.name != "sgd":
             reason = {"adamw": "adamw has betas", "muon": "muon has a momentum of 0.95"}[self.name]
             require(self.momentum == 0, "momentum", self.momentum, f"left out: {reason}")
-            require(self.quasi_global == 0, "quasi_global", self.quasi_global, f"left out: {reason}")
         adam, clip = self.adam_lr, self.clip_norm
         if self.name == "muon":
             is_valid = adam is not None and 0 < adam < math.inf
@@ -98,10 +94,6 @@ class Optimizer(tables.KeyTable):
         else:
             require(adam is None, "adam_lr", adam, "left out: only muon has AdamW beside it")
         require(clip is None or 0 < clip < math.inf, "clip_norm", clip, "a positive number, as 1.0")
-        fits = clip is None or self.quasi_global == 0
-        require(fits, "clip_norm", clip, "left out with quasi_global, whose momentum no gradient enters")
-        has_both = self.momentum > 0 and self.quasi_global > 0
-        require(not has_both, "quasi_global", self.quasi_global, "left out, or momentum left out: it takes its place")
         self.check_schedule()
 
     def check_schedule(self) -> None:
@@ -119,8 +111,6 @@ class Optimizer(tables.KeyTable):
             0 <= warmup < steps, "warmup_steps", warmup, f"from 0 to below schedule_steps = {steps}, which counts them"
         )
         require(0 <= self.min_lr <= self.lr, "min_lr", self.min_lr, f"from 0 to lr = {self.lr:g}")
-        fits = self.quasi_global == 0
-        require(fits, "schedule", self.schedule, "constant with quasi_global, which divides by one rate")
 
     @classmethod
     def parse(cls, value: object) -> Optimizer:
@@ -134,8 +124,7 @@ class Optimizer(tables.KeyTable):
     def plain(self) -> dict[str, Any]:
         """Return the table that :meth:`parse` reads."""
         table = tables.fields_of(self)
-        for key in ("betas",) if self.name == "sgd" else ("momentum", "quasi_global"):
-            del table[key]
+        del table["betas" if self.name == "sgd" else "momentum"]
         for key in ("warmup_steps", "min_lr") if self.schedule == "constant" else ():
             del table[key]
         return table

@@ -323,8 +323,8 @@ class Trainer:
         if self.correction is not None:
             self.correction.reset()
 
-    def on_mixed(self) -> None:
-        if self.correction is not None:
+    def learn(self, visit: Visit) -> None:
+        if self.correction is not None and visit.updates and not visit.adopted:
             assert isinstance(self.outer.correction, Lessons)
             for shift, credit, own_sq, every in self.outer.correction.take():
                 self.correction.learn(shift, 1.0, credit, own_sq, every)
@@ -333,9 +333,11 @@ class Trainer:
         return False
 
     def report_updates(self, visit: Visit) -> None:
+        self.learn(visit)
         self.runtime.averager.use_copies(visit)
 
     def report(self, visit: Visit) -> None:
+        self.learn(visit)
         self.runtime.averager.on_visit(visit, self.steps, self.steps, None)
 
 

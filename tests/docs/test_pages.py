@@ -102,7 +102,7 @@ def test_the_page_of_the_command_has_every_command_and_every_option_of_it():
 def test_the_python_that_a_reader_sees_of_the_api_is_there():
     text = (DOCS / "api.md").read_text(encoding="utf-8")
     named = re.findall(r"auto(?:class|function):: ([\w.]+)", text)
-    assert {"gossip.Node", "gossip.Config", "gossip.QuasiGlobal", "gossip.Scenario", "gossip.simulate"} <= set(named)
+    assert {"gossip.Node", "gossip.Config", "gossip.Scenario", "gossip.simulate"} <= set(named)
     for path in named:
         if ".adapters." not in path:  # Adapters need their frameworks.
             module, _, attribute = path.rpartition(".")

@@ -1,10 +1,10 @@
 """The wrapped optimizers of accelerate and Lightning are recognised as the optimizers inside."""
 
 import pytest
+import torch
 from torch import nn
 
 from node.model.optimizers import Optimizers
-from node.model.quasi_global import QuasiGlobal
 
 pytestmark = pytest.mark.frameworks
 
@@ -12,7 +12,7 @@ pytestmark = pytest.mark.frameworks
 def test_an_optimizer_that_frameworks_wrap_is_seen_for_what_it_is():
     accelerate = pytest.importorskip("accelerate")
     lightning = pytest.importorskip("lightning.pytorch.core.optimizer")
-    optimizer = QuasiGlobal(nn.Linear(2, 2).parameters(), lr=0.1)
+    optimizer = torch.optim.SGD(nn.Linear(2, 2).parameters(), lr=0.1)
     accelerated = accelerate.Accelerator(cpu=True).prepare(optimizer)
     for wrapped in (
         accelerated,
@@ -20,4 +20,4 @@ def test_an_optimizer_that_frameworks_wrap_is_seen_for_what_it_is():
         lightning.LightningOptimizer(accelerated),
     ):
         assert wrapped is not optimizer
-        assert Optimizers([wrapped]).quasi_global == (optimizer,)
+        assert Optimizers([wrapped]).all == (optimizer,)

@@ -55,7 +55,7 @@ class Configs(Target):
         def act() -> None:
             config = Config.from_mapping(table)
             assert Config.from_mapping({name: getattr(config, name) for name in NAMES}) == config
-            config.for_training(False)
+            config.for_training()
 
         return table, act
 

@@ -34,7 +34,6 @@ def plan(**changes):
         (TOGETHER, "membership.start"),
         ({"attackers.share": 0.25}, "attackers"),
         ({"network.congestion": "none"}, "network.congestion"),
-        ({"task.optimizer.quasi_global": 0.5}, "task.optimizer.quasi_global"),
         ({"network.nat": {"public": 0.5, "hard": 0.5}}, "network.nat"),
         ({"network.rate_mbit_s": "unlimited"}, "network.rate_mbit_s"),
         ({"fleet": [{"number": 1, "rate_mbit_s": "unlimited"}]}, "fleet[0].rate_mbit_s"),

@@ -5,7 +5,6 @@ from sim.scenario.scenario import ChurnSpec, Compute, Distribution, Optimizer, S
 from sim.simulation import Simulation, simulate
 
 MOMENTUM = Optimizer(lr=0.05, momentum=0.9)
-QUASI_GLOBAL = Optimizer(lr=0.05, quasi_global=0.9, weight_decay=0.01)
 ADAMW = Optimizer(name="adamw", lr=0.003, weight_decay=0.1)
 JITTERED = Compute(step_s=Distribution.lognormal(0.1, 0.3))
 COMING_AND_GOING = ChurnSpec(up=Distribution.exponential(6), down=Distribution.exponential(2), farewell=0.5)

@@ -19,7 +19,7 @@ __all__ = ["ShardedOptimizers"]
 class ShardedOptimizers(RankOptimizers):
     """The optimizers of a sharded model. A saved state is that of the whole model.
 
-    Rank 0 calls :meth:`state_dict`, :meth:`load` and :meth:`on_replaced`, only while all ranks stand at one boundary.
+    Rank 0 calls :meth:`state_dict` and :meth:`load`, only while all ranks stand at one boundary.
     """
 
     def __init__(self, optimizers: Optimizers, ranks: Ranks, state: ShardedState) -> None:
@@ -69,11 +69,6 @@ class ShardedOptimizers(RankOptimizers):
         for tensor in sharded:
             self.state.put(start, tensor, in_optimizers=True)
             start += tensor.numel()
-
-    def on_replaced(self, keep: bool = False) -> None:
-        if self.quasi_global:
-            self.ranks.send_command("joined", keep)
-        super().on_replaced(keep)
 
 
 def describe_state(

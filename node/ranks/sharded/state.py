@@ -32,8 +32,6 @@ from node.ranks.sharded.work import ShardWork
 
 __all__ = ["ShardedState"]
 
-NOTHING_ADOPTED = -1  # No vector has this length.
-
 
 class ShardedState(State):
     """The tensors of a sharded model and of its optimizers as flat float32 vectors of the logical (whole) tensors.
@@ -56,8 +54,6 @@ class ShardedState(State):
         # The positions that gossip.arithmetic.movement samples and the weights there, while the network thread may read
         # them: before the first step. Otherwise None.
         self._sample: tuple[Positions, Floats] | None = None
-        # The length of the last vector that was adopted with the optimizer's state, NOTHING_ADOPTED if there is none.
-        self._adopted_elements = NOTHING_ADOPTED
         # A copy of the frozen weights, which any thread may read.
         self._frozen = np.empty(self.layout.frozen_stop - self.layout.exchanged, np.float32)
 
@@ -204,12 +200,6 @@ class ShardedState(State):
         self.write(vector[:weights])
         if not fits:
             self.announce(Operation("clear"))
-        self._adopted_elements = vector.size if fits else NOTHING_ADOPTED
-
-    def holds(self, vector: Floats) -> bool:
-        """Return True if ``vector`` is as long as the one that was adopted last. Comparing them needs all ranks."""
-        state_range = self.optimizer_range()
-        return bool(state_range) and self._adopted_elements == vector.size == state_range.stop
 
     def sound(self) -> bool:
         """Return True if every weight is finite. Between boundaries only this rank's part is checked."""

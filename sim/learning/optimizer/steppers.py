@@ -1,4 +1,4 @@
-"""Batched optimizers with torch.optim's arithmetic: SGD, AdamW, Muon and quasi-global momentum."""
+"""Batched optimizers with torch.optim's arithmetic: SGD, AdamW and Muon."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from sim.arrays import F32, F64, I64
+from sim.arrays import F64, I64
 
 if TYPE_CHECKING:
     from sim.scenario.task import Optimizer
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 __all__ = [
     "SGD",
     "AdamW",
-    "BatchedQuasiGlobal",
     "Clipped",
     "Cosine",
     "Muon",
@@ -65,9 +64,7 @@ def stepper(optimizer: Optimizer, module: nn.Module) -> Stepper:
     """Return the optimizer for models whose rows hold the parameters of ``module`` in its order."""
     adamw = AdamW(optimizer.betas, optimizer.weight_decay)
     made: Stepper = adamw
-    if optimizer.name == "sgd" and optimizer.quasi_global:
-        made = BatchedQuasiGlobal(optimizer.lr, optimizer.quasi_global, optimizer.weight_decay)
-    elif optimizer.name == "sgd":
+    if optimizer.name == "sgd":
         made = SGD(optimizer.momentum, optimizer.weight_decay)
     elif optimizer.name == "muon":
         assert optimizer.adam_lr is not None, "the optimizer's table asks muon for it"
@@ -121,40 +118,6 @@ class SGD:
             models.sub_(gradients, alpha=rates)
         else:
             models.addcmul_(gradients, _column(rates), value=-1)
-
-
-class BatchedQuasiGlobal:
-    """The arithmetic of :class:`node.model.quasi_global.QuasiGlobal` at a constant rate.
-
-    A step uses the momentum, and only a mix changes it.
-    """
-
-    moments = 1
-
-    def __init__(self, lr: float, momentum: float, weight_decay: float) -> None:
-        self.lr, self.momentum, self.weight_decay = lr, momentum, weight_decay
-
-    def step(
-        self, models: torch.Tensor, gradients: torch.Tensor, moments: Sequence[torch.Tensor], ages: I64, rates: Rates
-    ) -> None:
-        if self.weight_decay:
-            gradients.add_(models, alpha=self.weight_decay)
-        models.sub_(gradients.add_(moments[0], alpha=self.momentum), alpha=self.lr)
-
-    def update_momentum(self, model: F32, before: F32, momentum: F32, steps: int) -> None:
-        """Update one model's momentum after a mix (T. Lin et al., arXiv:2102.04761, algorithm 1, over ``steps`` steps).
-
-        Args:
-            model: The model now, shape (elements,), as of all arrays.
-            before: The model just after its last mix; becomes a copy of ``model``.
-            momentum: The momentum, updated in place.
-            steps: Steps since the last mix.
-        """
-        before -= model
-        before *= np.float32((1 - self.momentum) / (self.lr * steps))
-        momentum *= np.float32(self.momentum)
-        momentum += before
-        before[:] = model
 
 
 class AdamW:

@@ -36,7 +36,7 @@ def test_the_lan_preset_is_the_defaults_and_the_others_change_how_long_a_node_wa
     assert Config.lan() == Config()
     wan, lan, datacentre = Config.wan(), Config.lan(), Config.datacentre()
     assert datacentre.stall_s < lan.stall_s < wan.stall_s
-    assert all(config.for_training(False).auto_interval for config in (wan, lan, datacentre))
+    assert all(config.for_training().auto_interval for config in (wan, lan, datacentre))
     assert wan.chunk_elements < datacentre.chunk_elements
 
 
@@ -236,14 +236,13 @@ def test_a_file_that_is_not_there_or_not_text_is_refused_by_its_name(tmp_path):
 # -- what is left open -------------------------------------------------------------------------------------------------
 def test_a_training_loop_takes_an_outer_step_and_a_correction_where_nothing_else_is_said():
     assert (Config().plain, Config().kappa, Config().codec_name) == (True, 0.0, "fp32")
-    assert Config().for_training(False).measures_momentum
-    assert not Config().for_training(False).plain
+    assert Config().for_training().measures_momentum
+    assert not Config().for_training().plain
     decided = Config(outer_momentum="auto", correction=0.2, mix_every_steps="auto")
-    assert Config().for_training(False) == decided
-    assert Config(correction=0.0).for_training(False).kappa == 0.0
-    by_clock = Config(mix_every_s=30.0).for_training(False)
+    assert Config().for_training() == decided
+    assert Config(correction=0.0).for_training().kappa == 0.0
+    by_clock = Config(mix_every_s=30.0).for_training()
     assert (by_clock.outer_momentum, by_clock.kappa) == ("auto", 0.0), "a correction counts steps"
-    assert Config().for_training(True) == Config(), "one momentum over the mixes is enough"
 
 
 @pytest.mark.parametrize(
@@ -262,9 +261,9 @@ def test_a_training_loop_takes_an_outer_step_and_a_correction_where_nothing_else
     ],
 )
 def test_a_training_loop_chooses_interval_and_codec_where_the_interval_is_left_out(given, interval, codec):
-    config = Config.from_mapping(given).for_training(False)
+    config = Config.from_mapping(given).for_training()
     assert (config.mix_every_steps, config.codec_name) == (interval, codec)
-    assert config.for_training(False) == config, "nothing is open any more"
+    assert config.for_training() == config, "nothing is open any more"
 
 
 @pytest.mark.parametrize(
@@ -277,7 +276,7 @@ def test_a_training_loop_chooses_interval_and_codec_where_the_interval_is_left_o
 )  # fmt: skip
 def test_what_is_said_or_has_no_pair_of_whole_vectors_stays_as_it_is(given):
     config = Config(**given)
-    assert config.for_training(False) is config
+    assert config.for_training() is config
 
 
 def test_one_of_the_two_leaves_the_other_at_what_the_plain_mean_has():

@@ -64,7 +64,7 @@ def test_a_method_may_begin_from_a_preset_and_a_file_overrides_both():
         **METHODS["noloco"].changes | {"codec": "int8", "filter": "none", "correction": 0.0, "mix_state": "off"}
     )
     assert Config.published("d-psgd").outer == (0.0, 1.0), "no paper's figures are of a momentum that it does not have"
-    assert Config.published("d-psgd").for_training(False) == Config.published("d-psgd")
+    assert Config.published("d-psgd").for_training() == Config.published("d-psgd")
     assert table == {"preset": "wan", "method": "noloco", "codec": "int8"}, "the caller's table is as it was"
 
 

@@ -11,7 +11,7 @@ from gossip.ids import PeerId
 from sim import Scenario, simulate
 from tests.gossip.exchange.sides import ELEMENTS, Side, accept
 
-AUTO = Config(mix_every_steps="auto", codec="int8").for_training(False)
+AUTO = Config(mix_every_steps="auto", codec="int8").for_training()
 OTHERS = [PeerId(bytes([100 + number]) * 16) for number in range(WAIT_PARTNERS + 4)]
 
 
@@ -54,7 +54,7 @@ def test_few_partners_that_are_slow_on_purpose_change_nothing_and_those_that_ask
 
 
 def test_a_mix_says_in_which_interval_it_teaches_where_nodes_choose():
-    for config, every in ((AUTO, 2), (Config(mix_every_steps=2, codec="int8").for_training(False), 0)):
+    for config, every in ((AUTO, 2), (Config(mix_every_steps=2, codec="int8").for_training(), 0)):
         [mix] = [effect for effect in mixed(Side(config=config), OTHERS[0], 0.5, 0.0) if isinstance(effect, Mix)]
         assert mix.interval_steps == every
 

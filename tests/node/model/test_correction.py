@@ -57,7 +57,7 @@ def test_nodes_whose_data_pull_apart_stay_closer_once_they_are_corrected(train, 
 @pytest.mark.parametrize("is_single", [True, False])
 def test_nodes_of_several_ranks_have_none(is_single):
     trained = Trained(linear(1), Optimizers(None))
-    live = LiveModel(trained, Config().for_training(False), is_single_rank=is_single)
+    live = LiveModel(trained, Config().for_training(), is_single_rank=is_single)
     assert (live.outer.correction is not None) == is_single
 
 

@@ -7,7 +7,6 @@ import torch
 from gossip.errors import CheckpointError, ConfigError, LayoutError
 from node.model.optimizer.loaded import fitting_state
 from node.model.optimizers import Optimizers
-from node.model.quasi_global import QuasiGlobal
 from node.model.snapshot import ModelState
 from tests.node.model.test_checkpoint import OPTIMIZERS, model_of
 from tests.node.vectors import mlp, train, vector_of
@@ -81,9 +80,9 @@ def test_of_a_parameter_that_two_optimizers_hold_the_first_keeps_the_state():
 @pytest.mark.parametrize("wrap", [Wrapper, Imitation, lambda inner: Imitation(Wrapper(inner))])
 def test_what_frameworks_wrap_is_the_optimizer_within(wrap):
     model = mlp()
-    inner = QuasiGlobal(model.parameters(), lr=0.1)
+    inner = torch.optim.SGD(model.parameters(), lr=0.1)
     optimizers = Optimizers([wrap(inner)])
-    assert optimizers.all == optimizers.quasi_global == (inner,)
+    assert optimizers.all == (inner,)
     assert Optimizers([inner, wrap(inner)]).all == (inner,)
 
 

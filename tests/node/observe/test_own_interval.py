@@ -11,7 +11,7 @@ from tests.harness.configs import tuned
 from tests.node.conftest import QUICK
 from tests.node.test_node import mixed
 
-CONFIG = replace(QUICK, mix_every_steps="auto", codec="auto").for_training(False)
+CONFIG = replace(QUICK, mix_every_steps="auto", codec="auto").for_training()
 
 
 def pair(train, config, work, elements=1 << 18):

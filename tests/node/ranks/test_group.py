@@ -18,7 +18,6 @@ from gossip.averaging.visit import Update
 from gossip.ids import parse_address
 from gossip.wire.frames import encode
 from gossip.wire.messages import Ping
-from node import QuasiGlobal
 from node.identity.keys import Identity
 from node.model import flat as vectors
 from node.model.backup import KeptWeights
@@ -127,7 +126,6 @@ def beside(config, loop, train, other_make=lambda p: torch.optim.SGD(p, lr=0.01)
 SGD = {"make": lambda p: torch.optim.SGD(p, lr=0.05, momentum=0.9)}
 WAYS = {
     "outer step": ({"make": lambda p: torch.optim.AdamW(p, lr=1e-3)}, {}),
-    "quasi-global": ({"make": lambda p: QuasiGlobal(p, lr=0.05)}, {}),
     "some elements": (SGD, {"part": "mask 0.3"}),
     "push-sum": (SGD, {"mixing": "push-sum"}),
     "lockstep": (SGD, {"max_version_gap": 0.0}),

@@ -166,7 +166,6 @@ def test_draws_are_uniform():
         ("churn.silent", {"churn": {"up": Distribution.exponential(6), "silent": 0.5}}),
         ("churn.farewell", {"churn": {"up": Distribution.exponential(6), "farewell": 0.5}}),
         ("network.congestion", {"network": {"loss": 0.1, "congestion": "none"}}),
-        ("task.optimizer.quasi_global", {"task": {"optimizer": {"quasi_global": 0.9}}}),
         ("attackers", {"attackers": {"share": 0.1}}),
         ("gossip.mixing", {"gossip": Config(mixing="group")}),
         ("gossip.mixing", {"gossip": Config(mixing="push-sum")}),

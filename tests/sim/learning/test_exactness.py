@@ -12,7 +12,7 @@ from sim.simulation import Simulation
 from sim.world.network import NetworkModel
 from tests.harness.marks import slow
 from tests.sim.learning.alone import OneStepAtATime
-from tests.sim.scenarios import ADAMW, MOMENTUM, QUASI_GLOBAL, log_of, played, small
+from tests.sim.scenarios import ADAMW, MOMENTUM, log_of, played, small
 
 
 def both_ways(scenario: Scenario, monkeypatch: pytest.MonkeyPatch) -> tuple[Simulation, Simulation]:
@@ -74,10 +74,9 @@ COSINE = Optimizer(name="adamw", lr=0.003, schedule="cosine", schedule_steps=150
     [
         ("protocol", "linear", MOMENTUM),
         ("ideal", "linear", MOMENTUM),
-        ("ideal", "mlp", QUASI_GLOBAL),
         ("ideal", "mlp", COSINE),
     ],
-    ids=["protocol", "ideal", "quasi-global momentum", "falling rate"],
+    ids=["protocol", "ideal", "falling rate"],
 )
 def test_batched_steps_are_exact_where_peers_come_and_go(mode, model, optimizer, monkeypatch):
     task = Task(model=model, samples_per_peer=20, batch_size=4, optimizer=optimizer)
@@ -113,15 +112,6 @@ def test_batched_steps_are_exact_where_runs_merge():
     assert set(ahead.tolist()) <= {0, 1}
     theirs.train(np.arange(3), ahead)
     assert np.array_equal(ours.matrix, theirs.matrix)
-
-
-def test_the_run_that_gives_way_leaves_its_quasi_global_momentum_behind():
-    """Its move to the other run's weights is no mix."""
-    task = Task(model="linear", samples_per_peer=40, batch_size=4, optimizer=QUASI_GLOBAL)
-    learners = Learners(task, ["0", "1", "2"], 1)
-    learners.matrix[1] += 1000  # far enough for momentum in that direction to show
-    merged(learners, seed=3)
-    assert np.abs(learners.matrix).max() < 2
 
 
 def test_each_peer_trains_its_own_model_in_whatever_order_they_come(tmp_path):

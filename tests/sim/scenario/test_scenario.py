@@ -29,6 +29,7 @@ from sim.scenario.scenario import (
     Stragglers,
     Task,
 )
+from tests.sim.scenarios import AVERAGING, small
 
 SHIPPED = sorted((Path(__file__).parents[3] / "examples" / "scenarios").glob("*.toml"))
 FULL = """
@@ -129,7 +130,6 @@ optimizers = [
     Optimizer(schedule="cosine", schedule_steps=9, warmup_steps=2, min_lr=0.01),
     Optimizer(name="adamw", lr=1e-3, schedule="cosine", schedule_steps=9),
     Optimizer(name="muon", lr=0.02, adam_lr=0.01, clip_norm=1.0, betas=(0.9, 0.95)),
-    Optimizer(quasi_global=0.9),
 ]
 churns = st.one_of(
     st.none(),
@@ -310,3 +310,9 @@ def test_every_shipped_scenario_can_be_read(path):
 def test_the_scenarios_are_shipped():
     wanted = {"lan", "wan", "spot-fleet", "volunteers", "partition-heals", "stragglers", "non-iid", "ten-thousand"}
     assert wanted <= {path.stem for path in SHIPPED}
+
+
+def test_what_a_scenario_leaves_open_of_the_outer_step_is_decided_as_a_node_decides_it():
+    assert small().config.measures_momentum
+    assert small(task=AVERAGING).config.plain, "nobody trains: the mean is wanted"
+    assert small(gossip=Config(outer_momentum=0.0)).config.plain

@@ -174,15 +174,13 @@ MUON = {"name": "muon", "lr": 0.02, "adam_lr": 0.01}
 @pytest.mark.parametrize(
     ("optimizer", "key", "words"),
     [
-        ({"quasi_global": 1.0}, "quasi_global = 1.0", "cannot work: it must be from 0 to below 1"),
-        ({"quasi_global": 0.9, "momentum": 0.9}, "quasi_global = 0.9", "momentum left out"),
-        ({"name": "adamw", "lr": 0.001, "quasi_global": 0.9}, "quasi_global = 0.9", "adamw has betas"),
+        ({"momentum": 1.0}, "momentum = 1.0", "cannot work: it must be from 0 to below 1"),
+        ({"name": "adamw", "lr": 0.001, "momentum": 0.9}, "momentum = 0.9", "adamw has betas"),
         ({"name": "muon", "adam_lr": 0.01}, "lr is missing", "muon needs one of its own"),
         ({"name": "muon", "lr": 0.02}, "adam_lr is missing", "it must be a positive number for muon"),
         (MUON | {"momentum": 0.9}, "momentum = 0.9", "muon has a momentum"),
         ({"name": "adamw", "lr": 0.01, "adam_lr": 0.01}, "adam_lr = 0.01", "only muon"),
         ({"clip_norm": 0.0}, "clip_norm = 0.0", "cannot work: it must be a positive number"),
-        ({"quasi_global": 0.9, "clip_norm": 1.0}, "clip_norm = 1.0", "left out with quasi_global"),
         ({"schedule": "linear"}, "schedule = 'linear'", "cannot work: it must be one of constant, cosine"),
         ({"schedule": "cosine"}, "schedule_steps is missing", "as 3000"),
         (TEN | {"schedule_steps": 0}, "schedule_steps = 0", "1 to 1,000,000"),
@@ -191,7 +189,6 @@ MUON = {"name": "muon", "lr": 0.02, "adam_lr": 0.01}
         (TEN | {"warmup_steps": -1}, "warmup_steps = -1", "from 0"),
         (TEN | {"min_lr": 0.2}, "min_lr = 0.2", "cannot work: it must be from 0 to lr = 0.1"),
         (TEN | {"min_lr": -0.1}, "min_lr = -0.1", "cannot work"),
-        (TEN | {"quasi_global": 0.9}, "schedule = 'cosine'", "it must be constant with quasi_global"),
         ({"schedule_steps": 10}, "schedule_steps = 10", "or schedule = 'cosine'"),
         ({"schedule_steps": 0}, "schedule_steps = 0", "or schedule = 'cosine'"),
         ({"warmup_steps": 10}, "warmup_steps = 10", "or schedule = 'cosine'"),
@@ -270,8 +267,8 @@ def test_another_optimizer_does_not_inherit_a_rate_that_makes_it_diverge_or_a_mo
         Scenario(rounds=1).replace(**{"task.optimizer.name": "adamw"})
     chosen = Scenario(rounds=1).replace(**{"task.optimizer.name": "adamw", "task.optimizer.lr": 1e-3})
     assert chosen.replace(**{"task.optimizer.name": "sgd"}).task.optimizer == Optimizer()
-    quasi_global = Scenario.from_mapping({"rounds": 1, "task": {"optimizer": {"lr": 0.1, "quasi_global": 0.9}}})
-    adamw = quasi_global.replace(**{"task.optimizer.name": "adamw", "task.optimizer.lr": 0.001}).task.optimizer
+    sgd = Scenario.from_mapping({"rounds": 1, "task": {"optimizer": {"lr": 0.1, "momentum": 0.9}}})
+    adamw = sgd.replace(**{"task.optimizer.name": "adamw", "task.optimizer.lr": 0.001}).task.optimizer
     assert adamw == Optimizer(name="adamw", lr=0.001)
 
 
