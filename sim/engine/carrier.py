@@ -30,7 +30,7 @@ class StreamCallbacks(NamedTuple):
     A stream has stalled when a partition, or a loss without TCP, has stopped it for ``stall_s``.
     """
 
-    on_sent: Callable[[], None]
+    on_sent: Callable[[], object]
     on_arrived: Callable[[], None]
     on_stalled: Callable[[], None]
 

@@ -13,8 +13,6 @@ from tests.engines.launched import until
 from tests.reliability.home_nodes import started
 from tests.reliability.namespaces import homes
 
-CALM_S, PLAYED_S = 25.0, 60.0
-
 
 def resident_mb(pid):
     rows = Path(f"/proc/{pid}/status").read_text().splitlines()
@@ -28,9 +26,9 @@ def main():
         with started(made, Path(folder), relays_nothing, WIDTH="512") as nodes:
             publics, hidden = nodes[:2], nodes[2:]
             until(lambda: all(node.mixes(publics[:1]) for node in hidden))
-            time.sleep(CALM_S)
+            time.sleep(25.0)
             began_at, steps = time.time(), [node.log.figure("steps") for node in publics]
-            time.sleep(PLAYED_S)
+            time.sleep(60.0)
             carried = sum(len(one.mixes([other], began_at)) for one in hidden for other in hidden if one is not other)
             for name, node, before in zip(("relay", "other"), publics, steps, strict=True):
                 mixes, taken = len(node.mixes(nodes, began_at)), node.log.figure("steps") - before

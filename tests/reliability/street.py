@@ -56,7 +56,7 @@ def cells(made, kinds, folder, width=8, stays_s=10.0):
     """
     tunnels = str(2 * len(kinds))  # The two public nodes carry all links that need a relay.
     with started(made, folder, WIDTH=str(width), GOSSIP_TUNNELS=tunnels) as nodes:
-        until(lambda: are_met(nodes), lambda: missing(nodes, kinds))
+        until(lambda: are_met(nodes))
         time.sleep(stays_s)
         by_kind = {}
         for node, kind in zip(nodes, kinds.values(), strict=True):
@@ -70,12 +70,6 @@ def cells(made, kinds, folder, width=8, stays_s=10.0):
             paths = tuple(rows[-1][2] for _, rows in mixes)
             found[one, other] = Cell(paths, statistics.median(firsts), 4e-6 * width**2 / statistics.median(durations))
         return found
-
-
-def missing(nodes, kinds):
-    """Return which pairs have not mixed."""
-    of = dict(zip(nodes, kinds.values(), strict=True))
-    return [(of[a], of[b]) for a, b in itertools.permutations(nodes, 2) if not a.mixes([b])]
 
 
 def main():
