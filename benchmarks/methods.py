@@ -61,7 +61,7 @@ CPU_LIMIT_S = 180  # limit of one run, which takes 1 to 15 s
 LONGEST = 8  # a run ends early after this multiple of its steps' duration, because nodes in lockstep can stall
 SLICE_S = 0.2
 
-# Its optimizer is not simulated. The last commit that could play its rows, whose means stay, is aa29b4fc.
+# Its optimizer is not simulated. The last commit that could play its rows, whose means stay, is ef422601.
 NOT_PLAYED = "qg-dsgdm"
 # The rows of the tables in their order, with rates for (IID, Dirichlet 0.1), tuned on digits with seed 1: the best of
 # three by the accuracy just after a mix.

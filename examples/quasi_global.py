@@ -85,7 +85,7 @@ class QuasiGlobal(torch.optim.Optimizer):
                     self.lr_sum[x] = 0.0
 
     def joined(self):
-        """Begin again without momentum; call it once other weights, of a run or a file, are the parameters."""
+        """Begin again without momentum; call it after weights of another run or a file took the place of these."""
         self.x_old, self.lr_sum = {}, {}  # By parameter.
         for state in self.state.values():
             if state:
