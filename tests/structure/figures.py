@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import grimp
 
-from tests.gossip.test_view import DRIVERS, reaches
+from tests.gossip.test_view import DRIVERS, reaches, tree_of
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = "gossip", "node", "sim"
@@ -135,7 +135,7 @@ def main() -> None:
     found, twice, (folder, most) = list(circles(imports())), double(), fullest()
     longest = max(production(), key=lambda path: lines([path]))
     per = ", ".join(f"{package} {lines(sources(ROOT / package)):,}" for package in PACKAGES)
-    reached = sum(len(reaches(path.read_text(encoding="utf-8"))) for path in DRIVERS)
+    reached = sum(len(reaches(tree_of(path))) for path in DRIVERS)
     print(f"import circles                {len(found)}" + "".join(f"\n    {circle}" for circle in found))
     print(f"class names with two meanings {len(twice)} {' '.join(twice)}")
     print(f"modules in the fullest folder {most} ({folder})")
