@@ -82,7 +82,10 @@ class TryDial:
 
 @dataclass(frozen=True, slots=True)
 class OpenPort:
-    """Ask our router to pass connections to a port of ours on; report ``on_port``, then and when that changes."""
+    """Ask our router to pass connections to a port of ours on; report ``on_port``, then and when that changes.
+
+    Port 0 gives the opened port back.
+    """
 
     port: int
 

@@ -143,7 +143,8 @@ class NodeOptions(TypedDict, total=False):
         "--map-port", "HOW", "GOSSIP_MAP_PORT",
         "Ask the router for a port if nobody can dial this node: auto (default) or off.",
         'Whether to ask the router to pass connections on, by PCP, NAT-PMP or, with the extra `homes`, UPnP. "auto" '
-        '(the default) asks where the swarm has a secret and no member outside can dial this node; "off" never does.',
+        "(the default) asks where the swarm has a secret, no `advertise` is given and no member outside can dial this "
+        'node; "off" never does.',
     )]  # fmt: skip
     tunnels: Annotated[int | None, Option(
         "--tunnels", "N", "GOSSIP_TUNNELS", "Links of others that this node may carry at once; 2 if not given.",

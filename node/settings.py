@@ -99,7 +99,8 @@ class Settings:
             "tunnels", given["tunnels"], config.internal.max_tunnels, "how many links of others to carry at once, as 2"
         )  # fmt: skip
         opens_ports = checked_word("map_port", given["map_port"], ("auto", "off")) == "auto"
-        internal = replace(config.internal, max_tunnels=tunnels, opens_ports=opens_ports and secret is not None)
+        opens_ports = opens_ports and secret is not None and not given["advertise"]  # Which names another port.
+        internal = replace(config.internal, max_tunnels=tunnels, opens_ports=opens_ports)
         config = replace(config, internal=internal)
         times = {
             name: checked_seconds(option.variable if options.get(name) is None else name, given[name], not option.least)

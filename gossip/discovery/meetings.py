@@ -1,4 +1,4 @@
-"""Meetings: links between two undialable members, by hole punching or through a relay.
+"""Meetings: links between two members that cannot dial each other, by hole punching or through a relay.
 
 Both have links to a common contact, which passes their messages on and says at which address it sees each of them:
 
@@ -113,6 +113,11 @@ class Meetings:
         return self.members.me.id
 
     @property
+    def is_public(self) -> bool:
+        """Return True if our record states our own address, and not that of a port of our router."""
+        return self.members.me.address is not None and self.members.me.address == self.listens_at
+
+    @property
     def deadline(self) -> float:
         return min([self.next_at, *(meeting.punch_at for meeting in self.meetings.values())])
 
@@ -135,7 +140,11 @@ class Meetings:
             if now >= meeting.punch_at:
                 effects += self.punch(peer, meeting)
             elif now >= meeting.began_at + MEETING_S:
-                self.fail(peer, now)
+                # Members that seemed to be in one network may be in two behind one carrier: a relay is left.
+                if meeting.asks and meeting.stage == "answer":
+                    effects += self.on_not_met(peer, now)
+                else:
+                    self.fail(peer, now)
         if now >= self.next_at:
             self.next_at = now + MEET_S if self.sightings else math.inf
             unused = [name for name, one in self.tunnels.items() if not one.is_joined and now >= one.since + JOIN_S]
@@ -145,11 +154,10 @@ class Meetings:
         return effects
 
     def begin(self, now: float) -> list[Effect]:
-        """Ask a random member for a meeting, if neither side can be dialled and a contact of both is known."""
-        router = host_outside(self.sightings, self.listens_at)
-        is_public = self.members.me.address is not None and self.members.me.address == self.listens_at
-        if is_public or len(self.meetings) >= MAX_MEETINGS:
+        """Ask a random member for a meeting, if neither can dial the other and a contact of both is known."""
+        if self.is_public or len(self.meetings) >= MAX_MEETINGS:
             return []
+        router = host_outside(self.sightings, self.listens_at, self.listens_at)
         alive = self.members.alive()
         for peer in self.rng.sample(alive, min(SAMPLED, len(alive))):
             record = self.members.record(peer)
@@ -214,7 +222,7 @@ class Meetings:
     def outside(self, contact: PeerId) -> Address | None:
         """Return our address as a contact outside our network sees it; None if most contacts see us at another host."""
         ours = self.sightings.get(contact, Sighting()).ours
-        return ours if ours is not None and ours.host == host_outside(self.sightings, self.listens_at) else None
+        return ours if ours is not None and ours.host == host_outside(self.sightings, self.listens_at, ours) else None
 
     def statement(self, stage: str, target: PeerId, contact: PeerId) -> Meet:
         """Return a message that states our addresses, signed for this target."""
@@ -297,7 +305,7 @@ class Meetings:
         """Handle a member's message that a contact has passed on to us."""
         origin = meet.origin
         record, meeting = self.members.record(origin), self.meetings.get(origin)
-        if record is None or origin in self.linked_peers:
+        if record is None or origin in self.linked_peers or self.is_public:
             return []
         if meet.stage == "go":
             if meeting is None or meeting.asks or meeting.contact != contact or meeting.address is None:

@@ -62,9 +62,10 @@ class Reachability:
         self.asked_incarnation = 0  # The incarnation of our record when we asked.
         self.answers: dict[PeerId, bool] = {}  # This round's answers: True from a member that could dial us.
         self.asked_before: set[PeerId] = set()  # Members asked in the last round.
-        self.homes: list[PeerId] = []  # Members to which we keep links; empty while we have an address.
+        self.homes: list[PeerId] = []  # Members to which we keep links; empty while our own address is published.
         self.inside: Address | None = None  # Our address in our own network, even while our record does not have it.
         self.mapped: Address | None = None  # The address of the port that our router has opened.
+        self.useless: Address | None = None  # Such an address at which nobody could connect.
         self.is_told = False  # The user knows that nobody can dial us.
         self.verdict: bool | None = None  # The last verdict: True if others can dial us; None before the first.
         self.pause_s = ROUND_S  # Time from a verdict to the next round.
@@ -75,6 +76,11 @@ class Reachability:
     def address(self) -> Address | None:
         """Return the address that a round publishes."""
         return self.mapped or self.inside
+
+    @property
+    def router(self) -> str | None:
+        """Return the host at which most members outside see us."""
+        return host_outside(self.sightings, self.inside, self.inside)
 
     @property
     def deadline(self) -> float:
@@ -111,7 +117,7 @@ class Reachability:
         """Ask a linked member whether it can dial us, if this round needs more answers."""
         me = self.members.me
         self.inside = self.inside or me.address
-        if self.mapped is not None and host_outside(self.sightings, self.inside) not in (None, self.mapped.host):
+        if self.mapped is not None and self.router not in (None, self.mapped.host):
             return self.withdraw(now)  # The router has another address now.
         if self.is_decided or me.address is None or len(self.asked) >= ASKED_MEMBERS or peer in self.asked:
             return []
@@ -146,7 +152,8 @@ class Reachability:
         sighting = self.sightings.get(peer)
         if sighting is None or sighting.ours is None or self.inside is None:
             return False
-        return is_private(self.inside.host) and sighting.ours.host != self.inside.host
+        host, mine = sighting.ours.host, self.inside.host
+        return is_private(mine) and host != mine and (":" in host) == (":" in mine)
 
     def decide(self, now: float) -> list[Effect]:
         """End the round with a verdict. If others cannot dial us, withdraw our address and name homes instead.
@@ -166,8 +173,9 @@ class Reachability:
         if self.members.me.address is None:
             return []
         if self.mapped is not None:
+            self.useless = self.mapped
             effects = self.tell(f"The router opened {self.mapped}, but nobody can connect there.")
-            return [*effects, *self.withdraw(now, asks_router=False)]
+            return [OpenPort(0), *effects, *self.withdraw(now, asks_router=False)]
         return self.withdraw(now, asks_router=bool(outside))
 
     def withdraw(self, now: float, asks_router: bool = True) -> list[Effect]:
@@ -176,6 +184,7 @@ class Reachability:
         self.members.update_me(now, address=None)
         self.refresh_homes(now)
         if asks_router and self.opens_ports and self.inside is not None:
+            self.useless = None
             return [OpenPort(self.inside.port)]
         return self.tell()
 
@@ -196,19 +205,23 @@ class Reachability:
         An address at which others do not see us belongs to another router before ours, or the router lies.
         """
         if address is None:
-            effects = self.tell(detail)
-            return [*effects, *self.withdraw(now, asks_router=False)] if self.mapped is not None else effects
-        seen = host_outside(self.sightings, self.inside)
-        if seen not in (None, address.host):
+            if self.mapped is None:
+                return [] if self.verdict else self.tell(detail)
+            return [*self.tell(detail), *self.withdraw(now, asks_router=False)]
+        seen = self.router
+        if seen is None or address in (self.mapped, self.useless):
+            return []
+        if seen != address.host:
             detail = (
                 f"The router opened {address}, but other members see this node at {seen}: another router is between."
             )
-            return self.on_port(None, detail, now)
-        if address == self.mapped:
-            return []
-        self.mapped, self.asked = address, set()
+            return [OpenPort(0), *self.on_port(None, detail, now)]
+        self.mapped = address
         self.members.update_me(now, address=address)
-        return self.begin_round(now)
+        # Answers about the earlier address may be on their way, and no member answers twice in so short a time.
+        self.is_decided, self.asked, self.answers = True, set(), {}
+        self.decide_at, self.next_round_at = math.inf, now + TRY_EVERY_S
+        return []
 
     def begin_round(self, now: float) -> list[Effect]:
         """Ask linked members, if possible others than in the last round, after publishing our address again."""

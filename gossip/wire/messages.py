@@ -224,7 +224,7 @@ class Reached:
 
 @message("meet")
 class Meet:
-    """A word of ``origin`` to ``target``, neither of which can be dialled. A common contact passes it on.
+    """A word of ``origin`` to ``target``, which cannot dial each other. A common contact passes it on.
 
     ``stage`` is one of :data:`gossip.discovery.meetings.STAGES`. ``stated`` is the address at which others have told
     the origin that they see it, and ``inside`` its address in its own network, both signed by it for this target.

@@ -20,14 +20,15 @@ from node.settings import own_addresses
 from node.terminal import plain_console
 from node.transport.byte_stream import PlainStream
 from node.transport.router import open_port, upnp_library
-from node.transport.tcp import TcpNetwork, is_loopback, is_name, punched
+from node.transport.tcp import Scope, TcpNetwork, is_loopback, is_name, punched, scope_of
 
 __all__ = ["doctor"]
 
 MAX_ASKED = 8  # Nodes that are asked, those given included.
+MAX_ROWS = 30  # Members that are shown.
 PROBE_LEASE_S = 60  # The lease of the port that is opened to see whether the router does so.
 INDEPENDENT = "Endpoint-Independent Mapping: members that nobody can dial are met by hole punching"
-DEPENDENT = "Address-Dependent Mapping: each destination sees another port, so that hole punching fails"
+DEPENDENT = "Address-Dependent, or Address and Port-Dependent, Mapping: hole punching fails"
 # How a member that nobody can dial is reached, by the mapping here.
 WAYS = {"": "it dials, or hole punching", INDEPENDENT: "hole punching", DEPENDENT: "a relay"}
 FORWARD = "forward a port of the router to this machine, and give --listen 0.0.0.0:PORT --advertise HOST:PORT"
@@ -67,11 +68,11 @@ async def examine(given: Sequence[Address], secret: bytes | None, timeout_s: flo
     """Ask the given nodes and some members that they name, all from one port, and ask the router for a port."""
     looks: list[Look] = []
     silent: list[Address] = []
-    waiting, asked = list(given), set(given)
-    async with trio.open_nursery() as nursery:
-        streams: list[PlainStream] = []  # Open until the end, so that the router keeps what it has mapped.
+    waiting, asked = [(address, Scope.NOWHERE) for address in given], set(given)
+    streams: list[PlainStream] = []  # Open until the end, so that the router keeps what it has mapped.
+    try:
         while waiting and len(looks) + len(silent) < MAX_ASKED:
-            address = waiting.pop(0)
+            address, least = waiting.pop(0)
             try:
                 look = await ask(address, secret, timeout_s, streams)
             except (OSError, RemoteError, trio.TooSlowError):
@@ -81,13 +82,15 @@ async def examine(given: Sequence[Address], secret: bytes | None, timeout_s: flo
             for member in look.answer["members"]:
                 with contextlib.suppress(ConfigError):
                     named = parse_address(member["address"] or "")
-                    if member["state"] == "alive" and named not in asked:
+                    # A node's word leads to no smaller network than its own.
+                    is_near = scope_of(named.host) < max(least, scope_of(address.host))
+                    if member["state"] == "alive" and named not in asked and not is_near:
                         asked.add(named)
-                        waiting.append(named)
+                        waiting.append((named, scope_of(named.host)))
         opened, refusal = await probe_router()
+    finally:
         for stream in streams:
             stream.close_now()
-        nursery.cancel_scope.cancel()
     return Findings(looks, [address for address in silent if address not in given], opened, refusal)
 
 
@@ -114,9 +117,10 @@ async def probe_router() -> tuple[Address | None, str]:
         port = free.getsockname()[1]
         try:
             lease = await open_port(port, port, PROBE_LEASE_S)
-            await open_port(port, lease.address.port, 0)
         except LocalError as error:
             return None, str(error)
+        with contextlib.suppress(LocalError):
+            await open_port(port, lease.address.port, 0, protocol=lease.protocol)
     return lease.address, ""
 
 
@@ -170,16 +174,19 @@ def print_findings(found: Findings) -> None:
         silent = {str(address) for address in found.silent}
         members = Table("member", "address", "from here", f"from {first.answer['id'][:8]}", "MB/s from there")
         own = {"id": first.answer["id"], "address": first.answer["address"]}
-        for member in (own, *(one for one in first.answer["members"] if one["state"] == "alive")):
+        alive = [one for one in first.answer["members"] if one["state"] == "alive"]
+        for member in (own, *alive[:MAX_ROWS]):
             if member["id"] in direct:
                 way = f"direct, {1e3 * direct[member['id']]:.0f} ms"
-            elif member["address"] and member["address"].rpartition(":")[0] in seen:
-                way = "inside this network"
+            elif member["address"] in silent:
+                way = "does not answer"
             elif member["address"]:
-                way = "does not answer" if member["address"] in silent else "not tried"
+                way = "not tried"
             else:
                 way = WAYS.get(mapping, "-")
             there = (member.get("link"), member.get("mb_s"))
             members.add_row(member["id"][:8], shown(member["address"]), way, *map(shown, there))
         console.print(members)
+        if len(alive) > MAX_ROWS:
+            console.print(f"and {len(alive) - MAX_ROWS:,} more members")
     console.print(f"To change: {advice(found, mapping)}", soft_wrap=True)

@@ -14,6 +14,7 @@ import trio
 
 from gossip.discovery.meetings import JOIN_S
 from gossip.discovery.relay_rate import RelayRate
+from gossip.discovery.sightings import Sighting
 from gossip.effects import Punch, Tunnel
 from gossip.errors import ProtocolError, RemoteError
 from gossip.ids import PeerId, short
@@ -59,7 +60,8 @@ class HiddenLinks:
             self.on_not_met(effect.peer)
             return
         if isinstance(effect, Tunnel):
-            link.path = f"relay {short(effect.relay)}"
+            # What the relay's connection shows is the relay's own address.
+            link.path, link.sighting = f"relay {short(effect.relay)}", Sighting()
         else:
             link.path = "direct" if effect.via is None else "punched"
             self.connector.budget.mark_proven(effect.address)

@@ -121,7 +121,7 @@ class Runtime:
         self.connector.on_joining = self.on_joining
         self.hidden = HiddenLinks(self.connector, self.on_not_met)
         self.relay = Relay(peer, self.links)
-        self.port_keeper = PortKeeper(self.on_port)
+        self.port_keeper = PortKeeper(self.on_port, peer.id[:12])
         self.losses = Losses(self.links, self.notify, self.striping.widen)
         self.undelivered: dict[PeerId, deque[Message]] = {}  # Messages to peers that are being dialled.
         self.clock = trio.lowlevel.current_clock()

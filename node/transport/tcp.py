@@ -21,7 +21,7 @@ __all__ = ["Scope", "TcpNetwork", "is_loopback", "is_name", "numeric_address", "
 
 BACKLOG = 128  # Connections that the kernel accepts ahead of this program.
 NOT_SENT_BYTES = 131_072  # Unsent bytes that the kernel may queue: a probe waits behind them.
-KEEPALIVE_S = 20  # Seconds without data before the kernel asks whether the other side is still there.
+KEEPALIVE_S = 8  # Seconds without data before the kernel asks, each 3 s, whether the other side is still there.
 # Milliseconds until a connection ends whose data nobody acknowledges, as when a router has forgotten it. By default
 # Linux takes a quarter of an hour, for which a member would seem to be linked.
 UNACKNOWLEDGED_MS = 20_000
@@ -56,7 +56,8 @@ def numeric_address(text: str) -> Address | None:
         address = parse_address(text)
     except ConfigError:
         return None
-    return None if is_name(address.host) else address
+    is_shown_as_it_is = "%" not in address.host and address.host.isprintable()
+    return address if is_shown_as_it_is and not is_name(address.host) else None
 
 
 class Scope(enum.IntEnum):
@@ -296,7 +297,7 @@ def tune(sock: trio.socket.SocketType, host: str) -> None:
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for name, value in (
-        ("TCP_KEEPIDLE", KEEPALIVE_S), ("TCP_KEEPINTVL", KEEPALIVE_S // 4), ("TCP_KEEPCNT", 4),
+        ("TCP_KEEPIDLE", KEEPALIVE_S), ("TCP_KEEPINTVL", 3), ("TCP_KEEPCNT", 4),
         ("TCP_NOTSENT_LOWAT", NOT_SENT_BYTES), ("TCP_USER_TIMEOUT", UNACKNOWLEDGED_MS),
     ):  # fmt: skip
         if hasattr(socket, name):

@@ -94,7 +94,7 @@ def test_each_protocol_opens_a_port_renews_it_and_gives_it_back(way):
                 env=environment(PYTHONPATH=str(ROOT)), capture_output=True, text=True, check=False,
             )  # fmt: skip
             assert ran.returncode == 0, ran.stderr
-            assert not lease_s or "host='192.79.0.100', port=7701), lasts_s=600.0" in ran.stdout
+            assert not lease_s or "host='192.79.0.100', port=7701), port=7700, lasts_s=600.0" in ran.stdout
             assert made.opened_ports(0) == ports
 
 
