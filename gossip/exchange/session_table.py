@@ -122,9 +122,10 @@ class Ledger(Generic[AnySession]):
     def consensus_distance(self) -> float:
         """Return an estimate of sqrt(mean |x_i - mean|^2) over the swarm, nan before the first exchange.
 
-        For two random members the expectation of |x_i - x_j|^2 is twice that mean square (times n/(n-1)).
+        For two random members the expectation of |x_i - x_j|^2 is twice that mean square (times n/(n-1)). Training
+        threads read it while exchanges end in another.
         """
-        squares = [difference_sq for difference_sq, _ in self.last_squares]
+        squares = [difference_sq for difference_sq, _ in tuple(self.last_squares)]
         return math.sqrt(0.5 * sum(squares) / len(squares)) if squares else math.nan
 
     def is_held(self, steps: int) -> bool:

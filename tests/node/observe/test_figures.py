@@ -2,6 +2,7 @@
 
 import copy
 import pickle
+import threading
 from collections.abc import Mapping
 from pathlib import Path
 from types import SimpleNamespace
@@ -126,3 +127,21 @@ def test_a_reading_does_not_change_and_can_be_copied_and_sent():
         metrics.step  # noqa: B018
     assert metrics == copy.deepcopy(metrics) == pickle.loads(pickle.dumps(metrics)) == dict(metrics)
     assert repr(metrics).startswith("Metrics(steps=7, samples=28, ")
+
+
+def test_a_training_thread_reads_the_distance_while_exchanges_end_in_another():
+    """Reading it ended a training loop that asked for its metrics."""
+    exchanges, ended = source().peer.exchanges, threading.Event()
+
+    def mix() -> None:
+        while not ended.is_set():
+            exchanges.last_squares.append((0.5, 1.0))
+
+    thread = threading.Thread(target=mix)
+    thread.start()
+    try:
+        for _ in range(100_000):
+            assert exchanges.consensus_distance > 0.0
+    finally:
+        ended.set()
+        thread.join()
