@@ -23,7 +23,7 @@ with Node(model, optimizer, config=Config(swarm="digits", mix_every_steps=8)) as
             if node.finished or node.swarm_samples >= SAMPLES:
                 break
     losses = [member.loss for member in node.members if member.state == "alive" and member.loss is not None]
-    losses = losses or [float(loss)]  # Members learn of a loss within a second.
+    losses = losses or [loss.item()]  # Members learn of a loss within a second.
     print(f"{len(losses)} alive, mean loss {sum(losses) / len(losses):.3f}")
     node.settle(1)
     accuracy = right(model) / len(x_test)
