@@ -126,7 +126,7 @@ def test_a_home_whose_router_has_another_address_mixes_again(tmp_path):
     ("home", "found"),
     [
         ({}, ("Endpoint-Independent Mapping", "No router opens ports", "To be dialled, turn on")),
-        ({"nat": "masquerade fully-random"}, ("Address-Dependent Mapping", "go through slower relays")),
+        ({"nat": "masquerade fully-random"}, ("Address and Port-Dependent, Mapping", "go through slower relays")),
         ({"opens_ports": True}, ("opens ports, as 192.79.0.100:", "To change: Nothing")),
     ],
     ids=["port kept", "port anew", "opens ports"],
