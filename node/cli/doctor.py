@@ -15,7 +15,7 @@ from gossip.errors import ConfigError, LocalError, RemoteError
 from gossip.ids import Address, parse_address
 from node.cli.main import shown
 from node.identity.keys import read_secret
-from node.observe.status import query_over
+from node.observe.status import no_answer, query_over
 from node.settings import own_addresses
 from node.terminal import plain_console
 from node.transport.byte_stream import PlainStream
@@ -35,7 +35,7 @@ FORWARD = "forward a port of the router to this machine, and give --listen 0.0.0
 
 
 class Look(NamedTuple):
-    """What one node said, and how it was reached."""
+    """The answer of one node, and how it was reached."""
 
     address: Address
     local: Address
@@ -58,8 +58,7 @@ def doctor(addresses: Sequence[str], secret_file: Path | None, timeout_s: float)
     secret = None if secret_file is None else read_secret(secret_file)
     found = trio.run(examine, [parse_address(address) for address in addresses], secret, timeout_s)
     if addresses and not found.looks:
-        hint = "is its secret this one" if secret is not None else "does it need --secret-file"
-        raise LocalError(f"No node answers at {', '.join(addresses)}: is it running, and {hint}?")
+        raise no_answer(", ".join(addresses), secret)
     print_findings(found)
 
 

@@ -60,7 +60,7 @@ class HiddenLinks:
             self.on_not_met(effect.peer)
             return
         if isinstance(effect, Tunnel):
-            # What the relay's connection shows is the relay's own address.
+            # This connection ends at the relay, and would show the relay's address as ours and the member's.
             link.path, link.sighting = f"relay {short(effect.relay)}", Sighting()
         else:
             link.path = "direct" if effect.via is None else "punched"

@@ -19,7 +19,7 @@ from node.transport.byte_stream import ByteStream
 from node.transport.tcp import TcpNetwork, numeric_address
 from node.transport.tls import TlsStream, swarm_contexts
 
-__all__ = ["AFTER_ALL", "PAGE_MEMBERS", "query", "query_node", "query_over", "status_page"]
+__all__ = ["AFTER_ALL", "PAGE_MEMBERS", "no_answer", "query", "query_node", "query_over", "status_page"]
 
 PAGE_MEMBERS = 100  # Members of a page: at most 400 B each (a host name has 255) in one header of 64 KiB.
 MAX_MEMBERS = 50_000  # Members that are read: 40 MB, twice what a table holds. Any program may be answering.
@@ -56,10 +56,13 @@ def query(address: Address, secret: bytes | None = None, timeout_s: float = 5.0)
     except RefusedError as error:
         raise LocalError(str(error)) from error
     except (OSError, RemoteError, trio.TooSlowError) as error:
-        secret_hint = "is its secret this one" if secret is not None else "does it need --secret-file"
-        raise LocalError(
-            f"No node answers at {address}: is it running, is the address right, and {secret_hint}?"
-        ) from error
+        raise no_answer(str(address), secret) from error
+
+
+def no_answer(where: str, secret: bytes | None) -> LocalError:
+    """Return the error of a query that no node has answered at one address or several."""
+    secret_hint = "is its secret this one" if secret is not None else "does it need --secret-file"
+    return LocalError(f"No node answers at {where}: is it running, is the address right, and {secret_hint}?")
 
 
 async def query_node(

@@ -26,7 +26,7 @@ from node.transport.tcp import routed
 
 __all__ = ["PortKeeper", "PortLease", "open_port"]
 
-LEASE_S = 3_600  # What is asked for. The router may give less.
+LEASE_S = 3_600  # The time that is asked for. The router may give less.
 SERVER_PORT = 5351  # Where PCP and NAT-PMP listen.
 ATTEMPTS_S = 0.25, 0.5, 1.0  # The waits for an answer. The protocols advise to begin so, and to go on for minutes.
 RETRY_S = 600.0  # Time until a router that refused is asked again.
@@ -81,7 +81,8 @@ async def open_port(
             tried.append(name)
             try:
                 lease: PortLease = await ask_router()
-                return lease
+                if lease.address.port or not lease_s:  # No router passes port 0 on.
+                    return lease
             except LocalError as error:
                 refusals.append(str(error))
             except (NoAnswerError, OSError):
@@ -133,8 +134,6 @@ async def by_pcp(gateway: str, port: int, outside: int, lease_s: int, nonce: byt
     if answer[3]:
         raise refused(gateway, port, PCP_REASONS.get(answer[3], f"PCP error {answer[3]}"))
     (granted_s,), (opened,) = struct.unpack_from("!I", answer, 4), struct.unpack_from("!H", answer, 42)
-    if lease_s and not opened:
-        raise NoAnswerError
     host = ipaddress.IPv6Address(answer[44:60])
     return PortLease(Address(str(host.ipv4_mapped or host), opened), port, float(granted_s), "PCP")
 
@@ -149,8 +148,6 @@ async def by_pmp(gateway: str, port: int, outside: int, lease_s: int, nonce: byt
     if answer[2:4] != b"\0\0":
         raise refused(gateway, port, PMP_REASONS.get(answer[3], f"NAT-PMP error {answer[3]}"))
     _, opened, granted_s = struct.unpack_from("!HHI", answer, 8)
-    if lease_s and not opened:
-        raise NoAnswerError
     return PortLease(Address(str(ipaddress.IPv4Address(first[8:12])), opened), port, float(granted_s), "NAT-PMP")
 
 

@@ -1,4 +1,4 @@
-"""What two tunnels cost their relay, beside a public node that carries none: mixes, memory, steps.
+"""The cost of two tunnels to their relay, beside a public node that carries none: mixes, memory, steps.
 
     python -m tests.reliability.relay
 

@@ -41,7 +41,7 @@ def street():
 
 
 class Cell(NamedTuple):
-    """What the nodes of two kinds of machines found."""
+    """The measurements of the nodes of two kinds of machines."""
 
     paths: tuple[str, ...]  # How they are linked, by each node.
     first_s: float  # Until the first exchange, from the moment at which both listened; the median of all pairs.

@@ -1,4 +1,4 @@
-"""What `gossip doctor` makes of what it finds."""
+"""The conclusions of `gossip doctor` from its findings."""
 
 import pytest
 
