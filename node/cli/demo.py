@@ -121,11 +121,7 @@ class Stage:
         first = self._swarm.add(**together)
         self._tell(f"node 0 starts, then {nodes - 1} more; loading libraries takes seconds, on a busy machine a minute")
         while self._swarm.running:
-            for child, row in self._swarm.new_rows():
-                if row["event"] in SHOWN_EVENTS and child is not self.killed:
-                    if row["event"] == "page" and self._opens:
-                        webbrowser.open(row["sentence"].split()[-1])
-                    self._tell(f"node {child.number}: {row['sentence']}")
+            self._tell_events()
             if len(self._swarm.children) < nodes and first.address is not None:
                 for number in range(1, nodes):  # The page belongs to a node that lives to the end.
                     paged_at = "127.0.0.1:0" if self._page and number == 1 else None
@@ -144,7 +140,7 @@ class Stage:
                 self._tell(f"time is up after {time.monotonic() - self._began_s:.0f} s")
                 break
             time.sleep(POLL_PERIOD_S)
-        self._swarm.new_rows()
+        self._tell_events()  # Nodes may have logged some between the last look and their end.
         self.outcome.seconds = round(time.monotonic() - self._began_s, 1)
 
     def _replace_first(self, first: Child, seed: Child, trained: int) -> None:
@@ -154,6 +150,14 @@ class Stage:
         self._tell(f"node 0 (the seed) killed with -9 at {trained:,} samples")
         self.newcomer = self._swarm.add(seed=seed.address)
         self._tell(f"node {self.newcomer.number} starts, and knows nothing but the address of node {seed.number}")
+
+    def _tell_events(self) -> None:
+        """Tell what nodes have logged since the last call."""
+        for child, row in self._swarm.new_rows():
+            if row["event"] in SHOWN_EVENTS and child is not self.killed:
+                if row["event"] == "page" and self._opens:
+                    webbrowser.open(row["sentence"].split()[-1])
+                self._tell(f"node {child.number}: {row['sentence']}")
 
     def _tell(self, sentence: str) -> None:
         line = f"{time.monotonic() - self._began_s:5.1f} s  {sentence}"

@@ -342,6 +342,16 @@ def is_late_at(monkeypatch):
     return is_late
 
 
+def test_the_demo_tells_what_nodes_logged_between_its_last_look_and_their_end():
+    child = SimpleNamespace(number=0, address=None, figures={}, code=0, start_s=None)
+    looks = [[], [(child, {"event": "joined", "sentence": "Took the weights."})]]
+    swarm = SimpleNamespace(children=[child], running=[], add=lambda **_: child, new_rows=lambda: looks.pop(0))
+    stage = demo.Stage(swarm, SimpleNamespace(show=lambda: swarm.running.clear(), say=lambda _: None))
+    swarm.running.append(child)
+    stage.play(1, 60.0)
+    assert "node 0: Took the weights." in stage.outcome.events[-1]
+
+
 def test_the_demo_gives_a_slow_machine_more_time_for_as_long_as_something_happens(is_late_at):
     assert not any(is_late_at(float(second), second) for second in range(900))  # One sample a second.
     assert is_late_at(899.0 + demo.STILL_S + 1, 899)
