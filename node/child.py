@@ -16,7 +16,7 @@ from node.observe.figures import line_of
 __all__ = ["Child", "LoggedNode", "last_lines"]
 
 TAIL_BYTES = 65_536  # Bytes read from the end of a child's output, enough for its last lines.
-ROWS_BYTES = 1 << 20  # Bytes read from one log at a time: 4,000 rows.
+LINES_BYTES = 1 << 20  # Bytes read from one output at a time.
 
 
 @dataclass(slots=True)
@@ -84,8 +84,8 @@ class Child:
         has_ended = self.code is not None
         with self.out.open("rb") as file:
             file.seek(self._printed_bytes)
-            data = file.read(ROWS_BYTES)
-        is_full = len(data) == ROWS_BYTES  # More may follow.
+            data = file.read(LINES_BYTES)
+        is_full = len(data) == LINES_BYTES  # More may follow.
         if is_full or not has_ended:
             # A line longer than one read is returned in parts.
             data = data[: data.rfind(b"\n") + 1] or (data if is_full else b"")
@@ -99,7 +99,7 @@ class Child:
         try:
             with self.log.open("rb") as file:
                 file.seek(self._read_bytes)
-                data = file.read(ROWS_BYTES)
+                data = file.read()
         except FileNotFoundError:
             return []
         whole_lines = data[: data.rfind(b"\n") + 1]

@@ -213,4 +213,7 @@ def test_a_row_still_being_written_is_left_for_later(tmp_path):
         with child.log.open("a") as log:
             log.write('one"}\n')
         assert [row["event"] for row in child.new_rows()] == ["alone"]
+        with child.log.open("a") as log:  # What a node logs in a day.
+            log.writelines(f'{{"t":{t},"event":"progress","steps":{t}}}\n' for t in range(100_000))
+        assert swarm.metrics()[0]["steps"] == 99_999
     assert child.address == "h:1"
