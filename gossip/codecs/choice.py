@@ -17,10 +17,11 @@ AUTO = "auto"
 # The codecs to choose from, with their bytes as a share of fp32's.
 BYTES_SHARE: Mapping[str, float] = {"fp32": 1.0, "bf16": 0.5, "int8": 0.2510}
 
-# Seconds of CPU for a GB of float32 (`make bench`, 400 MB with the outer step). The first is the training thread's time
-# at its boundary, including the four passes of a correction. The second is for transfer, checks and averaging.
-BOUNDARY_S_PER_GB = 0.4
-CARRYING_S_PER_GB = 1.4
+# The CPU time of an exchange, as a multiple of what copying its vector takes in memory (`make bench`, the default with
+# 40 MB). The first is the training thread's at its boundary, including both passes of a correction. The second is for
+# transfer, checks and averaging.
+BOUNDARY_COPIES = 3.0
+CARRYING_COPIES = 17.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,11 +31,13 @@ class Machine:
     Attributes:
         coding_s_per_gb: To encode a vector and to subtract the partner's, beyond fp32's time, by codec.
         cores: The processors that training and exchanges share.
+        copy_s_per_gb: To copy a vector in memory.
         element_weight: The number of real elements for each element of a smaller simulated model.
     """
 
     coding_s_per_gb: Mapping[str, float]
     cores: int = 2
+    copy_s_per_gb: float = 0.08
     element_weight: float = 1.0
 
     def coding_s(self, codec: str) -> float:
@@ -43,11 +46,11 @@ class Machine:
 
     def work_s(self, codec: str) -> float:
         """Return how much an exchange delays training: the boundary stops it, and the cores share the rest."""
-        carried_s = self.element_weight * CARRYING_S_PER_GB + self.coding_s(codec)
-        return self.element_weight * BOUNDARY_S_PER_GB + carried_s / self.cores
+        copy_s = self.element_weight * self.copy_s_per_gb
+        return BOUNDARY_COPIES * copy_s + (CARRYING_COPIES * copy_s + self.coding_s(codec)) / self.cores
 
 
-# Measured by `make bench-codecs`. The simulator uses these constants, so that it decides alike on every machine.
+# Measured by `make bench-codecs`, with the copies of a virtual EPYC. The simulator uses these constants, so that it decides alike on every machine.
 COMPILED = Machine({"fp32": 0.0, "bf16": 0.03, "int8": 0.08})
 NUMPY = Machine({"fp32": 0.0, "bf16": 0.49, "int8": 0.95})
 

@@ -41,7 +41,7 @@ from node.links.handshake import Greeter
 from node.network.address_book import AddressBook
 from node.network.hints import LoopHints
 from node.network.runtime import Runtime
-from node.network.transfers.coding import measure_codecs
+from node.network.transfers.coding import measure_machine
 from node.network.transfers.streams import SharedModel
 from node.observe import notices
 from node.observe.console import Console
@@ -322,7 +322,7 @@ class Service:
         model = LocalModel(
             layout.fingerprint, layout.exchanged, self.live.state.trained_elements,
             layout.frozen_stop - layout.exchanged, layout.size - layout.frozen_stop,
-            measure_codecs(kernel.implementation()),
+            measure_machine(kernel.implementation()),
         )  # fmt: skip
         bootstrap = Bootstrap(
             lookup.fixed,

@@ -10,7 +10,7 @@ from gossip.arithmetic.subsets import ALL
 from gossip.codecs import COMPILED, NUMPY, fastest_codec
 from gossip.config import Config
 from node import Node
-from node.network.transfers.coding import measure_codecs
+from node.network.transfers.coding import measure_machine
 from tests.gossip.exchange.sides import B, C, Side, accept
 from tests.gossip.kernel.building import passes
 
@@ -64,6 +64,6 @@ def test_a_peer_knows_what_codecs_cost_its_node(has, monkeypatch):
     monkeypatch.setattr(kernel, "passes", passes() if has else None)
     with Node({"x": np.zeros(4, np.float32)}, listen="127.0.0.1:0") as node:
         machine = node._training.network.runtime.peer.local.machine
-    assert machine == measure_codecs(kernel.implementation())
+    assert machine == measure_machine(kernel.implementation())
     assert machine.coding_s("fp32") == 0.0 <= machine.coding_s("int8") < 100.0
     assert machine.cores >= 1
