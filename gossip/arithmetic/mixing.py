@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gossip import kernel
-from gossip.arithmetic.correction import Correction, fresh_zeros
+from gossip.arithmetic.correction import AddLesson, Correction, Lesson, add_lesson, fresh_zeros
 from gossip.errors import ConfigError
 from gossip.kernel.squares import PIECE, squares_numpy
 
@@ -25,6 +25,7 @@ __all__ = [
     "closest_rate",
     "is_finite",
     "join_weight",
+    "learn_and_step",
     "measured_momentum",
     "outer_step",
     "outer_step_overlapping",
@@ -284,7 +285,7 @@ class OuterStep:
 
     def shift(
         self, snapshot: Floats, difference: Floats, weight: float, positions: NDArray[np.int64] | None = None,
-        is_late: bool = False, plain: bool = False, added_since: Floats | None = None,
+        is_late: bool = False, plain: bool = False, added_since: Floats | None = None, lesson: Lesson | None = None,
     ) -> Floats:  # fmt: skip
         """Return the float32 shift to ADD to the live vector for an exchange with ``difference = Q(p) - Q(s)``.
 
@@ -301,7 +302,11 @@ class OuterStep:
             plain: ``phi`` moves to the mean, and the momentum is not used.
             added_since: The sum of other mixes' shifts after the snapshot, of the same elements. ``phi`` includes it:
                 ``snapshot + added_since - phi`` is the local progress that is not counted yet.
+            lesson: What the exchange teaches the correction; None if it teaches nothing, as for some of the elements.
         """
+        takes_step = not (self.is_plain or is_late or plain or added_since is not None or positions is not None)
+        if lesson is not None and not takes_step:
+            self.learn(difference, weight, lesson)
         if self.is_plain:
             count = self.parameters if positions is None else self.count_parameters(positions)
             difference[:count] *= np.float32(weight)
@@ -314,12 +319,21 @@ class OuterStep:
             return self.shift_plainly(snapshot, difference, weight, positions)
         if positions is not None:
             return self.shift_at(snapshot, difference, weight, positions)
-        phi, momentum = self.state()
-        count = self.parameters
-        before = self.sample()
-        outer_step(difference[:count], snapshot[:count], phi, momentum, weight, self.alpha, self.beta)
+        count, before = self.parameters, self.sample()
+        vectors = snapshot[:count], *self.state()
+        factors = weight, self.alpha, self.beta
+
+        def add(difference: Floats, pull: Floats, scale: float, share: float) -> tuple[float, float]:
+            return learn_and_step(difference, pull, scale, share, *vectors, factors)
+
+        if lesson is None or not self.learn(difference, weight, lesson, add):
+            outer_step(difference[:count], *vectors, *factors)
         self.measure(before)
         return difference
+
+    def learn(self, difference: Floats, weight: float, lesson: Lesson, add: AddLesson | None = None) -> bool:
+        """Let the correction learn, if there is one: :meth:`gossip.arithmetic.correction.Correction.learn`."""
+        return self.correction is not None and self.correction.learn(difference, weight, lesson, add)
 
     def sample(self) -> Floats | None:
         """Return a copy of some of the momentum, which :meth:`measure` compares; None for a fixed momentum."""
@@ -405,9 +419,23 @@ def outer_step(
     ``phi`` and ``momentum`` move towards ``snapshot + weight difference``. ``difference`` becomes the shift to add
     to the live parameters. All arrays are contiguous.
     """
+    learn_and_step(difference, None, 1.0, 0.0, snapshot, phi, momentum, (weight, alpha, beta))
+
+
+def learn_and_step(
+    difference: Floats, pull: Floats | None, scale: float, share: float, snapshot: Floats, phi: Floats,
+    momentum: Floats, factors: tuple[float, float, float],
+) -> tuple[float, float]:  # fmt: skip
+    """Do :func:`gossip.arithmetic.correction.add_lesson` and then :func:`outer_step` in one pass over memory.
+
+    ``factors`` are the last three arguments of ``outer_step``. Without a ``pull`` nothing is learned.
+    """
+    weight, alpha, beta = factors
     if kernel.passes is not None:
-        kernel.passes.outer_step(difference.size, difference, snapshot, phi, momentum, weight, alpha, beta)
-        return
+        return kernel.passes.mix(
+            difference.size, difference, snapshot, phi, momentum, pull, weight, alpha, beta, scale, share
+        )
+    sums = (0.0, 0.0) if pull is None else add_lesson(difference, pull, scale, share)
     w, a, b = np.float32(weight), np.float32(alpha), np.float32(beta)
     length = BLOCK_ELEMENTS if difference.ndim == 1 else max(len(difference), 1)  # Rows of many nodes: one block.
     for start in range(0, len(difference), length):
@@ -423,6 +451,7 @@ def outer_step(
         m += d
         f += m
         np.subtract(f, s, out=d)
+    return sums
 
 
 def outer_step_overlapping(

@@ -15,6 +15,7 @@ from typing import Any, Generic, Protocol, TypeVar
 
 import numpy as np
 
+from gossip.arithmetic.correction import Lesson
 from gossip.arithmetic.distances import furthest_tensor
 from gossip.arithmetic.layout import Layout
 from gossip.arithmetic.mixing import OuterStep, join_weight
@@ -269,21 +270,20 @@ class MixJob(Job):
             averager.furthest.append(furthest_tensor(averager.layout, snapshot, difference.array))
         if self.joins:
             self.weight = join_weight(difference.array, self.weight)
-        correction = averager.outer_step.correction if self.positions is None else None
-        if correction is not None:
-            with averager.lock:
-                if self.is_current:
-                    correction.learn(difference.array, self.weight, self.credit, self.own_sq, self.interval_steps)
         self.take_statistics(difference.array)
+        lesson = Lesson(self.credit, self.own_sq, self.interval_steps)
+        with averager.lock:
+            if self.is_current and self.leaves_weight:
+                averager.outer_step.learn(difference.array, self.weight, lesson)
+            elif self.is_current:
+                averager.outer_step.shift(
+                    snapshot[: self.snapshot.elements],  # Without the sampled elements that follow a cut.
+                    difference.array, self.weight, self.positions, self.is_late, self.plain,
+                    None if self.added_since is None else self.added_since.array,
+                    lesson if self.positions is None else None,
+                )  # fmt: skip
         if self.leaves_weight:
             return
-        mixed = snapshot[: self.snapshot.elements]  # Without the sampled elements that follow a cut.
-        with averager.lock:
-            if self.is_current:
-                averager.outer_step.shift(
-                    mixed, difference.array, self.weight, self.positions, self.is_late, self.plain,
-                    None if self.added_since is None else self.added_since.array,
-                )  # fmt: skip
         if self.positions is None:  # In a settlement statistics are weights, which the outer step leaves alone.
             difference.array[averager.outer_step.parameters : self.weights] *= np.float32(self.weight)
         for newer_sum, is_uninitialised in self.newer_sums:

@@ -12,7 +12,7 @@ from typing import Any, Protocol, cast
 
 __all__ = ["EDITION", "Passes", "implementation", "passes"]
 
-EDITION = 4  # Equal to passes.c's: a build of an older source, left in the folder, is not used.
+EDITION = 5  # Equal to passes.c's: a build of an older source, left in the folder, is not used.
 
 
 class Passes(Protocol):
@@ -33,10 +33,10 @@ class Passes(Protocol):
     ) -> tuple[float, float]:  # fmt: skip
         """Do the work of :func:`gossip.arithmetic.mixing.subtract`."""
 
-    def outer_step(
-        self, elements: int, difference: Any, snapshot: Any, phi: Any, momentum: Any, weight: float, alpha: float,
-        beta: float, /,
-    ) -> None:  # fmt: skip
+    def mix(  # noqa: PLR0913  The arguments of the C function.
+        self, elements: int, difference: Any, snapshot: Any, phi: Any, momentum: Any, pull: Any, weight: float,
+        alpha: float, beta: float, scale: float, share: float, /,
+    ) -> tuple[float, float]:  # fmt: skip
         """Do the work of :func:`gossip.arithmetic.mixing.outer_step`."""
 
     def add_read(self, elements: int, live: Any, shift: Any, out: Any, weight: float, /) -> bool:

@@ -37,7 +37,7 @@
 #endif
 #define EACH(i, n) INDEPENDENT for (int i = 0; i < (n); i++)
 
-#define EDITION 4           /* Change it with a pass's arguments or results, and in gossip/kernel/__init__.py too. */
+#define EDITION 5           /* Change it with a pass's arguments or results, and in gossip/kernel/__init__.py too. */
 #define ROW 256             /* Values at a time, and the most that share a scale: ALIGN in values.py. */
 #define LANES 64            /* From squares.py: the number of partial sums that a row of squares is added to. */
 #define BLOCK 4096          /* From squares.py: values whose squares are summed in float32. */
@@ -303,21 +303,32 @@ PASS difference(const struct difference *d) {
     if (whole < d->elements) difference_row(d, whole, (int)(d->elements - whole), 0);
 }
 
-/* -- the outer step: arithmetic/mixing.py -- */
+/* -- the outer step and the correction's lesson: arithmetic/mixing.py, arithmetic/correction.py -- */
 
-struct outer_step {
+struct mix {
     Py_ssize_t elements;
     float *difference;
-    const float *snapshot;
+    const float *snapshot;  /* NULL: no outer step, and phi and momentum are NULL too. */
     float *phi, *momentum;
-    float weight, alpha, beta;
+    float *pull;            /* NULL: no lesson. */
+    float weight, alpha, beta, scale, share;
+    struct sums *sums;      /* Of the difference and the new pull. */
 };
 
-PASS outer_step(const struct outer_step *o) {
-    for (Py_ssize_t first = 0; first < o->elements; first += ROW) {
-        const int n = o->elements - first < ROW ? (int)(o->elements - first) : ROW;
-        const float *snapshot = o->snapshot + first, weight = o->weight, alpha = o->alpha, beta = o->beta;
-        float *difference = o->difference + first, *phi = o->phi + first, *momentum = o->momentum + first;
+PASS mix(const struct mix *m) {
+    const float weight = m->weight, alpha = m->alpha, beta = m->beta, scale = m->scale, share = m->share;
+    for (Py_ssize_t first = 0; first < m->elements; first += ROW) {
+        const int n = m->elements - first < ROW ? (int)(m->elements - first) : ROW;
+        float *difference = m->difference + first;
+        if (m->pull) {
+            float *pull = m->pull + first;
+            EACH(i, n) pull[i] = pull[i] * scale + difference[i] * share;
+            add_squares(&m->sums->out, difference, n);
+            add_squares(&m->sums->own, pull, n);
+        }
+        if (!m->snapshot) continue;
+        const float *snapshot = m->snapshot + first;
+        float *phi = m->phi + first, *momentum = m->momentum + first;
         EACH(i, n) {
             const float mean = difference[i] * weight + snapshot[i];
             momentum[i] = momentum[i] * alpha + (mean - phi[i]) * beta;
@@ -397,8 +408,8 @@ AVX2 static void difference_avx2(const struct difference *d) { difference(d); }
 static void difference_any(const struct difference *d) { difference(d); }
 AVX2 static void squares_avx2(const struct squares *s) { squares(s); }
 static void squares_any(const struct squares *s) { squares(s); }
-AVX2 static void outer_step_avx2(const struct outer_step *o) { outer_step(o); }
-static void outer_step_any(const struct outer_step *o) { outer_step(o); }
+AVX2 static void mix_avx2(const struct mix *m) { mix(m); }
+static void mix_any(const struct mix *m) { mix(m); }
 AVX2 static void add_read_avx2(const struct add_read *a) { add_read(a); }
 static void add_read_any(const struct add_read *a) { add_read(a); }
 
@@ -518,27 +529,29 @@ static PyObject *call_difference(PyObject *module, PyObject *const *arguments, P
     return is_valid ? end_sums(&sums) : NULL;
 }
 
-static PyObject *call_outer_step(PyObject *module, PyObject *const *arguments, Py_ssize_t count) {
+static PyObject *call_mix(PyObject *module, PyObject *const *arguments, Py_ssize_t count) {
     (void)module;
-    if (count != 8) return PyErr_Format(PyExc_TypeError, "8 arguments belong here, not %zd", count);
+    if (count != 11) return PyErr_Format(PyExc_TypeError, "11 arguments belong here, not %zd", count);
     struct views views = {.count = 0};
-    struct outer_step o = {
-        .elements = PyLong_AsSsize_t(arguments[0]), .weight = (float)PyFloat_AsDouble(arguments[5]),
-        .alpha = (float)PyFloat_AsDouble(arguments[6]), .beta = (float)PyFloat_AsDouble(arguments[7]),
+    struct sums sums = {{.filled = 0}, {.filled = 0}};
+    struct mix m = {
+        .elements = PyLong_AsSsize_t(arguments[0]), .weight = (float)PyFloat_AsDouble(arguments[6]),
+        .alpha = (float)PyFloat_AsDouble(arguments[7]), .beta = (float)PyFloat_AsDouble(arguments[8]),
+        .scale = (float)PyFloat_AsDouble(arguments[9]), .share = (float)PyFloat_AsDouble(arguments[10]), .sums = &sums,
     };
     if (PyErr_Occurred()) return NULL;
-    const Py_ssize_t floats = o.elements * (Py_ssize_t)sizeof(float);
-    int is_valid = take(&views, arguments[1], floats, 1, &o.difference) &&
-                   take(&views, arguments[2], floats, 0, &o.snapshot) && take(&views, arguments[3], floats, 1, &o.phi) &&
-                   take(&views, arguments[4], floats, 1, &o.momentum);
-    if (is_valid && !(o.difference && o.snapshot && o.phi && o.momentum)) {
+    const Py_ssize_t floats = m.elements * (Py_ssize_t)sizeof(float);
+    int is_valid = take(&views, arguments[1], floats, 1, &m.difference) &&
+                   take(&views, arguments[2], floats, 0, &m.snapshot) && take(&views, arguments[3], floats, 1, &m.phi) &&
+                   take(&views, arguments[4], floats, 1, &m.momentum) && take(&views, arguments[5], floats, 1, &m.pull);
+    const int steps = m.snapshot && m.phi && m.momentum, learns = m.pull && !(m.snapshot || m.phi || m.momentum);
+    if (is_valid && !(m.difference && (steps || learns))) {
         is_valid = 0;
         PyErr_SetString(PyExc_AssertionError, "these buffers are of no pass");
     }
-    if (is_valid) RUN(outer_step, &o, o.elements);
+    if (is_valid) RUN(mix, &m, m.elements);
     release(&views);
-    if (!is_valid) return NULL;
-    Py_RETURN_NONE;
+    return is_valid ? end_sums(&sums) : NULL;
 }
 
 static PyObject *call_add_read(PyObject *module, PyObject *const *arguments, Py_ssize_t count) {
@@ -616,7 +629,7 @@ static PyObject *call_blockwise(PyObject *module, PyObject *const *arguments, Py
 static PyMethodDef METHODS[] = {
     {"bf16", (PyCFunction)(void (*)(void))call_bf16, METH_FASTCALL, NULL},
     {"difference", (PyCFunction)(void (*)(void))call_difference, METH_FASTCALL, NULL},
-    {"outer_step", (PyCFunction)(void (*)(void))call_outer_step, METH_FASTCALL, NULL},
+    {"mix", (PyCFunction)(void (*)(void))call_mix, METH_FASTCALL, NULL},
     {"add_read", (PyCFunction)(void (*)(void))call_add_read, METH_FASTCALL, NULL},
     {"squares", (PyCFunction)(void (*)(void))call_squares, METH_FASTCALL, NULL},
     {"blockwise", (PyCFunction)(void (*)(void))call_blockwise, METH_FASTCALL, NULL},

@@ -16,7 +16,7 @@ from functools import partial
 
 import numpy as np
 
-from gossip.arithmetic.correction import Correction
+from gossip.arithmetic.correction import Correction, Lesson
 from gossip.arithmetic.mixing import OuterStep
 from gossip.averaging.averager import Averager
 from gossip.averaging.boundary import Boundary
@@ -166,8 +166,8 @@ class Host:
         if self.averager.movement is not None:
             self.averager.start_movement_at(self.averager.movement.sample(vector))
 
-    def take_lessons(self) -> list[Lesson]:
-        """Return the lessons of exchanges that finished since the last call."""
+    def take_lessons(self) -> list[tuple[Floats, Lesson]]:
+        """Return the lessons of exchanges that finished since the last call, each with the shift of its exchange."""
         correction = self.averager.outer_step.correction
         return correction.take() if isinstance(correction, Lessons) else []
 
@@ -195,12 +195,6 @@ class Host:
         report(visit)
 
 
-Lesson = tuple[Floats, float, float, int]
-"""The record of one exchange for the drift correction: the shift that was added to the model, its credit (its weight
-in the correction), the squared norm of the snapshot as the partner decodes it, and the steps of the new interval
-(0: as before)."""
-
-
 class Lessons(Correction):
     """A correction that only queues the lessons of exchanges, until the peer's next boundary.
 
@@ -212,15 +206,16 @@ class Lessons(Correction):
 
     def __init__(self, size: int, parameters: int, kappa: float, every: int) -> None:
         super().__init__(size, parameters, kappa, every)
-        self._queue: list[Lesson] = []
+        self._queue: list[tuple[Floats, Lesson]] = []
 
-    def learn(self, difference: Floats, weight: float, credit: float, own_sq: float, every: int = 0) -> None:
-        self._queue.append((np.float32(weight) * difference[: self.parameters], credit, own_sq, every))
+    def learn(self, difference: Floats, weight: float, lesson: Lesson, _: object = None) -> bool:
+        self._queue.append((np.float32(weight) * difference[: self.parameters], lesson))
+        return False
 
     def reset(self) -> None:
         self._queue.clear()
 
-    def take(self) -> list[Lesson]:
+    def take(self) -> list[tuple[Floats, Lesson]]:
         """Return the queued lessons and empty the queue."""
         lessons, self._queue = self._queue, []
         return lessons

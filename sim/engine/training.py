@@ -269,7 +269,7 @@ class Training:
         if self.trainer is not None:
             if visit.updates:
                 row = np.array([host.row])
-                for shift, credit, own_sq, interval_steps in host.take_lessons():
+                for shift, (credit, own_sq, interval_steps) in host.take_lessons():
                     self.trainer.learn_correction(
                         row, shift[None], np.array([credit]), np.array([own_sq]), np.array([interval_steps])
                     )

@@ -6,7 +6,7 @@ one exchange is its *lesson*. An *interval* is the local steps from one mix to t
 
 import numpy as np
 
-from gossip.arithmetic.correction import LEAK, limit_pull, steps_between_parts
+from gossip.arithmetic.correction import LEAK, add_lesson, limit_pull, steps_between_parts
 from gossip.config import Config
 from sim.arrays import F32, F64, I64
 
@@ -22,7 +22,7 @@ class Corrections:
         noise_sq: The square that each pull has if its lessons have no common direction, (peers,).
         applied_share: The share of ``pull`` that is applied, since the rest may be noise, (peers,).
         interval_steps: Local steps in an interval, int64 (peers,).
-        spread: Local steps between two parts of a correction, int64 (peers,).
+        spread: Local steps between two additions of the pull, int64 (peers,).
     """
 
     def __init__(self, peers: int, parameters: int, config: Config) -> None:
@@ -49,19 +49,18 @@ class Corrections:
         """
         counting = np.flatnonzero(credits > 0)
         rows, rates, credits, own_sq = rows[counting], rates[counting], credits[counting], own_sq[counting]
-        shifts = shifts[counting, : self.pull.shape[1]]
+        shifts = np.ascontiguousarray(shifts[counting, : self.pull.shape[1]])
         scale = self.rate_factors(rows, rates) * (1.0 - LEAK * credits)
         if interval_steps is not None:
             scale *= self.set_intervals(rows, interval_steps[counting])
-        if (scale != 1.0).any():
-            self.pull[rows] *= scale.astype(np.float32)[:, None]
-        self.pull[rows] += (self.kappa * credits).astype(np.float32)[:, None] * shifts
         self.noise_sq[rows] *= scale * scale
-        for row, shift, credit, model_sq in zip(rows.tolist(), shifts, credits.tolist(), own_sq.tolist(), strict=True):
-            share = self.kappa * credit
-            noise_sq = float(self.noise_sq[row]) + share * share * float(shift.dot(shift))
+        shares = self.kappa * credits
+        each = zip(rows.tolist(), shifts, scale.tolist(), shares.tolist(), own_sq.tolist(), strict=True)
+        for row, shift, factor, share, model_sq in each:
+            shift_sq, pull_sq = add_lesson(shift, self.pull[row], factor, share)
+            noise_sq = float(self.noise_sq[row]) + share * share * shift_sq
             self.applied_share[row], self.noise_sq[row] = limit_pull(
-                self.pull[row], model_sq, int(self.interval_steps[row]), noise_sq
+                self.pull[row], pull_sq, model_sq, int(self.interval_steps[row]), noise_sq
             )
         self.rates[rows] = np.where(rates > 0, rates, self.rates[rows])
 
@@ -87,7 +86,7 @@ class Corrections:
             taken: The steps that each peer has taken, shape (rows,).
             rates: Their learning rates, shape (rows,).
         """
-        due = np.flatnonzero(taken % self.spread[rows] == 0)
+        due = np.flatnonzero((taken % self.spread[rows] == 0) & (self.applied_share[rows] > 0))
         if not len(due):
             return
         due_rows = rows[due]

@@ -326,8 +326,8 @@ class Trainer:
     def learn(self, visit: Visit) -> None:
         if self.correction is not None and visit.updates and not visit.adopted:
             assert isinstance(self.outer.correction, Lessons)
-            for shift, credit, own_sq, every in self.outer.correction.take():
-                self.correction.learn(shift, 1.0, credit, own_sq, every)
+            for shift, lesson in self.outer.correction.take():
+                self.correction.learn(shift, 1.0, lesson)
 
     def is_copy_due(self) -> bool:
         return False

@@ -6,7 +6,7 @@ docs/algorithms.md derives them from the second moments of a node's deviation an
 import numpy as np
 import pytest
 
-from gossip.arithmetic.correction import LEAK, Correction, correction_limit
+from gossip.arithmetic.correction import LEAK, Correction, Lesson, correction_limit
 
 NODES = 2048
 SOME = 256  # nodes where a swarm contracts or diverges, by orders of magnitude
@@ -117,8 +117,8 @@ def learned(rounds: int, weight: float, pull: float):
             total += applied
         for one, other in rng.permutation(FEW).reshape(-1, 2):
             difference = x[other] - x[one]
-            nodes[one].learn(difference, weight, 1.0, 1e12)
-            nodes[other].learn(-difference, weight, 1.0, 1e12)
+            nodes[one].learn(difference, weight, Lesson(1.0, 1e12))
+            nodes[other].learn(-difference, weight, Lesson(1.0, 1e12))
             x[one] += np.float32(weight) * difference
             x[other] -= np.float32(weight) * difference
     return nodes, own, total / (rounds - rounds // 2)

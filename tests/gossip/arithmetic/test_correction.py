@@ -12,9 +12,9 @@ from gossip.arithmetic.correction import (
     MAX_INTERVALS,
     MAX_STEP_SHARE,
     Correction,
+    Lesson,
     check_correction,
     credit,
-    steps_between_parts,
 )
 from gossip.config import Config
 from gossip.errors import ConfigError
@@ -33,7 +33,7 @@ def taught(times=1, rate=None):
     if rate is not None:
         one.rate = rate
     for _ in range(times):
-        one.learn(displacement(1), 0.5, 1.0, LONG)
+        one.learn(displacement(1), 0.5, Lesson(1.0, LONG))
     return one
 
 
@@ -47,8 +47,8 @@ def test_partners_learn_exact_opposites(intervals, weight):
     for seed, trained in enumerate(intervals):
         difference = displacement(seed)
         counts = float(credit(trained, 1.5))
-        one.learn(difference, weight, counts, LONG)
-        other.learn(-difference, weight, counts, LONG)
+        one.learn(difference, weight, Lesson(counts, LONG))
+        other.learn(-difference, weight, Lesson(counts, LONG))
     if one.pull is not None:
         np.testing.assert_array_equal(one.pull, -other.pull)
 
@@ -61,7 +61,7 @@ def test_it_takes_up_a_share_of_each_mix_and_nothing_of_buffers():
 
 def test_a_mix_after_several_intervals_teaches_what_one_does():
     other = correction()
-    other.learn(4 * displacement(1), 0.5, float(credit(4.0, 4.0)), LONG)
+    other.learn(4 * displacement(1), 0.5, Lesson(float(credit(4.0, 4.0)), LONG))
     np.testing.assert_allclose(taught().pull, other.pull, rtol=1e-6)
 
 
@@ -82,16 +82,15 @@ def test_a_mix_counts_by_the_intervals_that_both_have_trained_and_by_what_is_lef
     assert credit(*stated) == pytest.approx(count)
 
 
-def test_it_is_added_in_parts_of_an_interval_and_follows_the_learning_rate():
+def test_it_covers_the_steps_since_the_last_addition_and_follows_the_learning_rate():
     one = taught(20, rate=0.1)
     assert one.applied_share > 0.9
-    assert steps_between_parts(EVERY) == 2
     assert one.step_factor(2) == pytest.approx(0.25 * one.applied_share)
     assert one.step_factor(100) == one.applied_share, "a loop that was held up is corrected by one interval at most"
     one.rate = 0.05
     assert one.step_factor(2) == pytest.approx(0.125 * one.applied_share)
     before = one.pull.copy()
-    one.learn(np.zeros(6, np.float32), 0.5, 1.0, LONG)
+    one.learn(np.zeros(6, np.float32), 0.5, Lesson(1.0, LONG))
     np.testing.assert_allclose(one.pull, before / 2 * (1 - LEAK), rtol=1e-6)
     assert one.step_factor(2) == pytest.approx(0.25 * one.applied_share), "what was learned is of the new rate now"
 
@@ -101,9 +100,9 @@ def test_lessons_without_a_common_direction_count_less_than_those_with_one():
     pull = displacement(0, 4000)
     for seed in range(1, 9):
         fresh = displacement(seed, 4000)
-        noise.learn(fresh, 0.5, 1.0, 100 * LONG)
-        pulled.learn(pull, 0.5, 1.0, 100 * LONG)
-        half.learn(fresh + pull, 0.5, 1.0, 100 * LONG)
+        noise.learn(fresh, 0.5, Lesson(1.0, 100 * LONG))
+        pulled.learn(pull, 0.5, Lesson(1.0, 100 * LONG))
+        half.learn(fresh + pull, 0.5, Lesson(1.0, 100 * LONG))
     kept = 1 - LEAK
     alone, together = (1 - kept**16) / (1 - kept**2), ((1 - kept**8) / (1 - kept)) ** 2
     for one, times in ((noise, alone), (pulled, together), (half, (alone + together) / 2)):
@@ -114,7 +113,7 @@ def test_lessons_that_shrink_leave_no_pull_where_they_have_no_common_direction()
     """The first steps of a language model are like this: differences become ten times shorter within some mixes."""
     noise = correction(4000, 4000)
     for seed in range(1, 30):
-        noise.learn(0.8**seed * displacement(seed, 4000), 0.5, 1.0, 100 * LONG)
+        noise.learn(0.8**seed * displacement(seed, 4000), 0.5, Lesson(1.0, 100 * LONG))
     assert noise.applied_share < 0.1
 
 
@@ -130,7 +129,7 @@ def test_no_difference_makes_it_longer_than_its_limit(lengths, own_sq):
     one = correction(4)
     for length in lengths:
         with np.errstate(over="ignore", invalid="ignore"):
-            one.learn(np.full(4, length, np.float32), 0.5, 1.0, own_sq)
+            one.learn(np.full(4, length, np.float32), 0.5, Lesson(1.0, own_sq))
     underflow = 1e-20  # squares underflow in float32
     assert np.linalg.norm(one.pull.astype(np.float64)) <= MAX_STEP_SHARE * EVERY * math.sqrt(own_sq) * 1.001 + underflow
 
@@ -138,7 +137,7 @@ def test_no_difference_makes_it_longer_than_its_limit(lengths, own_sq):
 def test_a_correction_that_has_overflowed_begins_anew():
     one = taught()
     one.pull[0] = np.inf
-    one.learn(displacement(2), 0.5, 1.0, LONG)
+    one.learn(displacement(2), 0.5, Lesson(1.0, LONG))
     assert not one.pull.any()
     assert one.step_factor(EVERY) == 0.0
 
@@ -181,12 +180,12 @@ def test_the_simulators_rows_are_what_nodes_hold_bit_for_bit(own_sq):
         rows.learn(both, np.float32(0.5) * differences, counts, np.full(2, own_sq), np.full(2, rate))
         for node, difference, count in zip(nodes, differences, counts.tolist(), strict=True):
             node.rate = rate
-            node.learn(difference, 0.5, count, own_sq)
+            node.learn(difference, 0.5, Lesson(count, own_sq))
         models = np.ones((2, 4), np.float32)
-        taken = np.array([steps_between_parts(EVERY), steps_between_parts(EVERY) + 1])
+        taken = np.array([EVERY // 2, EVERY // 2 + 1])
         rows.apply(models, both, taken, np.full(2, rate))
         np.testing.assert_array_equal(models[1], 1.0)  # not due
-        expected = 1.0 + nodes[0].step_factor(steps_between_parts(EVERY)) * nodes[0].pull
+        expected = 1.0 + nodes[0].step_factor(EVERY // 2) * nodes[0].pull
         np.testing.assert_allclose(models[0], expected, rtol=1e-6)
         for row, node in zip(rows.pull, nodes, strict=True):
             np.testing.assert_array_equal(row, node.pull)
@@ -197,9 +196,9 @@ def test_the_simulators_rows_are_what_nodes_hold_bit_for_bit(own_sq):
 def test_with_the_interval_the_correction_of_an_interval_grows_and_that_of_a_step_stays():
     one, nothing = correction(), np.zeros(6, np.float32)
     for _ in range(6):
-        one.learn(np.ones(6, np.float32), 0.5, 1.0, LONG)
+        one.learn(np.ones(6, np.float32), 0.5, Lesson(1.0, LONG))
     before, step = one.pull.copy(), one.step_factor(1) * one.pull.copy()
-    one.learn(nothing, 0.5, 1.0, LONG, every=2 * EVERY)
+    one.learn(nothing, 0.5, Lesson(1.0, LONG, 2 * EVERY))
     np.testing.assert_allclose(one.pull, 2 * (1 - LEAK) * before, rtol=1e-6)
     assert one.interval_steps == 2 * EVERY
     # The share of noise moves a little.
@@ -208,7 +207,7 @@ def test_with_the_interval_the_correction_of_an_interval_grows_and_that_of_a_ste
 
 def test_where_exchanges_teach_nothing_the_interval_stays():
     one = correction()
-    one.learn(displacement(1), 0.5, 0.0, LONG, every=2)
+    one.learn(displacement(1), 0.5, Lesson(0.0, LONG, 2))
     assert (one.interval_steps, one.pull) == (EVERY, None)
 
 
@@ -218,7 +217,7 @@ def test_a_constant_pull_is_corrected_alike_whatever_the_interval(every):
     one = correction()
     for _ in range(400):  # the partner is in the middle: a mix brings back half of what an interval drove apart
         apart = every * (pull + one.step_factor(1) * one.pull) if one.pull is not None else every * pull
-        one.learn(-2 * apart.astype(np.float32), 0.5, 1.0, LONG, every=every)
+        one.learn(-2 * apart.astype(np.float32), 0.5, Lesson(1.0, LONG, every))
     left = (pull + one.step_factor(1) * one.pull)[:4] / pull[:4]
     np.testing.assert_allclose(left, left[0], rtol=1e-5)
     assert left[0] == pytest.approx(expected_rest(), abs=0.02)
@@ -244,11 +243,10 @@ def test_a_simulated_correction_follows_the_interval_as_a_nodes_does(lessons, se
     row = np.array([1])
     for number, (every, counts) in enumerate(lessons):
         taught = displacement(seed + number, 4)
-        node.learn(taught, 0.5, counts, LONG, every)
+        node.learn(taught, 0.5, Lesson(counts, LONG, every))
         shift = (np.float32(0.5) * taught)[None]
         rows.learn(row, shift, np.array([counts]), np.array([LONG]), np.array([0.0]), np.array([every]))
     assert rows.interval_steps.tolist() == [EVERY, node.interval_steps]
-    assert rows.spread.tolist() == [steps_between_parts(EVERY), steps_between_parts(node.interval_steps)]
     if node.pull is not None:
         np.testing.assert_allclose(rows.pull[1], node.pull, rtol=1e-5, atol=1e-7)
         assert rows.applied_share[1] == pytest.approx(node.applied_share, rel=1e-5, abs=1e-6)

@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gossip.arithmetic.mixing import outer_step
+from gossip.arithmetic.correction import add_lesson
+from gossip.arithmetic.mixing import learn_and_step, outer_step
 from gossip.codecs import BLOCK_ELEMENTS, Codec, get_codec
 from tests.gossip.kernel.building import both_ways, build, passes
 
@@ -90,13 +91,19 @@ def test_whatever_bytes_a_peer_sends_both_make_the_same_of_them(codec, data, ele
     ("weight", "alpha", "beta"), [(1.0, 0.5, 0.7), (1 / 3, 0.5, 0.7), (0.5, 0.3, 0.9), (0.5, 0.0, 1.9)]
 )
 @pytest.mark.filterwarnings("ignore:invalid value", "ignore:overflow")
-def test_the_outer_step_in_one_pass_is_numpys_in_eight(shape, weight, alpha, beta):
+def test_lesson_and_outer_step_in_one_pass_are_numpys_one_after_another(shape, weight, alpha, beta):
     def stepped() -> list[np.ndarray]:
-        arrays = [weights(int(np.prod(shape)), seed).reshape(shape) for seed in range(4)]
-        snapshot = arrays[1].copy()
-        outer_step(*arrays, weight, alpha, beta)
-        check_equal([arrays[1]], [snapshot])  # other exchanges may use this snapshot too
-        return arrays
+        arrays = [weights(int(np.prod(shape)), seed).reshape(shape) for seed in range(5)]
+        difference, snapshot, phi, momentum, pull = arrays
+        original = snapshot.copy()
+        alone = [one.copy() for one in arrays]
+        sums = [add_lesson(alone[0].reshape(-1), alone[4].reshape(-1), 0.9, 0.1)] * (len(shape) == 1)
+        outer_step(*alone[:4], weight, alpha, beta)
+        if sums:
+            sums += [learn_and_step(difference, pull, 0.9, 0.1, snapshot, phi, momentum, (weight, alpha, beta))]
+            check_equal(arrays, alone)
+        check_equal([alone[1]], [original])  # other exchanges may use this snapshot too
+        return [*alone, np.array(sums)]
 
     check_equal(*both_ways(stepped))
 
@@ -109,6 +116,9 @@ def test_what_is_no_chunk_is_refused_and_nothing_is_written():
     def bf16(elements, *places):
         passes().bf16(elements, *places, 0.0, 0.0)
 
+    def mix(*places):
+        passes().mix(512, *places, 1.0, 0.5, 0.7, 1.0, 0.1)
+
     def blockwise(*places, start=0, block=256, bits=8, noise=noise, offsets=offsets):
         passes().blockwise(512, *places, start, block, bits, 1.0, table, table, noise, offsets, 0.0, 0.0)
 
@@ -116,8 +126,10 @@ def test_what_is_no_chunk_is_refused_and_nothing_is_written():
         (lambda: passes().difference(512, values, values[:511], out, 0.0, 0.0), "2044 bytes of .* where 2048"),
         (lambda: passes().difference(512, values, values, out[:256], 0.0, 0.0), "1024 bytes of .* where 2048"),
         (lambda: passes().difference(512, values, None, out, 0.0, 0.0), "of no pass"),
-        (lambda: passes().outer_step(512, out, values, out, out[:256], 1.0, 0.5, 0.7), "1024 bytes of .* where 2048"),
-        (lambda: passes().outer_step(512, out, values, out, None, 1.0, 0.5, 0.7), "of no pass"),
+        (lambda: mix(out, values, out, out[:256], None), "1024 bytes of .* where 2048"),
+        (lambda: mix(out, values, out, None, out), "of no pass"),
+        (lambda: mix(out, None, None, None, None), "of no pass"),
+        (lambda: mix(None, None, None, None, out), "of no pass"),
         (lambda: passes().add_read(512, out, values[:511], None, 1.0), "2044 bytes of .* where 2048"),
         (lambda: passes().add_read(512, out, None, None, 1.0), "of no pass"),
         (lambda: passes().add_read(512, None, values, out, 1.0), "of no pass"),

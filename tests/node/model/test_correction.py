@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import nn
 
+from gossip.arithmetic.correction import Lesson
 from gossip.config import Config
 from node import Node
 from node.loop.live import LiveModel, Trained
@@ -73,7 +74,7 @@ def test_a_node_that_takes_other_weights_forgets_what_it_learned(outer, is_loade
         node.save(tmp_path / "run")
     with Node(model, config=config) as node:
         correction = node._training.live.outer.correction
-        correction.learn(np.ones(correction.size, np.float32), 0.5, 1.0, 1e6)
+        correction.learn(np.ones(correction.size, np.float32), 0.5, Lesson(1.0, 1e6))
         assert correction.pull.any()
         if is_loaded:
             node.load(tmp_path / "run")
