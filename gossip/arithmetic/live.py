@@ -1,8 +1,8 @@
 """Addition to the live weights, and their copy, in one pass over memory.
 
 At a step boundary a training loop waits only for memory. So one pass does an addition, a copy of the result and a check
-that it is finite. It uses as many threads as the loop itself, whose cores are idle then. There is no version with
-numpy: without the compiled passes callers use torch's own calls, which are faster.
+that it is finite. It uses as many threads as the loop itself, whose cores are idle then. It has no version with numpy:
+without the compiled passes callers use torch's own calls, which are faster.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from gossip import kernel
 
-__all__ = ["add_read", "split_rows"]
+__all__ = ["add_read", "add_scaled", "split_rows"]
 
 THREAD_ELEMENTS = 1 << 23  # Fewest elements of a thread, which takes a hundred microseconds to start and to end.
 MAX_THREADS = 8  # More threads do not make memory faster.
@@ -59,6 +59,14 @@ def add_read(rows: Rows, weight: float | None = None, read: bool = True, threads
     for thread in others:
         thread.join()
     return all(are_finite)
+
+
+def add_scaled(values: Floats, vector: Floats, factor: float) -> None:
+    """Set ``values += factor vector``."""
+    if kernel.passes is not None:
+        kernel.passes.add_read(values.size, values, vector, None, factor)
+    else:
+        values += np.float32(factor) * vector
 
 
 def split_rows(rows: Rows, elements: int) -> Iterator[Rows]:

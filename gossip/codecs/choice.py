@@ -50,7 +50,8 @@ class Machine:
         return BOUNDARY_COPIES * copy_s + (CARRYING_COPIES * copy_s + self.coding_s(codec)) / self.cores
 
 
-# Measured by `make bench-codecs`, with the copies of a virtual EPYC. The simulator uses these constants, so that it decides alike on every machine.
+# Measured by `make bench-codecs`, with the copies of a virtual EPYC. The simulator uses these constants, so that it
+# decides alike on every machine.
 COMPILED = Machine({"fp32": 0.0, "bf16": 0.03, "int8": 0.08})
 NUMPY = Machine({"fp32": 0.0, "bf16": 0.49, "int8": 0.95})
 

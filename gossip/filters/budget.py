@@ -61,18 +61,21 @@ class Budget:
         moves, counted_at = self._movements.get(partner, (0.0, intervals))
         return moves * math.exp(min(0.0, counted_at - intervals) / MEMORY_INTERVALS)
 
-    def moves_left(self, partner: PeerId, intervals: float, present_among: PresentAmong) -> float:
-        """Return how many moves this partner has left at the time ``intervals``; infinity if too few others are known.
+    def moves_left(self, partner: PeerId, wanted: float, intervals: float, present_among: PresentAmong) -> float:
+        """Return how many moves this partner has left at the time ``intervals``; infinity if ``wanted`` are.
 
         Only present partners set the budget. Otherwise the movement of members that have died would bound those that
-        remain.
+        remain. Too few others set none.
         """
+        caused = self.movement_of(partner, intervals)
+        if caused + wanted <= SPARE_MOVES:  # The median is not needed, which takes longer than all else here.
+            return math.inf
         present = present_among(self._movements)
         others = sorted([self.movement_of(other, intervals) for other in present if other != partner])
         if len(others) < MIN_OTHERS:
             return math.inf
         median = others[len(others) // 2]  # Of an even number, the upper of the two in the middle.
-        return max(0.0, MEDIAN_FACTOR * median + SPARE_MOVES - self.movement_of(partner, intervals))
+        return max(0.0, MEDIAN_FACTOR * median + SPARE_MOVES - caused)
 
     def add(self, partner: PeerId, moves: float, intervals: float) -> None:
         """Count an exchange with this partner at the time ``intervals`` that moved the node by ``moves``."""

@@ -136,7 +136,7 @@ class Clip(Filter):
         if size < MIN_ELEMENTS:
             return share, reasons
         moves = 2.0 * weight * share * reach  # A move is half a radius.
-        moves_left = self.budget.moves_left(partner, intervals, present_among)
+        moves_left = self.budget.moves_left(partner, moves, intervals, present_among)
         if moves > moves_left:
             affordable_share = rounded_share(moves_left, moves)
             share, moves, reasons = share * affordable_share, moves * affordable_share, (*reasons, "budget")

@@ -104,9 +104,10 @@ class Directions:
         ``along`` are the movements by the remembered differences along both, float32 (2, count).
         """
         axes = along @ self.sketches
-        first = unit(axes[0], newest)
+        first = axes[0] = unit(axes[0], newest)
         second = axes[1] - (axes[1] @ first) * first
-        self.axes = np.stack([first, unit(second, newest - (newest @ first) * first)])
+        axes[1] = unit(second, newest - (newest @ first) * first)
+        self.axes = axes
 
 
 def unit(vector: Floats, other: Floats) -> Floats:

@@ -7,6 +7,7 @@ one exchange is its *lesson*. An *interval* is the local steps from one mix to t
 import numpy as np
 
 from gossip.arithmetic.correction import LEAK, add_lesson, limit_pull, steps_between_parts
+from gossip.arithmetic.live import add_scaled
 from gossip.config import Config
 from sim.arrays import F32, F64, I64
 
@@ -92,12 +93,9 @@ class Corrections:
         due_rows = rows[due]
         shares = self.applied_share[due_rows] * self.spread[due_rows] / self.interval_steps[due_rows]
         shares *= self.rate_factors(due_rows, rates[due])
-        factors = shares.astype(np.float32)[:, None]
-        parameters = self.pull.shape[1]
-        if len(due) == len(rows):
-            models[:, :parameters] += factors * self.pull[rows]
-        else:
-            models[due, :parameters] += factors * self.pull[due_rows]
+        corrected = models[:, : self.pull.shape[1]]
+        for place, row, share in zip(due.tolist(), due_rows.tolist(), shares.tolist(), strict=True):
+            add_scaled(corrected[place], self.pull[row], share)
 
     def reset(self, row: int) -> None:
         """Forget the correction of a peer whose weights were replaced."""

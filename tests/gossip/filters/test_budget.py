@@ -16,7 +16,7 @@ PEERS = [PeerId(number.to_bytes(16, "big")) for number in range(200)]
 
 def push(budget, partner, at, most=1.0, here=list):
     """Add as much of a move as the budget leaves, and return it."""
-    moves = min(most, budget.moves_left(partner, at, here))
+    moves = min(most, budget.moves_left(partner, most, at, here))
     budget.add(partner, moves, at)
     return moves
 
@@ -26,7 +26,7 @@ def test_one_partner_moves_us_as_three_median_others_and_two_moves_more():
     for peer in PEERS[:6]:
         budget.add(peer, 5.0, 0.0)
     assert sum(push(budget, A, 0.0) for _ in range(40)) == MEDIAN_FACTOR * 5.0 + SPARE_MOVES
-    assert budget.moves_left(PEERS[0], 0.0, list) > 0, "the others go on"
+    assert budget.moves_left(PEERS[0], 1.0, 0.0, list) > 0, "the others go on"
 
 
 def test_movement_is_forgotten_by_own_intervals():
@@ -81,9 +81,9 @@ def test_without_two_others_that_are_there_nobody_is_held_to_a_budget():
     for peer in PEERS[:2]:
         budget.add(peer, 0.1, 0.0)
     budget.add(A, 50.0, 0.0)
-    assert budget.moves_left(A, 0.0, list) == 0.0
+    assert budget.moves_left(A, 1.0, 0.0, list) == 0.0
     alive = [peer for peer in (A, PEERS[1])]
-    assert budget.moves_left(A, 0.0, lambda peers: [peer for peer in peers if peer in alive]) == math.inf, (
+    assert budget.moves_left(A, 1.0, 0.0, lambda peers: [peer for peer in peers if peer in alive]) == math.inf, (
         "one is dead: who is left would be held to it"
     )
 
