@@ -15,8 +15,6 @@ from typer.core import TyperGroup
 
 from gossip.errors import ConfigError, FaultError, GossipError, IdentityError
 
-__all__ = ["app", "main"]
-
 
 class Commands(TyperGroup):
     """The command group. ``sim sweep`` and ``trace merge`` are single commands of two words."""

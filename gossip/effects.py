@@ -26,13 +26,6 @@ from gossip.arithmetic.subsets import ALL, Subset
 from gossip.ids import Address, PeerId
 from gossip.wire.messages import Message
 
-__all__ = [
-    "Adopt", "Confirm", "CopyFrozen", "CopyMoments", "CopyPiece", "Dial", "Effect", "Gather", "HashFrozen", "LeaveOut",
-    "LookUp", "MemberChanged", "MemberState", "Merge", "Mix", "MixMoments", "Notice", "OpenPort", "Punch",
-    "ReceiveMoments", "ReceivePiece", "Release", "Rename", "Restore", "Send", "SendMoments", "SendPiece", "Snapshot",
-    "Transfer", "TryDial", "Tunnel", "UseLastSnapshot",
-]  # fmt: skip
-
 
 class MemberState(Enum):
     """The state of a member, as far as we know."""

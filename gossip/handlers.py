@@ -39,8 +39,6 @@ from gossip.wire.messages import (
     Settled,
 )  # fmt: skip
 
-__all__ = ["HANDLERS"]
-
 
 class PeerParts(Protocol):
     """The parts of a :class:`gossip.peer.Peer` that answer messages."""

@@ -8,21 +8,6 @@ from typing import Any, NamedTuple, NewType
 
 from gossip.errors import ConfigError
 
-__all__ = [
-    "MOST_SAMPLES",
-    "UNSTATED",
-    "Address",
-    "Claim",
-    "MemberRecord",
-    "PeerId",
-    "every",
-    "from_hex",
-    "parse_address",
-    "peer_id_of",
-    "quantity",
-    "short",
-]
-
 MOST_SAMPLES = 2**53 - 1  # Sample counts are clamped to this: up to it every count is exact as a float64 too.
 
 PeerId = NewType("PeerId", bytes)

@@ -17,8 +17,6 @@ from gossip.schedule import Schedule, collision_delay_s
 from gossip.selection.partners import Partners
 from gossip.state_transfer.joining import Newcomer, Phase
 
-__all__ = ["RETRY_S", "Initiator"]
-
 # Mixes of a peer that leaves. Each leaves half of what it alone has learned with a partner, and half with the next.
 LAST_MIXES = 3
 

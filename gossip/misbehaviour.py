@@ -13,8 +13,6 @@ from typing import NamedTuple
 from gossip.effects import Notice
 from gossip.ids import PeerId, short
 
-__all__ = ["IMPOSSIBLE_COUNT", "KINDS", "MisbehaviourLog"]
-
 IMPOSSIBLE_COUNT = 2.0**50  # Samples, steps or rounds: one each microsecond for 36 years.
 # Members and kinds to count, 200 KiB. A flood of identities evicts the oldest, but never a reported one.
 MAX_LEVELS = 1_024

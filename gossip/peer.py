@@ -42,8 +42,6 @@ from gossip.state_transfer.runs import RunChoice
 from gossip.view import PeerView
 from gossip.wire.messages import Message, Reached
 
-__all__ = ["Peer"]
-
 BOOK_DIALS = 4  # Members of the address book, those of an earlier life, to dial at once after a restart.
 NO_CONTACTS = Bootstrap()  # The start of a peer that knows no member.
 IDLE = Phase.IDLE  # Reading an Enum's attributes is slow.

@@ -15,8 +15,6 @@ from gossip.codecs import ExchangeCost, Machine, mix_interval
 from gossip.codecs.choice import NOMINAL_STEPS
 from gossip.config import Config
 
-__all__ = ["Schedule", "collision_delay_s"]
-
 # Intervals by which the fair due time may lie ahead, since others began many mixes with us. With 3 instead of 12, nodes
 # mix a tenth too often.
 MAX_AHEAD = 12

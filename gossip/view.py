@@ -14,8 +14,6 @@ from gossip.state_transfer.joining import Newcomer, Phase
 from gossip.state_transfer.moments import MomentMixing
 from gossip.wire.messages import Fetch, Invite, Message, Offer
 
-__all__ = ["PeerView"]
-
 
 class PeerView:
     """The facts that follow from several parts of a peer, and the state of its run.

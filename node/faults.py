@@ -12,8 +12,6 @@ import trio
 
 from gossip.errors import LocalError
 
-__all__ = ["LATER_S", "Faults", "first_cause", "leaf_errors", "place_of", "report_to", "trace_of"]
-
 MAX_LOGGED_PLACES = 64  # Distinct places that are logged, once each: an attacker could trigger faults all the time.
 RESTARTS, WITHIN_S = 3, 600.0  # After this many restarts within this time the pauses before further ones are long.
 SOON_S, LATER_S = 0.1, 60.0  # The short and the long pause before a restart.

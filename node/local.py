@@ -22,8 +22,6 @@ from gossip.errors import ConfigError, LocalError
 from node.child import Child, last_lines
 from node.options import OPTIONS, flags_of
 
-__all__ = ["LocalSwarm"]
-
 GRACE_S = 10.0  # Seconds between SIGTERM and SIGKILL; leaving a swarm takes under 7 s with its last mixes.
 POLL_PERIOD_S = 0.1  # Seconds between two looks at the processes.
 START_S = 120.0  # Limit until the first node listens: a machine may read torch from a slow disk.

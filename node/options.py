@@ -21,8 +21,6 @@ from typing import TYPE_CHECKING, Annotated, Any, TypedDict, TypeVar
 if TYPE_CHECKING:
     from gossip.config import Config
 
-__all__ = ["OPTIONS", "NodeOptions", "Option", "Text", "flags_of", "reference_page", "takes_options"]
-
 T = TypeVar("T")
 Text = str | os.PathLike[str]
 KINDS: dict[str, Any] = {

@@ -17,11 +17,6 @@ from typing import Any, Protocol, TextIO
 
 from gossip.errors import LayoutError, LocalError
 
-__all__ = [
-    "CLOSED", "MADE", "USED", "claim_address", "closes_with", "enter", "free_place", "has_made_node",
-    "is_stop_requested", "is_unstepped", "leave", "note_made", "note_unstepped", "ports", "request_stop",
-]  # fmt: skip
-
 USED = "This Node was used already: make a new one for each run."
 CLOSED = "This Node is closed, and what is trained reaches no member: make a new Node to go on."
 

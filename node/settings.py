@@ -24,8 +24,6 @@ from node.transport.launch import other_hosts
 from node.transport.seeds import SeedSource, parse_seed, read_seeds, source_of
 from node.transport.tcp import is_loopback, routed
 
-__all__ = ["Settings", "advertised_address", "checked_seconds", "timeline_file"]
-
 WAIT_S = 60.0  # Time to wait for members: jobs that are launched together begin within a minute, or not at all.
 LOOPBACK = "127.0.0.1"
 OUTSIDE = Address("192.0.2.1", 9)  # Outside every local network, since it is reserved for documentation.

@@ -7,8 +7,6 @@ from typing import TYPE_CHECKING, TextIO
 if TYPE_CHECKING:
     from rich.console import Console
 
-__all__ = ["plain_console"]
-
 
 def plain_console(file: TextIO | None = None, stderr: bool = False) -> Console:
     """Return a console that prints all text as it is: a member may call itself ``[/x]``."""

@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from sim.scenario.scenario import Scenario
     from sim.sweep import Sweep
 
-__all__ = ["ending_on_signals", "print_table", "results_of", "run", "sweep"]
-
 ending_on_signals = interrupt.ending_on(signal.SIGTERM, signal.SIGHUP)
 
 

@@ -18,8 +18,6 @@ from sim.interrupt import interrupt
 from sim.report.result import Progress, Result, RowHandler, row_file
 from sim.scenario.scenario import Scenario
 
-__all__ = ["Assignment", "Workers", "cores", "play"]
-
 STOP_S = 60.0  # Time for partial results to arrive after ^C: a worker first brings all models up to date.
 # The types that a worker's errors keep on their way, since a subclass may not pickle.
 REPORTED = (ConfigError, DataError, LocalError)

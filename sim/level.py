@@ -7,8 +7,6 @@ from typing import NamedTuple, Protocol
 
 from sim.arrays import I64
 
-__all__ = ["Counts", "DurationSample", "Level"]
-
 MAX_DURATIONS = 65_536  # Durations kept; when full, every second one is dropped and the sampling rate is halved.
 
 

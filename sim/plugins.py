@@ -8,8 +8,6 @@ from typing import Any
 
 from gossip.errors import ConfigError
 
-__all__ = ["call", "find"]
-
 
 def call(path: str, key: str) -> Any:
     """Call a function that :func:`find` finds, and return its result; its exceptions pass unchanged."""

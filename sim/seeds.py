@@ -6,8 +6,6 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["GOLDEN", "MASK", "Draws", "derive", "derive_int", "generator", "splitmix"]
-
 GOLDEN = 0x9E3779B97F4A7C15  # 2^64 over the golden ratio, an odd number: its multiples lie evenly spread modulo 2^64.
 MASK = (1 << 64) - 1  # Selects the low 64 bits.
 

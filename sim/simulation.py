@@ -41,8 +41,6 @@ from sim.world.nat import Nat
 from sim.world.network import NetworkModel, network_of
 from sim.world.step_times import StepTimes
 
-__all__ = ["Simulation", "Stopped", "simulate"]
-
 SLICES = 400  # Slices of a run with a duration; between them rows are measured and progress is shown.
 ROWS = 40  # Rows of the history, unless the report sets an interval.
 MAX_SEEDS = 3  # The most peers, called its seeds, through which a peer joins that starts during the run.

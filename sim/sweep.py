@@ -30,8 +30,6 @@ from sim.scenario.scenario import Scenario
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-__all__ = ["Point", "Sweep"]
-
 MAX_RUNS = 10_000  # Catches a mistake in a grid before it costs a week.
 ACCURACY_POINT = 0.01  # An accuracy within this of the best one counts as equally good.
 

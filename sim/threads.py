@@ -6,8 +6,6 @@ from contextlib import contextmanager
 import torch
 from threadpoolctl import threadpool_limits
 
-__all__ = ["one_thread"]
-
 
 @contextmanager
 def one_thread() -> Iterator[None]:

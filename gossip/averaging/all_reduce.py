@@ -25,8 +25,6 @@ from gossip.filters.registry import filter_of
 from gossip.ids import PeerId
 from gossip.wire.messages import MAX_GROUP
 
-__all__ = ["GroupAverage"]
-
 
 class GroupAverage:
     """One member's side of an all-reduce. A member's place is its index in ``members``."""

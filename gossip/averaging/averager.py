@@ -56,8 +56,6 @@ from gossip.effects import (
 )  # fmt: skip
 from gossip.peer import Peer
 
-__all__ = ["CHECKED_BY_DRIVER_ELEMENTS", "PERFORM", "Averager"]
-
 # A check of so many elements for finite values takes about a millisecond. The driver does it, in another thread if it
 # has one.
 CHECKED_BY_DRIVER_ELEMENTS = 1 << 20

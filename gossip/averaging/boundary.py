@@ -23,8 +23,6 @@ from gossip.averaging.model import Backup, Model, Pending
 from gossip.averaging.vectors import Cut, Floats, Moments, Positions, Statistics, Vector, Vectors
 from gossip.averaging.visit import Adoption, Update, Visit
 
-__all__ = ["Boundary"]
-
 NOWHERE = sys.maxsize  # Start of a piece that holds no elements, which has_piece() therefore always denies.
 
 

@@ -8,8 +8,6 @@ from gossip.codecs import ALIGN
 from gossip.errors import ProtocolError
 from gossip.wire.messages import MIN_CHUNK_ELEMENTS
 
-__all__ = ["Coverage"]
-
 
 class Coverage:
     """Bookkeeping of the chunks of a vector of ``size`` elements. It refuses an element that comes twice.

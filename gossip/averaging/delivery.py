@@ -19,8 +19,6 @@ from gossip.averaging.vectors import Vector
 from gossip.averaging.visit import Visit
 from gossip.effects import Merge, Notice
 
-__all__ = ["deliver", "is_sound", "name_spoiled"]
-
 
 def is_sound(vector: Vector) -> bool:
     """Return True if all values are finite, so that the vector may be sent; they are checked only once."""

@@ -7,8 +7,6 @@ from typing import Protocol
 from gossip.arithmetic.moments import MomentForm
 from gossip.averaging.vectors import Floats, Moments, Positions, Statistics
 
-__all__ = ["Backup", "Model", "Pending", "Upload"]
-
 
 class Pending(Protocol):
     """A copy in progress. Implementations inherit from this class, and so state only what differs from its defaults.

@@ -20,8 +20,6 @@ from gossip.codecs.base import block_peaks
 from gossip.effects import Transfer
 from gossip.kernel.squares import squares
 
-__all__ = ["PairAverage"]
-
 
 class PairAverage:
     """One side of a pair or push.

@@ -22,10 +22,6 @@ from gossip.kernel.squares import squares
 from gossip.wire.frames import encode
 from gossip.wire.messages import Chunk
 
-__all__ = [
-    "ComparingReceiver", "DifferenceReceiver", "PieceReceiver", "Receiver", "Sender", "ValuesReceiver",
-]  # fmt: skip
-
 Floats = NDArray[np.float32]
 
 

@@ -6,8 +6,6 @@ from gossip.averaging.all_reduce import GroupAverage
 from gossip.averaging.pair import PairAverage
 from gossip.averaging.vectors import Vector, Vectors
 
-__all__ = ["VectorTransfer"]
-
 
 class VectorTransfer:
     """The vectors of one session. A driver adds its links or flows in a subclass.

@@ -12,19 +12,6 @@ from numpy.typing import NDArray
 from gossip.arithmetic.moments import MomentForm
 from gossip.arithmetic.subsets import ALL, Subset
 
-__all__ = [
-    "REACH",
-    "Cut",
-    "Floats",
-    "Lease",
-    "Moments",
-    "Positions",
-    "Statistics",
-    "Vector",
-    "Vectors",
-    "count_weights",
-]
-
 Floats = NDArray[np.float32]
 Positions = NDArray[np.int64]
 

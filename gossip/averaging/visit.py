@@ -8,8 +8,6 @@ from dataclasses import dataclass, field
 from gossip.averaging.model import Pending, Upload
 from gossip.averaging.vectors import Floats, Positions, Statistics, Vector
 
-__all__ = ["Adoption", "Update", "Visit"]
-
 
 @dataclass(frozen=True, slots=True)
 class Update:

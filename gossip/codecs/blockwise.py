@@ -30,8 +30,6 @@ from gossip.codecs.dither import noise_segments, noise_table, table_offsets
 from gossip.codecs.grid import INVERSES, LARGEST_SCALE, NOT_FINITE, SCALES, SMALLEST_SCALE, scale_bytes
 from gossip.codecs.packing import pack, packed_bytes, unpack
 
-__all__ = ["Blockwise", "Int4", "Int8", "by_rows"]
-
 SLACK = 2.0**-8
 """The distance of a block's largest value from the last code, in steps: room for rounding ``x / s + u`` (2e-5)."""
 

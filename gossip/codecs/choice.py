@@ -6,11 +6,6 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-__all__ = [
-    "AUTO", "COMPILED", "MAX_INTERVAL_STEPS", "NOMINAL_STEPS", "NUMPY", "ExchangeCost", "Machine", "fastest_codec",
-    "mix_interval", "steps_for_codec",
-]  # fmt: skip
-
 AUTO = "auto"
 """The setting that leaves the codec to each link, or the interval to each node."""
 

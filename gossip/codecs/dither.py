@@ -19,8 +19,6 @@ from numpy.typing import NDArray
 
 from gossip.codecs.base import ALIGN, BLOCK_ELEMENTS, Floats
 
-__all__ = ["TABLE_ELEMENTS", "noise_segments", "noise_table", "table_offsets"]
-
 TABLE_ELEMENTS = 32_768
 """The number of strata, equal ranges of [-1/2, 1/2), and of places in the table at which a segment may begin.
 

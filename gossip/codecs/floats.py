@@ -8,8 +8,6 @@ from numpy.typing import NDArray
 from gossip import kernel
 from gossip.codecs.base import BLOCK_ELEMENTS, Buffer, Codec, Floats, typed_view
 
-__all__ = ["Bf16", "Fp16", "Fp32"]
-
 
 class Fp32(Codec):
     """The values themselves: 4 bytes each, no error."""

@@ -12,8 +12,6 @@ from numpy.typing import NDArray
 
 from gossip.codecs.base import Floats
 
-__all__ = ["INVERSES", "LARGEST_SCALE", "NOT_FINITE", "SCALES", "SMALLEST_SCALE", "scale_bytes"]
-
 MANTISSA_BITS = 2
 SHIFT = 23 - MANTISSA_BITS  # Of the 23 bits of a float32's mantissa, these are cut off.
 SMALLEST_SCALE = 2.0**-46

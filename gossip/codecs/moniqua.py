@@ -40,8 +40,6 @@ from gossip.codecs.grid import INVERSES, LARGEST_SCALE, NOT_FINITE, SCALES, scal
 from gossip.codecs.packing import pack, packed_bytes, unpack
 from gossip.codecs.spread import Spread
 
-__all__ = ["Moniqua4", "Overflow"]
-
 HASH_BYTES = 8
 FINEST = 2.0**-18
 """The smallest step, as a share of a block's largest magnitude.

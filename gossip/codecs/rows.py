@@ -9,8 +9,6 @@ import numpy as np
 
 from gossip.codecs.base import Buffer, Codec, Floats
 
-__all__ = ["Rows"]
-
 
 class Rows(Codec):
     """Encodes each row of a vector with its own codec.

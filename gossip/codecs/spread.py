@@ -11,8 +11,6 @@ import numpy as np
 
 from gossip.codecs.values import ALIGN, Floats
 
-__all__ = ["Spread"]
-
 
 class Spread:
     """The largest recent difference from a partner in each block of 256 positions, as Moniqua needs it.

@@ -8,8 +8,6 @@ import numpy as np
 
 from gossip.codecs.base import ALIGN, Buffer, Codec, Floats, typed_view
 
-__all__ = ["RawTail", "with_raw_tail"]
-
 
 class RawTail(Codec):
     """The codec ``inner`` up to the position ``tail`` of the vector, and plain float32 from there on.

@@ -7,8 +7,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["ALIGN", "BLOCK_ELEMENTS", "INFINITY", "QUIET_NAN", "Buffer", "Floats", "block_peaks", "typed_view"]
-
 Floats = NDArray[np.float32]
 Buffer = memoryview | bytearray | bytes | NDArray[np.uint8]
 

@@ -20,8 +20,6 @@ from gossip.config.rules import check_together, interval_conflict
 from gossip.config.setting import check, settings_of, shown
 from gossip.errors import ConfigError, did_you_mean
 
-__all__ = ["FILE_KEYS", "PRESETS", "Config", "as_published", "read_toml", "unknown_key"]
-
 PRESETS = ("lan", "wan", "datacentre")
 FILE_KEYS = {"preset": "Config.lan, Config.wan or Config.datacentre", "method": "Config.published"}
 KAPPA = 0.2  # The default correction's kappa.

@@ -11,8 +11,6 @@ from gossip.config.internal import Internal
 from gossip.config.keys import MOST_PARTNERS, Keys
 from gossip.config.mixings import MIXINGS
 
-__all__ = ["PLAIN", "Derived"]
-
 INTERNAL = Internal()
 PLAIN = (0.0, 1.0)  # Momentum and rate that make the outer step the plain mean.
 

@@ -8,8 +8,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-__all__ = ["AUTO_FILTER", "FILTERS", "FilterRule", "names_of_filters"]
-
 AUTO_FILTER = ("clip", "none")  # For filter = "auto": the first one that fits the mixing.
 
 

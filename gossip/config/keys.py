@@ -10,8 +10,6 @@ from gossip.config.mixings import MIXINGS
 from gossip.config.selections import SELECTIONS
 from gossip.config.setting import key
 
-__all__ = ["MOST_PARTNERS", "Keys"]
-
 MOST_PARTNERS = 16  # Each costs a stream, and two vectors of memory if both sides stream.
 
 

@@ -7,8 +7,6 @@ from typing import Any
 
 from gossip.errors import ConfigError, did_you_mean
 
-__all__ = ["METHODS", "Method", "method"]
-
 
 @dataclass(frozen=True, slots=True)
 class Method:

@@ -11,8 +11,6 @@ from gossip.config.config import PRESETS, Config, as_published, unknown_key
 from gossip.config.methods import METHODS, Method, method
 from gossip.config.setting import Setting, settings_of
 
-__all__ = ["all_keys", "all_methods", "as_json", "explained", "methods_as_json", "one_method", "page"]
-
 WIDTH = 16  # Width of a method's name.
 
 HEAD = """\

@@ -9,8 +9,6 @@ from gossip.config.keys import MOST_PARTNERS
 from gossip.config.selections import SELECTIONS
 from gossip.errors import ConfigError
 
-__all__ = ["check_together", "interval_conflict"]
-
 
 def check_together(config: Derived) -> None:
     """Raise :class:`ConfigError` for the first combination that cannot work."""

@@ -9,8 +9,6 @@ from typing import Any
 
 from gossip.errors import ConfigError, did_you_mean
 
-__all__ = ["LARGEST", "Setting", "check", "key", "settings_of", "shown"]
-
 LARGEST = 2**53  # The largest integer: exact as a float too.
 
 

@@ -33,8 +33,6 @@ from gossip.membership.protocol import Membership
 from gossip.recent import Recent
 from gossip.wire.messages import Meet
 
-__all__ = ["JOIN_S", "STAGES", "Meetings"]
-
 STAGES = ("ask", "answer", "go", "relay")
 DOMAIN = "gossip meeting 1"  # Domain separation: no other signature of the same key can pass as a stated address.
 MEET_S = 1.0  # Time between two meetings that a node begins.

@@ -17,8 +17,6 @@ from gossip.ids import Address, PeerId
 from gossip.membership.members import Members
 from gossip.wire.messages import Gossip, Ping, Reach, Reached
 
-__all__ = ["Reachability"]
-
 ASKED_MEMBERS = 3  # Members asked in a round whether they can dial us. One may be unable to dial out, three rarely are.
 PATIENCE_S = 10.0  # Wait after the first answer, since a swarm of two has no three members to ask.
 TRY_EVERY_S = 10.0  # A member may ask us this often to dial its address.

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-__all__ = ["LEAST_RATE", "SHARE", "RelayRate"]
-
 SHARE = 0.25  # The share of a node's own rate that all tunnels through it together may take.
 LEAST_RATE = 1e6  # Bytes a second that tunnels may take whatever the node's own rate is.
 

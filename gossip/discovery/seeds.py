@@ -12,8 +12,6 @@ from gossip.effects import Dial, Effect, LookUp, MemberState
 from gossip.ids import Address, MemberRecord, PeerId
 from gossip.membership.members import Members
 
-__all__ = ["Bootstrap", "Listening", "Seeds"]
-
 MAX_OPEN_DIALS = 1  # Dials since a seed was last busy, for which it still counts as busy: one may be in progress.
 NEVER_BUSY = MAX_OPEN_DIALS + 1  # The first count of a seed, so that it does not count as busy.
 

@@ -9,8 +9,6 @@ from typing import NamedTuple
 
 from gossip.ids import Address, PeerId
 
-__all__ = ["Sighting", "host_outside", "is_private"]
-
 
 class Sighting(NamedTuple):
     """The addresses of both ends of a link, each as the other end sees it; None if unknown."""

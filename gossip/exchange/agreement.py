@@ -7,8 +7,6 @@ from gossip.exchange.session import MAX_VERSION, Local
 from gossip.ids import PeerId
 from gossip.wire.messages import MAX_GROUP, Accept, Begin, Invite, Joined, Offer
 
-__all__ = ["agreed_codec", "is_acceptable", "is_valid_begin", "proposed_codec", "refusal"]
-
 FALLBACK = "int8"  # Replaces a codec that needs a bound on the distance between members, until one is known.
 
 

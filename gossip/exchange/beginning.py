@@ -17,8 +17,6 @@ from gossip.exchange.transitions import INITIATOR, RESPONDER, Event, State
 from gossip.ids import PeerId
 from gossip.wire.messages import Busy, Offer, Refuse
 
-__all__ = ["OFFERS_PER_PARTNER", "answer_offer", "begin_mix"]
-
 # Peers to ask for each partner of a mix. Four BUSY in a row suggest that all members are mixing.
 OFFERS_PER_PARTNER = 4
 

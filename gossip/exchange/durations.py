@@ -12,17 +12,6 @@ from collections.abc import Collection
 from gossip.ids import PeerId
 from gossip.recent import Recent
 
-__all__ = [
-    "MIN_WAIT_LIMIT_S",
-    "WAITS_PER_PARTNER",
-    "WAIT_PARTNERS",
-    "Durations",
-    "OwnResults",
-    "Waits",
-    "median",
-    "spread",
-]
-
 DURATION_PARTNERS = 256  # Number of partners whose durations are remembered.
 DURATIONS_PER_PARTNER = 8  # Number of last exchanges that count for each partner.
 OLD_RATE_WEIGHT = 0.75  # Weight of the old rate, so that one exchange that shares the link hardly lowers the rate.

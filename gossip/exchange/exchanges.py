@@ -27,8 +27,6 @@ from gossip.ids import Address, PeerId
 from gossip.recent import Recent
 from gossip.wire.messages import Busy, Invite, Offer
 
-__all__ = ["Exchanges", "PartnerChoice"]
-
 MAX_STREAM_RATIO = 4.0  # Mixes may overlap while streams take at most this many times as long as answers.
 # Largest vector (64 MiB) whose exchanges overlap: they hold eight vectors instead of two.
 MAX_OVERLAP_ELEMENTS = 1 << 24

@@ -36,8 +36,6 @@ from gossip.filters.setbacks import is_cut_short
 from gossip.ids import UNSTATED, Claim, PeerId
 from gossip.wire.messages import Abort, Accept, Busy, Commit, Offer, Outcome, Settled
 
-__all__ = ["MAX_WEIGHT", "Exchange"]
-
 MAX_WEIGHT = 0.5  # Largest weight of a pair: with it both sides move to their mean.
 
 

@@ -17,8 +17,6 @@ from gossip.ids import PeerId
 from gossip.misbehaviour import IMPOSSIBLE_COUNT
 from gossip.wire.messages import Settled
 
-__all__ = ["Pair"]
-
 PREPARING, OFFERED, STREAMING = State.PREPARING, State.OFFERED, State.STREAMING
 VERIFIED, IN_DOUBT, DONE = State.VERIFIED, State.IN_DOUBT, State.DONE
 

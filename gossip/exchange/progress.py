@@ -25,8 +25,6 @@ from collections import deque
 
 from gossip.ids import MOST_SAMPLES, Claim, PeerId
 
-__all__ = ["RunProgress"]
-
 LAST_CLAIMS = 5  # Last partners whose member counts are used by a node without an address.
 MAX_MEMBERS_RATIO = 16  # Largest member count that such a node takes from its partners, as a multiple of its own.
 MAX_EXCHANGE_INTERVALS = 2  # Limit of one exchange.

@@ -20,8 +20,6 @@ from gossip.exchange.transitions import PUSH, Table
 from gossip.ids import PeerId
 from gossip.wire.messages import Offer
 
-__all__ = ["Push"]
-
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class Push(Exchange):

@@ -35,8 +35,6 @@ from gossip.exchange.transitions import INITIATOR, RESERVED_PAIR, RESPONDER, Eve
 from gossip.ids import PeerId
 from gossip.wire.messages import Abort, Accept, Busy, Joined, Offer, Refuse
 
-__all__ = ["MIXING", "ReservedPair", "answer_reservation", "reserve"]
-
 MIXING = "ahead"  # The name in an Offer that asks for a reservation.
 
 EARLY_STATES = frozenset({State.ASKED, State.RESERVED, State.PREPARING})  # The partner has nothing of ours yet.

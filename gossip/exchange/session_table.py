@@ -19,18 +19,6 @@ from gossip.ids import PeerId
 from gossip.misbehaviour import MisbehaviourLog
 from gossip.recent import Recent
 
-__all__ = [
-    "DOUBT_RETRY_S",
-    "INNOCENT_REASONS",
-    "MAX_OUTCOMES",
-    "MAX_REFUSALS",
-    "REASONS",
-    "REFUSALS",
-    "AnySession",
-    "Ledger",
-    "Refusals",
-]
-
 MAX_REFUSALS = 256  # Pairs of partner and reason that are counted, enough for any display.
 # Outcomes that are remembered, 100 B each. A partner asks for one during ``doubt_s`` (30 s) after the exchange. At 100
 # exchanges a second these are 3,000.

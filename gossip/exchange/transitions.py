@@ -48,20 +48,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from enum import Enum, StrEnum, auto
 
-__all__ = [
-    "GROUP",
-    "HANDLERS",
-    "INITIATOR",
-    "PAIR",
-    "PUSH",
-    "RESERVED_PAIR",
-    "RESPONDER",
-    "Event",
-    "State",
-    "Table",
-    "Transitions",
-]
-
 
 class State(Enum):
     """The states of a session."""

@@ -7,8 +7,6 @@ import math
 from gossip.filters.rule import Filter
 from gossip.ids import PeerId
 
-__all__ = ["Balance", "balance_accepts"]
-
 GAMMA = 0.3  # The paper's gamma: the threshold at the beginning, as a share of our own vector's length.
 KAPPA = 1.0  # The paper's kappa: the rate at which the threshold falls, here to 1/e at the end of the training.
 ROUNDS = 1000.0  # The mixing rounds of the whole training, if filter_limit does not state them.

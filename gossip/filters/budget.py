@@ -30,8 +30,6 @@ from collections.abc import Callable, Iterable
 from gossip.ids import PeerId
 from gossip.recent import Recent
 
-__all__ = ["MAX_PARTNERS", "MEDIAN_FACTOR", "MEMORY_INTERVALS", "MIN_OTHERS", "SPARE_MOVES", "Budget", "PresentAmong"]
-
 # Fast partners are honest too: one that trains four times as fast as this node is met 2.5 times as often as others.
 MEDIAN_FACTOR = 3.0
 # Without spare moves 4 % of the exchanges of 32 honest nodes hit the budget, with one 0.7 %, with two 0.1 %.

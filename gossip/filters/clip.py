@@ -18,8 +18,6 @@ from gossip.filters.rule import MIN_ELEMENTS, Filter, Floats, PresentAmong
 from gossip.ids import PeerId
 from gossip.recent import Recent
 
-__all__ = ["Clip", "clip_factor"]
-
 # Partners whose distances count. Their lower quartile sets the radius, and is honest while more than a quarter of the
 # partners are.
 MAX_PARTNERS = 16

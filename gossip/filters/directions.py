@@ -36,8 +36,6 @@ import numpy as np
 
 from gossip.arithmetic.sketch import WIDTH, Floats
 
-__all__ = ["MEMORY", "MIN_MEMORY", "Directions"]
-
 # Differences that are remembered. With 48, lies at 0.8 of the model's length cost 0.7 points more; 128 gain nothing.
 MEMORY = 64
 # Fewest differences that set a limit. With 8, nodes forty times slower than others could not follow them at first.

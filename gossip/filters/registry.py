@@ -8,8 +8,6 @@ from gossip.config import Config
 from gossip.config.filters import FILTERS
 from gossip.filters.rule import Filter
 
-__all__ = ["filter_of"]
-
 
 def filter_of(config: Config) -> Filter:
     """Return one peer's filter, as ``config`` asks for it."""

@@ -6,8 +6,6 @@ from collections import deque
 
 from gossip.ids import PeerId
 
-__all__ = ["Setbacks", "is_cut_short"]
-
 WINDOW_S = 60.0
 MAX_EXCHANGES = 1_024  # Exchanges that are remembered; a busy node makes them in seconds.
 MAX_SHARE = 0.1  # The share of exchanges from which on the user is told.

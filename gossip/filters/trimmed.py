@@ -7,8 +7,6 @@ from gossip.config import Config
 from gossip.filters.clip import Clip
 from gossip.filters.rule import Floats
 
-__all__ = ["Trimmed"]
-
 
 class Trimmed(Clip):
     """A filter that drops the ``filter_limit`` lowest and highest values (default 1), or fewer so that one is left."""

@@ -15,8 +15,6 @@ from gossip.ids import PeerId
 from gossip.wire.messages import Hint
 from gossip.wire.records import Sign, Verify, trusting
 
-__all__ = ["Accusers", "accusation", "is_signed"]
-
 DOMAIN = "gossip accusation 1"  # Domain separation: no other signature of the same key can pass as an accusation.
 MAX_OPEN = 32  # Open accusations of one accuser. In a swarm of 1,000 it probes 12 others during one suspicion.
 MAX_STRIKES = 3  # Net refuted accusations after which an accuser is silenced. Packet loss causes one now and then.

@@ -23,8 +23,6 @@ from gossip.membership.table import Table
 from gossip.wire.messages import MAX_BUCKETS, MAX_RECORDS, MAX_RECORDS_BYTES, Digest, Hint, Records, Update
 from gossip.wire.records import MAX_EXTRA_BYTES
 
-__all__ = ["PushPull"]
-
 # Upper bounds of packed sizes. That of a record has the largest numbers and three homes, but no host name or extra
 # values.
 RECORD_BYTES, HINT_BYTES = 285, 115

@@ -13,8 +13,6 @@ from collections.abc import Iterable
 from gossip.effects import MemberState
 from gossip.membership.entry import NOT_WAITING, Entry
 
-__all__ = ["Arrears"]
-
 PERIOD_S = 60.0  # Samples of the current and the previous period count at most.
 
 

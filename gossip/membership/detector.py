@@ -21,8 +21,6 @@ from gossip.membership.entry import Entry
 from gossip.membership.table import Table
 from gossip.wire.messages import Ack, Nack, Ping, PingReq, Update
 
-__all__ = ["PIGGYBACK", "Detector", "suspicion_s"]
-
 ALIVE, SUSPECT = MemberState.ALIVE, MemberState.SUSPECT
 PIGGYBACK = 16  # Updates on a Ping or Ack: 4 KiB at most, one such message a second. Progress has no other carrier.
 MAX_HEALTH = 8  # Lifeguard's saturation of the local health: probes go out at a ninth of their rate.

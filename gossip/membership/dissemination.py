@@ -17,8 +17,6 @@ from gossip.ids import MemberRecord, PeerId
 from gossip.membership.table import Table
 from gossip.wire.messages import MAX_UPDATES, Gossip, Update
 
-__all__ = ["Rumours", "first_passive_sends", "gossip_targets", "retransmits"]
-
 MAX_SENDS = 24  # More than the 20 retransmissions of the largest table.
 # An update that is passive from the start is sent as often as in the smallest swarm. A missed progress update is
 # replaced by the owner's next one. Each member that knows the accusations finds out by itself that a suspect is dead.

@@ -9,8 +9,6 @@ from gossip.effects import MemberState
 from gossip.ids import MemberRecord, PeerId
 from gossip.wire.messages import Hint
 
-__all__ = ["NOT_LISTED", "NOT_WAITING", "VERIFIED_BURST", "VERIFIED_PER_S", "Entry", "TokenBucket"]
-
 SUSPECT = MemberState.SUSPECT
 # Records that are checked for one link: 1.3 % of a core at 131 us a signature. A swarm gossips 10 records a second, and
 # its changes.

@@ -11,8 +11,6 @@ from gossip.membership.self_record import OwnFields
 from gossip.misbehaviour import MisbehaviourLog
 from gossip.wire.messages import Ack, Digest, Gossip, Message, Nack, Ping, PingReq, Records
 
-__all__ = ["MEMBERSHIP_MESSAGES", "Members"]
-
 MEMBERSHIP_MESSAGES = frozenset({Ping, Ack, PingReq, Nack, Gossip, Digest, Records})  # A member list handles these.
 
 

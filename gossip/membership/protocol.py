@@ -29,8 +29,6 @@ from gossip.misbehaviour import MisbehaviourLog
 from gossip.wire.messages import Ack, Digest, Gossip, Hint, Message, Nack, Ping, PingReq, Records, Update
 from gossip.wire.records import Sign, Verify, claims_more, clamped_record, signed
 
-__all__ = ["Membership"]
-
 FAREWELLS = 8  # Members, besides the linked ones, that we tell directly when we leave.
 DEAD_KEPT_S = 86_400.0  # The dead are remembered and dialled for a day: longer than a cut that is repaired lasts.
 HEALS_ALONE = 3  # DEAD members to dial in each probe period while no contacted member is ALIVE.

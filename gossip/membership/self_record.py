@@ -22,8 +22,6 @@ from gossip.membership.dissemination import Rumours, first_passive_sends
 from gossip.membership.table import Table
 from gossip.wire.records import Sign, clamp_field, is_progress_only, signed
 
-__all__ = ["OwnFields", "OwnRecord"]
-
 PROGRESS = frozenset({"steps", "samples", "progress", "loss", "version", "extra"})  # The fields of mere progress.
 FIGURES_S_PER_MEMBER = 0.1  # Minimum time between two records with figures, for each member of the swarm.
 PROGRESS_S = 0.02  # N^2 times this is the time between two records of mere progress.

@@ -35,8 +35,6 @@ from gossip.misbehaviour import IMPOSSIBLE_COUNT, MisbehaviourLog
 from gossip.wire.messages import Gossip, Hint, Update
 from gossip.wire.records import Sign, Verify, check, claims_more, is_newer, is_progress_only
 
-__all__ = ["REPEAT_S", "MemberStates"]
-
 ALIVE, SUSPECT, DEAD, LEFT = MemberState.ALIVE, MemberState.SUSPECT, MemberState.DEAD, MemberState.LEFT
 
 # Number of incarnations by which a relayed record may be ahead of ours. Over its own link the owner itself is believed.

@@ -17,8 +17,6 @@ from gossip.ids import PeerId
 from gossip.membership.entry import Entry, TokenBucket
 from gossip.membership.table import Table
 
-__all__ = ["Introductions"]
-
 # Dials at once and a second: a swarm of 8 is linked at once, one of 1,000 within minutes, since both sides dial.
 DIAL_BURST, DIALS_PER_S = 8.0, 1.0
 TICK_S = 1.0  # Time between two calls of tick.

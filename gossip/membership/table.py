@@ -24,8 +24,6 @@ from gossip.membership.arrears import Arrears
 from gossip.membership.entry import NOT_LISTED, Entry
 from gossip.wire.messages import MAX_BUCKETS, Update
 
-__all__ = ["Table"]
-
 ALIVE, SUSPECT, DEAD, LEFT = MemberState.ALIVE, MemberState.SUSPECT, MemberState.DEAD, MemberState.LEFT
 DIGEST = struct.Struct(f"<{MAX_BUCKETS}Q")
 MAX_HASHES = 1 << 14  # Cached hashes, 4 MiB: in a simulation every peer asks for the same ones.

@@ -20,8 +20,6 @@ from dataclasses import dataclass
 from gossip.ids import PeerId
 from gossip.recent import Recent
 
-__all__ = ["MAX_FAILED", "RETRY_AFTER_S", "SILENT_FACTOR", "BackOff"]
-
 # Back-off grows to 16 times the first one: failures then cost little, and a repaired link is still soon noticed.
 MAX_DOUBLINGS = 4
 SILENT_FACTOR = 0.25  # Back-off of a silent partner is shorter: it has wasted no stream, and may have been busy.

@@ -11,8 +11,6 @@ from typing import Literal
 from gossip.errors import ConfigError
 from gossip.ids import Address, PeerId, parse_address
 
-__all__ = ["Graph"]
-
 Kind = Literal["rank", "address", "id"]
 Name = int | Address | str  # A node's rank, its listening address, or the first digits of its id.
 

@@ -11,8 +11,6 @@ from gossip.errors import ConfigError
 from gossip.ids import PeerId
 from gossip.selection.rule import Candidates, Options, Uniform, uniform
 
-__all__ = ["Nearest"]
-
 # Near choices are made among this many cheapest members. In regions of eight, noise then stays within 5 % of its level
 # when mixing with all seven others.
 NEAR = 4

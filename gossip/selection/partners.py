@@ -25,8 +25,6 @@ from gossip.selection.rule import Selector
 from gossip.selection.topologies import Grid
 from gossip.wire.messages import MAX_GROUP
 
-__all__ = ["Partners"]
-
 # Fewest intervals between two mixes that one partner asks for. So at most two of three mixes are with it.
 MIN_GAP = 0.5
 MAX_LAST_RESORTS = 4  # Partners in back-off that are tried if no other is left.

@@ -10,8 +10,6 @@ from gossip.errors import ConfigError
 from gossip.selection.graphs import Graph
 from gossip.selection.rule import Options, Selector
 
-__all__ = ["selector", "selector_of"]
-
 DEFAULTS = Options()
 
 

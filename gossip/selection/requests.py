@@ -21,8 +21,6 @@ from collections.abc import Callable, Iterable
 from gossip.ids import PeerId
 from gossip.recent import Recent
 
-__all__ = ["Requests"]
-
 MEMORY = 8.0  # Of our intervals for each member in which a request decays to 1/e. A usual member asks 4 times in it.
 MEDIAN_FACTOR, SPARE = 1.25, 1.0
 MIN_MEMBERS = 8  # Fewest others with a limit. In a smaller swarm a single fast member may be much of all mixing.

@@ -11,8 +11,6 @@ from typing import ClassVar, Protocol, TypeVar
 from gossip.ids import Address, PeerId
 from gossip.selection.graphs import Graph
 
-__all__ = ["Candidates", "Options", "Selector", "Uniform", "uniform"]
-
 MAX_DRAWS = 16  # Draws before a scan: if half of the members fit, all fail in one of 65,536 cases.
 Member = TypeVar("Member")
 

@@ -22,8 +22,6 @@ from gossip.selection.graphs import Graph
 from gossip.selection.rule import Candidates, Options, Selector
 from gossip.wire.messages import MAX_GROUP
 
-__all__ = ["Exponential", "Grid", "OnGraph", "Ranked", "Ring", "Torus"]
-
 # Shift of ranks per cycle through a grid's dimensions, as a share of n. The multiples of the golden ratio are spread
 # evenly for all n.
 GOLDEN = (5**0.5 - 1) / 2

@@ -19,8 +19,6 @@ from dataclasses import dataclass
 
 from gossip.ids import PeerId
 
-__all__ = ["CHUNKS_PER_WITNESS", "MIN_DONORS", "Comparison", "any_differ", "odd_in_ring", "outvoted", "spread_sq"]
-
 MIN_DONORS = 3  # Donors, and comparisons, of which an odd one can be told: if two differ, either may be wrong.
 CHUNKS_PER_WITNESS = 2  # A donor serves as many at once.
 # Ratio to the smallest distance from which on a comparison is far. Honest donors stay below it, and dropping one by

@@ -17,8 +17,6 @@ from gossip.exchange.session import Local
 from gossip.ids import PeerId
 from gossip.wire.messages import Abort, Busy, Fetch, Refuse, Serving
 
-__all__ = ["ASLEEP", "Donor", "ServedPiece", "max_piece_elements", "serving_time_s"]
-
 ASLEEP = "asleep"  # Code of a Refuse: the loop is paused, and without a step there is no optimizer state to copy.
 MAX_SERVED = 2  # Pieces that a donor streams at once. Each has its own memory.
 # Largest piece of a model of up to 100 M weights, in elements: 25 MB, which a step boundary copies in a few

@@ -18,8 +18,6 @@ from gossip.state_transfer.comparing import Comparison
 from gossip.state_transfer.donating import serving_time_s
 from gossip.wire.messages import Abort, Fetch
 
-__all__ = ["MOVED", "DonorCheck", "ReceivedRange"]
-
 NEIGHBOURS = 2  # Donors with which each is compared. Of any three, two are honest or two lie.
 MOVED = "moved"  # Code of an Abort to a donor: the newcomer gets these elements elsewhere, or needs them no more.
 

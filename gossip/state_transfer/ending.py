@@ -19,8 +19,6 @@ from gossip.ids import PeerId
 from gossip.membership.members import Members
 from gossip.recent import Recent
 
-__all__ = ["Ending"]
-
 MAX_PARTNERS = 10_000  # Partners to remember: as many as a swarm can have.
 
 

@@ -35,8 +35,6 @@ from gossip.state_transfer.survey import agree
 from gossip.state_transfer.witnesses import Witnesses
 from gossip.wire.messages import Abort, Fetch, Serving
 
-__all__ = ["Newcomer", "Phase"]
-
 CANDIDATES_PER_DONOR = 4  # Members to keep as possible donors, for each donor that sends at once.
 SURVEY_S = 1.0  # Wait for the other answers after the first one.
 # Maximum time that we avoid a run whose members serve nothing, for example since their loops are paused.

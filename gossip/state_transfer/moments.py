@@ -24,8 +24,6 @@ from gossip.recent import Recent
 from gossip.state_transfer.donating import serving_time_s
 from gossip.wire.messages import Abort, Busy, Fetch, Refuse, Serving
 
-__all__ = ["MOMENTS", "MomentMixing"]
-
 MOMENTS = "moments"  # Code of a Refuse: this member mixes no such moments.
 MAX_SERVED = 2  # Members that are served at once, so that their copies take at most two vectors.
 MAX_DECLINED = 256  # Members to remember that mix no such moments: as many as there may be links.

@@ -26,8 +26,6 @@ from gossip.state_transfer.moments import MomentMixing
 from gossip.state_transfer.runs import STALEMATE_S, Run, outranks
 from gossip.state_transfer.trial import TrialEvaluator
 
-__all__ = ["OwnRun", "RunState"]
-
 
 @dataclass(frozen=True, slots=True)
 class RunState:

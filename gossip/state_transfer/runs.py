@@ -19,8 +19,6 @@ from gossip.membership.members import Members
 from gossip.state_transfer.joining import Newcomer, Phase
 from gossip.state_transfer.trial import TrialEvaluator
 
-__all__ = ["Run", "RunChoice", "outranks"]
-
 ALL_WAIT_S = 2.0  # Time without ready members before the smallest id begins the run.
 # Delay from the first link until a newcomer asks for weights. The table of members arrives within a round trip or two.
 # Before that the newcomer knows one donor, which would be the majority.

@@ -11,8 +11,6 @@ from statistics import median_low
 from gossip.ids import PeerId
 from gossip.wire.messages import Serving
 
-__all__ = ["Agreed", "agree"]
-
 MAX_SCALAR = 2.0**53  # Bound of an optimizer state's scalars: no step count is larger.
 
 

@@ -6,8 +6,6 @@ import math
 import statistics
 from collections import deque
 
-__all__ = ["TrialEvaluator"]
-
 MAX_OWN_LOSSES = 16  # Last losses of our own weights to remember.
 MIN_LOSSES = 4  # Losses needed for a verdict, of our own weights and of the tried ones each.
 TRIAL_S = 60.0  # A loop without a loss for this long is evaluating or paused; the trial does not wait for it.

@@ -13,8 +13,6 @@ from gossip.ids import PeerId
 from gossip.state_transfer.comparing import CHUNKS_PER_WITNESS, any_differ
 from gossip.state_transfer.donor_check import DonorCheck
 
-__all__ = ["MAX_WITNESS_WAITS", "WITNESS_WAIT_S", "Witnesses"]
-
 LOOKOUTS = 2  # Witnesses that are always asked.
 # One wait lasts as long as the members that the seeds know need to be contacted. It is repeated for more witnesses.
 WITNESS_WAIT_S, MAX_WITNESS_WAITS = 2.0, 5

@@ -16,8 +16,6 @@ from typing import Any, NamedTuple
 
 from gossip.errors import ConfigError
 
-__all__ = ["Merged", "merge", "read_timeline"]
-
 Event = dict[str, Any]  # An event of the Trace Event Format; "ts" is its time in microseconds, "pid" its node.
 MAX_NODES = 100_000  # Nodes in one file: each file's numbers of nodes begin at a multiple of it.
 

@@ -11,8 +11,6 @@ from typing import Any
 
 from gossip.timeline.writer import US, TimelineWriter
 
-__all__ = ["NodeTimeline"]
-
 LOOP, EVENTS = "training loop", "events"
 MIN_CALL_S = 0.001  # A call of step() without a visit to the boundary is a span of its own if it takes longer.
 MAX_TRACKS = 64  # Most tracks for simultaneous exchanges; further ones share the last track.

@@ -16,8 +16,6 @@ from typing import Any, TextIO
 
 from gossip.errors import ConfigError
 
-__all__ = ["MAX_BYTES", "US", "TimelineWriter"]
-
 MAX_BYTES = 256_000_000  # About the size that Perfetto opens without a helper program.
 MAX_QUEUED_EVENTS = 65_536  # Half a minute of a fast loop, for a slow disk. Further events are dropped and counted.
 CLOSE_S = 5.0  # Patience for a slow disk at the end.

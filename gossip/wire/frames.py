@@ -41,8 +41,6 @@ from gossip.wire.messages import (
 )  # fmt: skip
 from gossip.wire.records import MAX_EXTRA, clamp_count, clamp_float, is_host_name, is_keepable
 
-__all__ = ["MAX_BODY_BYTES", "MAX_HEADER_BYTES", "PREFIX_BYTES", "decode", "encode", "read_prefix"]
-
 MAGIC = b"GSP1"
 PREFIX = struct.Struct(">4sII")
 PREFIX_BYTES = PREFIX.size

@@ -12,13 +12,6 @@ from typing import Any, TypeVar, dataclass_transform
 
 from gossip.ids import UNSTATED, Claim, MemberRecord, PeerId
 
-__all__ = [
-    "MAX_GROUP", "MESSAGES", "TAGS", "VERSION_MAX", "VERSION_MIN", "Abort", "Accept", "Ack", "Begin", "Busy", "Chunk",
-    "Close", "Commit", "Digest", "Fetch", "Gossip", "Hello", "Hint", "Invite", "Joined", "Meet", "Message", "Nack",
-    "Offer", "Outcome", "Ping", "PingReq", "Reach", "Reached", "Records", "Refuse", "Serving", "Settled", "StatusQuery",
-    "StatusReply", "Unknown", "Update", "Widen",
-]  # fmt: skip
-
 VERSION_MIN, VERSION_MAX = 1, 1  # Protocol versions that we speak. Two peers work together if their ranges overlap.
 MAX_UPDATES = 32  # Updates in one frame: about 270 B each, at most 924 B, so at most 29 of the header's 64 KiB.
 MAX_RECORDS = 120  # Entries in one Records message, 540 B each without additions of newer versions.

@@ -13,11 +13,6 @@ import msgpack
 from gossip.errors import RemoteError
 from gossip.ids import Address, MemberRecord, peer_id_of
 
-__all__ = [
-    "Sign", "Verify", "check", "claims_more", "clamp_count", "clamp_field", "clamp_float", "clamped_record",
-    "is_host_name", "is_keepable", "is_newer", "is_progress_only", "payload", "signed", "trusting", "unsigned",
-]  # fmt: skip
-
 Sign = Callable[[bytes], bytes]
 """Sign a payload with our own key and return the signature."""
 Verify = Callable[[bytes, bytes, bytes], bool]

@@ -8,8 +8,6 @@ from typing import Any
 
 from node.child import Child
 
-__all__ = ["describe_agreement"]
-
 # The largest relative difference of nodes that agree. Sums in another order differ by as much in float32.
 AGREEMENT = 1e-6
 ADVICE = "call node.settle(10, wait_s=60) at the end of the script"

@@ -22,8 +22,6 @@ from node.transport.byte_stream import PlainStream
 from node.transport.router import open_port, upnp_library
 from node.transport.tcp import Scope, TcpNetwork, is_loopback, is_name, punched, scope_of
 
-__all__ = ["doctor"]
-
 MAX_ASKED = 8  # Nodes that are asked, those given included.
 MAX_ROWS = 30  # Members that are shown.
 PROBE_LEASE_S = 60  # The lease of the port that is opened to see whether the router does so.

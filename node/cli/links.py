@@ -11,8 +11,6 @@ from gossip.errors import ConfigError, LocalError
 from gossip.ids import Address, parse_address
 from node.observe.status import query
 
-__all__ = ["query_nodes", "scenario_tables"]
-
 MAX_NODES = 32  # Nodes that are asked: a plan is about links, and more nodes add nothing.
 MAX_RTT_S = 60.0  # A longer round trip is not believed.
 MAX_RATE_MB_S = 1e5  # A faster rate is not believed.

@@ -24,8 +24,6 @@ from node.observe.figures import columns_of
 from node.settings import timeline_file
 from node.terminal import plain_console
 
-__all__ = ["Screen", "ending_on_signals", "free_port", "run_local"]
-
 LINE_PERIOD_S = 10.0  # Seconds between lines where no terminal can rewrite them: 360 an hour per node.
 PORT_TRIES = 3  # Another program may take the free port before our node does: rare once, never three times.
 NODES_PER_SCRIPT = 4  # Ports looked for in a row. A script with more Nodes may meet one that another program has.

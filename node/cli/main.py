@@ -32,9 +32,6 @@ from node.terminal import plain_console
 if TYPE_CHECKING:
     from rich.console import Console
 
-__all__ = ["inspect", "invite", "run", "secret", "status", "top"]
-
-
 # Seconds from a script's last import until its user is told that it made no Node. Building a model takes less. The line
 # is needless for a script that reads data for longer, or whose own processes still import their libraries: so it says
 # "if it trains by now". A longer time costs users without a Node as much training.

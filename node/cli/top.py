@@ -15,8 +15,6 @@ from node.terminal import plain_console
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
-__all__ = ["picture_of", "run_top"]
-
 MAX_ROWS = 60  # Members shown: the height of a terminal.
 STATE_ORDER = {"alive": 0, "suspect": 1, "dead": 2, "left": 3}
 

@@ -17,11 +17,6 @@ import numpy.typing as npt
 
 from gossip.ids import PeerId
 
-__all__ = [
-    "I64", "MAX_BUCKETS", "DrawnPass", "Part", "Pass", "Sharers", "Sharing", "owned_buckets", "rank_share",
-    "share_size",
-]  # fmt: skip
-
 U64 = npt.NDArray[np.uint64]
 I64 = npt.NDArray[np.int64]
 

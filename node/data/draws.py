@@ -11,8 +11,6 @@ from gossip.errors import ConfigError, LocalError
 from node.data.epochs import Epochs
 from node.data.sampler import Samplers
 
-__all__ = ["DrawCount", "Source"]
-
 T = TypeVar("T")
 
 Source = tuple[int | None, bool]

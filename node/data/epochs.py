@@ -8,8 +8,6 @@ from collections.abc import Iterator
 from gossip.errors import ConfigError
 from node.data.division import Sharers
 
-__all__ = ["Epochs"]
-
 IDLE_S = 0.05  # Seconds that an epoch without a step waits, so that a node without a share does not spin.
 
 

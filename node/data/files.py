@@ -13,8 +13,6 @@ from torch.utils.data import get_worker_info
 from gossip.errors import ConfigError, DataError
 from node.data.division import Pass, Sharers, rank_share
 
-__all__ = ["FileShards"]
-
 T = TypeVar("T")
 
 ENDLESS = (

@@ -18,8 +18,6 @@ from torch.utils.data import Subset
 from node.data.division import I64
 from node.data.opened import columns_of
 
-__all__ = ["Likeness", "likeness_of"]
-
 F64: TypeAlias = np.ndarray[Any, np.dtype[np.float64]]
 
 ITEMS = 16  # Items that are looked at: two orders of one dataset agree in all of them only by a miracle.

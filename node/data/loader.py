@@ -15,8 +15,6 @@ from node.data.files import NamesGiven
 from node.data.orders import Order, order_of
 from node.data.sampler import Samplers, ShareBatchSampler, ShareSampler
 
-__all__ = ["ShareLoader"]
-
 UNREAD_BATCHES = 8  # Batches of a stream after which its dataset has surely taken a file; a buffer may come first.
 
 

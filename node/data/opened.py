@@ -13,8 +13,6 @@ from torch.utils.data import IterableDataset, TensorDataset, default_collate
 from gossip.errors import DataError
 from node.data.division import I64
 
-__all__ = ["Collate", "length_of_items", "open_dataset"]
-
 Collate: TypeAlias = Callable[[list[Any]], Any]
 """A function from a list of items to a batch."""
 

@@ -22,8 +22,6 @@ from node.data.division import I64
 from node.data.opened import length_of_items
 from node.data.sampler import DrawSampler, Samplers, ShareBatchSampler, ShareSampler
 
-__all__ = ["Order", "order_of"]
-
 
 @dataclass(frozen=True, slots=True)
 class Order:

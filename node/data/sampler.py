@@ -23,8 +23,6 @@ from node.data.division import I64, DrawnPass, Part, Pass, Sharers, rank_share, 
 from node.data.likeness import Likeness, likeness_of
 from node.data.opened import length_of_items
 
-__all__ = ["MAX_LENGTHS", "DrawSampler", "Samplers", "ShareBatchSampler", "ShareSampler"]
-
 MAX_IDS = 128  # Members named in a state, 4 KB. In a larger swarm a resumed pass starts again: a hundredth of the data.
 MAX_LENGTHS = 16  # Dataset lengths in one loop: more than any needs, and a bound for loops that keep making samplers.
 

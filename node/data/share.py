@@ -18,8 +18,6 @@ from node.data.loader import ShareLoader
 from node.data.opened import Collate, open_dataset
 from node.data.sampler import MAX_LENGTHS, Samplers, ShareBatchSampler, ShareSampler
 
-__all__ = ["Share"]
-
 
 class Share:
     """The share of one node.

@@ -15,8 +15,6 @@ from gossip.ids import PeerId
 from node.data.division import ordered
 from node.data.opened import columns_of, open_dataset
 
-__all__ = ["split"]
-
 NOBODY = PeerId(bytes(16))
 
 

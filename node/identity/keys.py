@@ -21,19 +21,6 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey,
 from gossip.errors import IdentityError
 from gossip.ids import Address, PeerId, peer_id_of
 
-__all__ = [
-    "Identity",
-    "InviteToken",
-    "is_invite",
-    "keep_secret",
-    "kept_secret",
-    "new_secret",
-    "parse_invite",
-    "parse_secret",
-    "read_secret",
-    "verify",
-]
-
 IDENTITY_FILE = "identity.pem"
 SECRET_FILE = "swarm.secret"  # In a state directory.
 SECRET_BYTES = 32  # As many as the Ed25519 key that is derived from it.

@@ -19,8 +19,6 @@ from gossip.ids import MemberRecord, from_hex
 from gossip.wire.frames import read_record, write_record
 from gossip.wire.records import MAX_COUNT
 
-__all__ = ["OF_THIS_PROCESS", "Memory", "StateDir"]
-
 VERSION = 1  # The format of the address book. A compatible change appends values; another one raises the number.
 MAX_BOOK_BYTES = 8 << 20  # Ten times BOOK_RECORDS records of the largest size.
 BOOK_RECORDS = 1_024  # As many as membership saves, enough to find any swarm again.

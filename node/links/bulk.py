@@ -10,8 +10,6 @@ from gossip.wire.messages import Chunk
 from node.links.frame_reader import FrameReader
 from node.transport.byte_stream import ByteStream, socket_of
 
-__all__ = ["Bulk", "ChunkMotion", "Inflow", "QueuedBulk", "SendBatch"]
-
 FIRST_ELEMENTS = 16_384  # The size of a link's first chunk.
 LEAST_ELEMENTS = 4_096  # The smallest chunk: sums of squares are added up in blocks of 4,096.
 MOST_ELEMENTS = 1 << 20  # The largest chunk that a Config allows.

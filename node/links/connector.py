@@ -36,8 +36,6 @@ from node.transport.seeds import SeedLookup
 from node.transport.tcp import Scope, is_name, numeric_address, scope_of
 from node.transport.tls import Contexts, TlsStream
 
-__all__ = ["Access", "Connector"]
-
 OBSERVER_S = 30.0  # Time for an observer to read the status, page by page.
 OBSERVER = PeerId(b"observer")  # Stands for the id of an observer, which has none.
 MAX_DIALS = 16  # Concurrent dials of all kinds.

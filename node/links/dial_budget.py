@@ -8,8 +8,6 @@ from gossip.recent import Recent
 from node.links.handshake_pool import neighbourhood
 from node.transport.tcp import is_loopback, is_name
 
-__all__ = ["DialBudget", "site_of"]
-
 BURST = 16.0  # The most tokens of a host: as many as dials run at once, so that a living host never lacks one.
 REFILL_S = 120.0  # The time after which a host gets one more token.
 MAX_SITES = 4_096  # Hosts that are remembered; the least recently used is forgotten first.

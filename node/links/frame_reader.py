@@ -8,8 +8,6 @@ from gossip.wire.frames import PREFIX_BYTES, decode, read_prefix
 from gossip.wire.messages import Message
 from node.transport.byte_stream import BrokenLinkError, ByteStream, PlainStream
 
-__all__ = ["READ_AHEAD_BYTES", "FrameReader", "do_nothing"]
-
 READ_AHEAD_BYTES = 16_384  # Room for a few control frames; a larger buffer would copy the start of every chunk twice.
 DISCARD_BYTES = 65_536  # The size of the buffer through which a body is discarded.
 

@@ -21,8 +21,6 @@ from node.transport.byte_stream import BrokenLinkError, ByteStream
 from node.transport.sealed import SHARE_BYTES
 from node.transport.tls import TlsStream
 
-__all__ = ["Greeter"]
-
 LAST_WORDS_S = 1.0  # Time to send our Close and to read the other side's, which contains its layout.
 
 

@@ -10,8 +10,6 @@ from collections.abc import Callable, Collection
 
 from node.transport.byte_stream import ByteStream
 
-__all__ = ["HandshakePool", "Visitor", "neighbourhood"]
-
 MAX_VISITORS = 64  # Connections in the pool. Silent ones can fill it, but not the pool of links.
 MAX_UNKNOWN = MAX_VISITORS // 2  # Those from unknown hosts; the other half is for hosts of known members.
 MAX_PER_UNKNOWN_HOST = 8  # Those from one unknown host: a few nodes behind one router may restart together.

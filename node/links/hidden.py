@@ -27,8 +27,6 @@ from node.transport.byte_stream import BrokenLinkError, ByteStream, PlainStream,
 from node.transport.tcp import punched
 from node.transport.tls import TlsStream
 
-__all__ = ["HiddenLinks", "Relay"]
-
 PUNCH_S = 3.0  # The time for both connections to meet. TCP repeats a lost first packet after 1 s.
 TUNNEL_S = 10.0  # The time for a relay to join both sides.
 READY = encode(Widen(1))  # Each side of a tunnel says so, after which it reads and sends for the other side alone.

@@ -21,8 +21,6 @@ from node.links.stripes import Stripes
 from node.transport.blocking_io import BlockingIoPool, BlockingStream
 from node.transport.byte_stream import ByteStream, PlainStream
 
-__all__ = ["CONTROL_BURST", "FLUSHED_CHUNKS", "Link", "refuse_lane"]
-
 OUTBOX_FRAMES = 1_024  # Frames that may wait. A peer that reads none of this many has stopped, and its link is closed.
 OUTBOX_BYTES = 8 << 20  # Bytes that may wait. The largest member table, 10,000 records of 519 B, is 5 MB.
 CONTROL_BURST = 32  # The most control frames between two chunks, so that neither starves the other.

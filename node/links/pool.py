@@ -5,8 +5,6 @@ from __future__ import annotations
 from gossip.ids import PeerId
 from node.links.link import Link
 
-__all__ = ["Links"]
-
 OUTBOXES_BYTES = 64 << 20  # Limit of the bytes that wait in all outboxes, so that silent members cannot fill memory.
 
 

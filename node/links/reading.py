@@ -11,8 +11,6 @@ from node.links.frame_reader import do_nothing
 from node.links.link import Link
 from node.transport.blocking_io import WHOLE_BYTES, BlockingIoPool, BlockingStream
 
-__all__ = ["read_link"]
-
 
 async def read_link(
     link: Link,

@@ -11,8 +11,6 @@ from gossip.errors import RefusedError
 from gossip.ids import Address
 from node.transport.seeds import Found
 
-__all__ = ["SeedStatus"]
-
 MAX_EXPLAINED_SEEDS = 4  # Seeds whose failure the message explains that ends a node.
 
 

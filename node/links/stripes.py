@@ -20,8 +20,6 @@ from node.links.bulk import LEAST_ELEMENTS, Bulk, ChunkMotion, QueuedBulk
 from node.links.frame_reader import FrameReader
 from node.transport.byte_stream import ByteStream
 
-__all__ = ["LEAST_ELEMENTS", "Lane", "Stripes", "chunk_elements"]
-
 # About so many chunks of a vector for each lane. More would cost more, and fewer would leave lanes idle at the end.
 CHUNKS_PER_LANE = 8
 LANE_ELEMENTS = 131_072  # The largest chunk of a lane, so that eight at once take as much memory as one over a link.

@@ -9,8 +9,6 @@ import torch
 
 from gossip.errors import ConfigError
 
-__all__ = ["checked_loss", "checked_rate", "checked_samples"]
-
 
 def checked_samples(samples: Any) -> int:
     """Return a step's samples as an int of its own: a tensor would change the count with the loop's next value.

@@ -17,8 +17,6 @@ from node.loop.network_side import NetworkSide
 from node.model.inventory.constants import Constants
 from node.observe.reduced import CONSTANTS, DATA, FIRST_LOSSES, RATE, mark_in, values_in
 
-__all__ = ["DataComparison"]
-
 COMPARE_S = 0.5  # Seconds between two comparisons; each reads the records of the members that this node has linked.
 MANY_MEMBERS = 100  # Above this number comparisons are so much rarer: a record takes 3 us to read.
 # A first pass that is shorter than this waits for the others' marks, which take up to 0.75 s in a small swarm.

@@ -17,8 +17,6 @@ from node.loop.schedules import Schedules
 from node.model.optimizers import Optimizers
 from node.settings import checked_seconds
 
-__all__ = ["DataCalls"]
-
 # The times to settle at the end of epochs: to mix, and to wait for the other nodes. They cost time only if a node is
 # slow or never comes: a last step or an evaluation may take half a minute.
 SETTLE_S = 10.0, 60.0

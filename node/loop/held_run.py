@@ -26,8 +26,6 @@ from node.storage.older import checked_keep, companion
 from node.storage.uploads import CheckpointUploads
 from node.storage.urls import beside, is_url, public_url
 
-__all__ = ["LOADED_STATE", "HeldRun", "NoRanks", "OtherRanks", "check_state"]
-
 LOADED_STATE = "The state of a checkpoint"  # The origin of a state whose weights the program has loaded itself.
 
 

@@ -30,8 +30,6 @@ from node.model.snapshot import ModelState
 from node.model.state import Floats, State
 from node.network.hints import WakeEvent
 
-__all__ = ["LiveModel", "OptimizerReport", "Trained"]
-
 OptimizerReport: TypeAlias = tuple[tuple[str, ...], tuple[tuple[str, float], ...], MomentForm | None]
 """The keys of an optimizer's state, its scalars by name, and the form of its moments that are mixed."""
 

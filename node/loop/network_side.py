@@ -19,8 +19,6 @@ from node.network.runtime import Runtime
 from node.network.service import Service
 from node.observe import notices
 
-__all__ = ["NetworkSide"]
-
 POLL_S = 1.0  # Seconds between two checks whether the network thread has ended.
 # Such checks after which it is stuck. They are counted, and not seconds, because a stopped process may wake up later.
 STUCK_POLLS = 60

@@ -23,8 +23,6 @@ from torch.optim.lr_scheduler import (
 
 from gossip.errors import ConfigError
 
-__all__ = ["Schedules"]
-
 T = TypeVar("T")
 
 

@@ -22,8 +22,6 @@ from node.network.service import REPORT_S
 from node.observe.events import SettledEvent
 from node.observe.reduced import AGREED, SETTLING, Figures, mark_in
 
-__all__ = ["Settling"]
-
 FAREWELL_S = 0.5  # Time for a newcomer to request the next piece of a finished run's weights.
 VISIT_PERIOD_S = 0.02  # Seconds between two visits of the boundary while the loop waits.
 QUICK_VISIT_PERIOD_S = 0.005  # The same for a wait that ends within a second.

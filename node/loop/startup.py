@@ -19,8 +19,6 @@ from node.loop.network_side import NetworkSide
 from node.observe.reduced import STARTED, mark_in
 from node.settings import Settings, beside
 
-__all__ = ["Startup"]
-
 VISIT_PERIOD_S = 0.02  # Seconds between two visits of the boundary while the loop waits.
 MEET_S = 5.0  # Seconds to meet all members once another one has counted them: a link takes about one.
 GONE = MemberState.LEFT, MemberState.DEAD

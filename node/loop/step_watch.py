@@ -20,8 +20,6 @@ from node.loop.held_run import HeldRun
 from node.loop.live import LiveModel
 from node.model.optimizers import Optimizers, with_inner
 
-__all__ = ["FORGOTTEN", "OptimizerWatch", "StepWatch"]
-
 # Updates of the weights before a running loop is told: several may come before a first step, as those of a critic.
 RUNNING_UPDATES = 16
 ENDED_UPDATES = 8  # The same once the loop has ended: loading weights by hand takes one or two.

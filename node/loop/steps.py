@@ -15,8 +15,6 @@ from gossip.averaging.visit import Visit
 from gossip.config import Config
 from node.network.hints import LoopHints
 
-__all__ = ["LoopOwner", "StepLoop"]
-
 VISIT_GAP_S = 0.002  # The least seconds between two visits, because a visit at each step would slow a tiny model.
 
 

@@ -18,8 +18,6 @@ from gossip.errors import CheckpointError
 from node.model.optimizers import Optimizers
 from node.model.state import State
 
-__all__ = ["KeptWeights"]
-
 Floats = NDArray[np.float32]
 T = TypeVar("T")
 

@@ -38,8 +38,6 @@ from node.storage import tensor_file
 from node.storage.older import DESCRIPTION, OPTIMIZER, companion, keep_older
 from node.storage.urls import SUFFIX, is_url
 
-__all__ = ["Archive", "Checkpoint", "export", "load", "run_progress", "save"]
-
 _VERSION: Final = 3
 _KEY: Final = "gossip"  # The entry of the header's __metadata__ that holds our JSON document.
 # The document of a file without one, which another tool has written.

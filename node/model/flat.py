@@ -18,21 +18,6 @@ from gossip.arithmetic.mixing import is_finite
 from gossip.errors import LayoutError
 from node.model.state import Floats
 
-__all__ = [
-    "add",
-    "add_and_read",
-    "add_scaled",
-    "are_float32_on_cpu",
-    "count_elements",
-    "device_runs",
-    "finite_flag",
-    "host_tensor",
-    "is_kernel_faster",
-    "merge",
-    "pieces_in_range",
-    "views_like",
-]
-
 MIN_KERNEL_ELEMENTS = 1 << 20  # Size of a vector from which our kernel is faster than torch's foreach calls.
 # Size of a tensor from which it gets a call of our kernel of its own; smaller ones share torch's foreach calls.
 MIN_KERNEL_TENSOR_ELEMENTS = 1 << 12

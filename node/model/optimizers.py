@@ -12,8 +12,6 @@ from gossip.errors import CheckpointError, ConfigError
 from gossip.ids import quantity
 from node.model.optimizer.loaded import fitting_state
 
-__all__ = ["SEVERAL", "Optimizers", "with_inner"]
-
 MAX_WRAPPERS = 4  # Wrappers around one optimizer; nested frameworks add up to two.
 SEVERAL = "optimizers"  # The key of a checkpoint for the states of several optimizers.
 

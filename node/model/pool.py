@@ -10,8 +10,6 @@ import time
 from gossip.averaging.vectors import Cut, Floats, Lease, Vector
 from node.model.state import State
 
-__all__ = ["VectorPool"]
-
 
 class VectorPool:
     """A pool of host vectors. Both threads use it.

@@ -9,8 +9,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["HostCopy", "LastLoss", "largest"]
-
 
 class HostCopy:
     """A copy of a small tensor that is on its way from a CUDA device to the host; others are there at once.

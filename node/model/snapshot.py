@@ -49,8 +49,6 @@ from node.model.sparse import SparseCopies
 from node.model.state import Floats, Positions, State
 from node.model.tensors import LiveTensors
 
-__all__ = ["Copies", "ModelState", "device_of"]
-
 # The smallest host vector with pages of its own. They return to the system; an allocator may keep smaller ones.
 MAPPED_ELEMENTS = 1 << 16
 

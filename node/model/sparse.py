@@ -23,8 +23,6 @@ from node.model.device.uploads import Uploads
 from node.model.state import Floats, Positions
 from node.model.tensors import LiveTensors
 
-__all__ = ["SparseCopies"]
-
 
 class TensorPositions(NamedTuple):
     """Positions in one tensor, flattened, for the elements [start, stop) of a vector of values."""

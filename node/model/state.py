@@ -21,8 +21,6 @@ from node.model.inventory.statistics import StatisticsMixer
 from node.model.optimizer.moments import LiveMoments
 from node.model.optimizer.optimizer_state import OptimizerState
 
-__all__ = ["State"]
-
 EXCHANGED = ("parameter", "buffer")  # The kinds that exchanges carry.
 
 Floats = NDArray[np.float32]

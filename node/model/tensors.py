@@ -18,8 +18,6 @@ from gossip.errors import CheckpointError, LayoutError
 from node.model.inventory.aliases import find_aliases
 from node.model.inventory.items import Choices, Item, Treatment, treatment_of
 
-__all__ = ["LiveTensors", "is_sharded", "local_part", "plain_name", "refuse_other_tensors"]
-
 SHARDED = (
     "is sharded over several processes: give Node these processes, on all of them, as "
     "group=torch.distributed.group.WORLD or a group that has them alone."

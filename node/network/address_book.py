@@ -9,8 +9,6 @@ from gossip.peer import Peer
 from node.faults import Faults
 from node.identity.statedir import Memory, StateDir
 
-__all__ = ["AddressBook"]
-
 # The book is also written when the number of members has doubled.
 FIRST_SAVE_S = 1.0  # Seconds from the start to the first write. Each further pause is twice as long, up to SAVE_S.
 SAVE_S = 30.0

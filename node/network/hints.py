@@ -8,8 +8,6 @@ import threading
 from gossip.config import Config
 from gossip.peer import Peer
 
-__all__ = ["LoopHints", "WakeEvent"]
-
 
 class LoopHints:
     """Plain numbers that the network thread writes after each decision, so that the loop decides without asking it."""

@@ -56,8 +56,6 @@ from node.observe.status import status_page
 from node.transport.blocking_io import BlockingIoPool
 from node.transport.byte_stream import BrokenLinkError, ByteStream
 
-__all__ = ["FloodError", "LinkLife"]
-
 MESSAGES_PER_S = 2_000  # Limit for one link; a member of the largest swarm sends less than a tenth of it.
 CLOSE_S = 1.0  # The most seconds for the last frames and the close of a link to leave.
 # Messages that go to the peer as they are: they begin no session here, and concern neither the link nor a status page.

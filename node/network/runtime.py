@@ -64,8 +64,6 @@ from node.observe.stalls import STALL_AFTER_S, Stalls
 from node.transport.blocking_io import BlockingIoPool
 from node.transport.router import PortKeeper
 
-__all__ = ["Reporter", "Runtime"]
-
 POLL_S = 0.25  # The most seconds between two checks whether vectors move, below the shortest timeout of a probe.
 PENDING_MESSAGES = 32  # Messages kept for a peer that is being dialled. Beyond that the oldest one is dropped.
 MAX_TIMER_S = 3600.0  # The timer ends at least so often. A peer without a deadline has an infinite one.

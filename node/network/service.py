@@ -58,8 +58,6 @@ from node.transport.tls import swarm_contexts
 if TYPE_CHECKING:  # The page needs optional packages.
     from node.observe.page.page import Page
 
-__all__ = ["LEAVE_S", "REPORT_S", "Service"]
-
 REPORT_S = 0.25  # Seconds between two reports of a running loop, by which members and figures lag at most.
 POLL_S = 1.0  # Seconds between two checks whether the run is finished and the address book is to be written.
 RUN_NOTICES = frozenset({"started", "joined", "merged", "put back", "finished"})  # Notices about the current run.

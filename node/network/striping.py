@@ -16,8 +16,6 @@ from node.links.connector import Connector
 from node.links.link import Link
 from node.links.pool import Links
 
-__all__ = ["Striping"]
-
 
 class Striping:
     """The striping decisions of one node. Either side of a link may want lanes.

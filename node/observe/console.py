@@ -22,8 +22,6 @@ from node.observe import notices
 from node.observe.figures import RATES, Reading, line_of, table_of
 from node.terminal import plain_console
 
-__all__ = ["Console"]
-
 # Seconds between two lines, and between two rows of the log:
 REWRITE_PERIOD_S = 0.25  # A line that a terminal rewrites, as fast as an eye can follow numbers.
 LINE_PERIOD_S = 10.0  # A line in a file: 360 an hour.

@@ -23,11 +23,6 @@ if TYPE_CHECKING:  # A command that shows rows of a log starts without these mod
     from gossip.peer import Peer
     from node.links.pool import Links
 
-__all__ = [
-    "FIGURES", "HEADINGS", "MEASURED", "RATES", "STATUS", "VERSION", "Figure", "Reading", "Source", "columns_of",
-    "line_of", "none_if_nan", "reading", "reference_page", "status_reading", "table_of",
-]  # fmt: skip
-
 Reading = dict[str, Any]
 """A snapshot of a node: its logged figures by name, None where a value is not known."""
 

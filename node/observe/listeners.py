@@ -14,8 +14,6 @@ from node.observe import notices
 from node.observe.events import NodeEvent
 from node.observe.notices import LEVELS
 
-__all__ = ["Callback", "Listeners"]
-
 MAX_HISTORY = 1_024  # Events in the history: half a megabyte, and minutes of a busy node's exchanges.
 MAX_QUEUED_EVENTS = 1_024  # Events queued for slow callbacks, some seconds' worth; further ones are dropped.
 

@@ -12,8 +12,6 @@ from node.links.pool import Links
 from node.transport.byte_stream import socket_of
 from node.transport.loss import PathRecord
 
-__all__ = ["Losses"]
-
 CHECK_PERIOD_S = 1.0  # Less than the seconds in which a user would notice a slow link.
 MIN_BYTES = 65_536  # A link that has sent less since the last check is not worth two system calls.
 

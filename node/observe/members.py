@@ -10,8 +10,6 @@ from gossip.effects import MemberState
 from gossip.ids import PeerId
 from gossip.peer import Peer
 
-__all__ = ["Member", "SwarmView", "members_of"]
-
 
 @dataclass(frozen=True, slots=True)
 class Member:

@@ -7,8 +7,6 @@ from typing import Any, Self
 
 from node.observe.figures import MEASURED, Source, none_if_nan
 
-__all__ = ["Metrics"]
-
 
 class Metrics(Mapping[str, Any]):
     """An immutable reading: every scalar figure by its name, which is an attribute too. None where unknown."""

@@ -5,8 +5,6 @@ from __future__ import annotations
 import contextlib
 import logging
 
-__all__ = ["LEVELS", "LOGGER", "log"]
-
 LOGGER = logging.getLogger("gossip")
 
 # WARNING: the user should look at it. INFO: the normal course. DEBUG: exchanges, perhaps a hundred a second, which are

@@ -14,11 +14,6 @@ from gossip.errors import ConfigError
 from gossip.ids import MemberRecord
 from gossip.wire.records import MAX_EXTRA_BYTES, clamp_field, is_keepable
 
-__all__ = [
-    "AGREED", "CONSTANTS", "DATA", "FIRST_LOSSES", "RATE", "SETTLING", "STARTED", "Figures", "Reduced", "mark_in",
-    "reduce", "values_in",
-]  # fmt: skip
-
 MARK = "\0"  # The first character of a mark's name, which no figure may have.
 SETTLING = MARK + "s"  # The mark that this loop is in ``node.settle``: the meeting (node.loop.settling).
 AGREED = MARK + "a"  # The mark of weights that a settling loop shares with a partner: samples, and part of a digest.

@@ -9,8 +9,6 @@ from collections.abc import Callable
 from gossip.peer import Peer
 from node.observe.events import NodeEvent, StalledEvent
 
-__all__ = ["STALL_AFTER_S", "Stalls"]
-
 # Seconds without a step boundary before a report: longer than most steps, shorter than a user's patience.
 STALL_AFTER_S = 5.0
 

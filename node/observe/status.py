@@ -19,8 +19,6 @@ from node.transport.byte_stream import ByteStream
 from node.transport.tcp import TcpNetwork, numeric_address
 from node.transport.tls import TlsStream, swarm_contexts
 
-__all__ = ["AFTER_ALL", "PAGE_MEMBERS", "no_answer", "query", "query_node", "query_over", "status_page"]
-
 PAGE_MEMBERS = 100  # Members of a page: at most 400 B each (a host name has 255) in one header of 64 KiB.
 MAX_MEMBERS = 50_000  # Members that are read: 40 MB, twice what a table holds. Any program may be answering.
 MAX_CHARACTERS = 300  # Characters of a text that is shown: enough for an address.

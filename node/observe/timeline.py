@@ -14,8 +14,6 @@ from node.observe import notices
 from node.observe.events import ExchangeEvent, MemberEvent, NodeEvent
 from node.observe.listeners import Listeners
 
-__all__ = ["LoopTimeline"]
-
 MAX_STREAM_BEGINS = 1_024  # Exchanges that have begun and not ended; more than run at the same time.
 
 

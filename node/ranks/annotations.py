@@ -7,8 +7,6 @@ from functools import cache
 from types import UnionType
 from typing import Any, NewType, Union, get_args, get_origin, get_type_hints
 
-__all__ = ["fits", "hints_of"]
-
 Check = Callable[[Any], bool]
 
 

@@ -21,8 +21,6 @@ from node.model.state import State
 from node.ranks.plain import register
 from node.ranks.ranks import Ranks
 
-__all__ = ["MomentsTold", "RanksBoundary", "ShardedBoundary", "UpdateTold"]
-
 
 @dataclass(frozen=True, slots=True)
 class UpdateTold:

@@ -19,8 +19,6 @@ from node.ranks.plain import one_line
 if TYPE_CHECKING:  # A torch without it has nodes of one process.
     from torch.distributed import ProcessGroup, Work
 
-__all__ = ["Channel", "Silence"]
-
 DEFAULT_TIMEOUT = timedelta(minutes=30)  # torch's default, for a group that does not reveal its timeout.
 PIECE_BYTES = 64 << 20  # Bytes per call over an accelerator: little of its memory, and few calls for several GB.
 SMALL_BYTES = 1 << 20  # Up to this size sockets are as fast as an accelerator's group.

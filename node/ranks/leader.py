@@ -19,8 +19,6 @@ from node.ranks.report import SwarmReport
 from node.ranks.side import RankSide
 from node.settings import Settings
 
-__all__ = ["Leader"]
-
 T = TypeVar("T")
 SUM_S = 0.01  # Seconds between two all-reduces of counts (`Ranks`), each of which costs the loop some 0.3 ms.
 REPORT_AGE_S = 1.0  # The age of members and metrics at which they are sent anew, which stops all ranks at a boundary.

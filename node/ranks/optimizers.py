@@ -19,8 +19,6 @@ from node.model.tensors import is_sharded
 from node.ranks.plain import register, unreadable_error
 from node.ranks.ranks import Ranks
 
-__all__ = ["Described", "Place", "RankOptimizers", "host_copy", "parameters_of", "with_places"]
-
 Described = list[tuple[list[dict[str, Any]], list[dict[Any, Any]]]]
 """For each optimizer: its groups' options and its state by parameter, with a :class:`Place` for each tensor."""
 

@@ -34,8 +34,6 @@ from node.ranks.sharded.shards import ShardBox, ShardPlace, is_sharded_model
 from node.ranks.sharded.state import ShardedState
 from node.ranks.sharded.work import ShardWork
 
-__all__ = ["RankPart", "ShardedPart", "WholePart", "part_of"]
-
 POLL_S = 1e-4  # Seconds between two checks whether a copy to the device has ended.
 
 Hello = tuple[str, list[str], bool, bool, str]

@@ -14,8 +14,6 @@ import torch
 from gossip.errors import ConfigError, LocalError
 from node.ranks.annotations import fits, hints_of
 
-__all__ = ["MAX_BYTES", "checked", "one_line", "pack_value", "register", "unpack_value", "unreadable_error"]
-
 T = TypeVar("T")
 
 # Codes of msgpack's extension types, for values that msgpack itself would lose or turn into others. A RECORD is a

@@ -26,8 +26,6 @@ from node.running import CLOSED, USED
 if TYPE_CHECKING:
     from torch.distributed import Work
 
-__all__ = ["MAX_GAP_STEPS", "Call", "Command", "Ranks", "StepSummary"]
-
 HEARTBEAT_S = 1.0  # The interval at which rank 0 reports that it still waits for its swarm.
 FAREWELL_S = 2.0  # Time for the other ranks to end the step that this rank has ended, since they shared its gradients.
 MAX_GAP_STEPS = 16  # The most steps between two all-reduces, in case steps suddenly become longer.

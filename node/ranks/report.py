@@ -15,8 +15,6 @@ from node.observe.reduced import Reduced
 from node.ranks.plain import register
 from node.ranks.ranks import Call, Ranks, StepSummary
 
-__all__ = ["SwarmKnowledge", "SwarmReport"]
-
 
 @dataclass(frozen=True, slots=True)
 class SwarmReport:

@@ -29,8 +29,6 @@ from node.ranks.plain import checked
 from node.ranks.ranks import Call, Ranks
 from node.ranks.report import SwarmKnowledge, SwarmReport
 
-__all__ = ["RankSide"]
-
 Outcome = tuple[Any, LocalError | None, SwarmReport | None]
 """The payload of "done": the result of rank 0's call, its error, and a report unless rank 0 could not start."""
 

@@ -22,8 +22,6 @@ from gossip.errors import CheckpointError
 from node.storage.older import companion
 from node.storage.urls import check_url, error_text, public_url, with_ending
 
-__all__ = ["CHECK_PERIOD_S", "FOLDER_PREFIX", "PERMANENT", "LocalCopy", "fetched_copy"]
-
 # Enough to outlast the restart of a server. The packages of cloud stores retry by themselves, and no number outlasts an
 # outage.
 ATTEMPTS: Final = 5

@@ -10,16 +10,6 @@ from typing import Any, Final
 from gossip.errors import CheckpointError
 from node.storage.urls import SUFFIX
 
-__all__ = [
-    "DESCRIPTION",
-    "OPTIMIZER",
-    "checked_keep",
-    "companion",
-    "keep_older",
-    "keep_older_in_store",
-    "numbered_name",
-]
-
 MAX_KEPT: Final = 100  # Each save renames all older ones.
 OPTIMIZER: Final = ".optimizer"
 DESCRIPTION: Final = ".json"

@@ -12,8 +12,6 @@ from torch import Tensor
 
 from gossip.errors import CheckpointError
 
-__all__ = ["write"]
-
 TYPES: Final = {
     torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16", torch.int64: "I64",
     torch.int32: "I32", torch.int16: "I16", torch.int8: "I8", torch.uint64: "U64", torch.uint32: "U32",

@@ -17,8 +17,6 @@ from node.storage.copies import CHECK_PERIOD_S, FOLDER_PREFIX, PERMANENT, LocalC
 from node.storage.older import companion, keep_older_in_store
 from node.storage.urls import BUCKETS, error_text, with_ending
 
-__all__ = ["CheckpointUploads"]
-
 ATOMIC: Final = BUCKETS
 """Protocols of stores whose objects appear whole or not at all. Elsewhere a file is renamed once it is complete."""
 MAX_WAITING: Final = 4  # Checkpoints that wait for the one being sent. Each takes its size on the local disk.

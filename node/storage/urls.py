@@ -8,8 +8,6 @@ from typing import Final
 
 from gossip.errors import CheckpointError
 
-__all__ = ["SUFFIX", "beside", "check_url", "error_text", "is_url", "public_url", "with_ending"]
-
 SUFFIX: Final = ".safetensors"
 URL: Final = re.compile(r"(?:[a-z0-9+.-]+::)*[a-z][a-z0-9+.-]+://")
 AS_PATH: Final = re.compile(r"[a-z][a-z0-9+.-]+:/[^/]")  # A URL that went through pathlib.

@@ -20,8 +20,6 @@ from node.transport.byte_stream import BrokenLinkError, PlainStream
 from node.transport.forks import keep_from_children
 from node.transport.sealed import SealedStream
 
-__all__ = ["WHOLE_BYTES", "BlockingIoPool", "BlockingStream"]
-
 MAX_THREADS = 8  # Two (to send and receive) for each of three exchanges, ours and two of others, and for a newcomer.
 WHOLE_BYTES = 65_536  # A buffer of at least this size is a chunk's body, and is filled in one call.
 POLL_MS = 250  # The interval at which an idle thread checks whether its vector is still needed.

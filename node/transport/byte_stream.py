@@ -15,8 +15,6 @@ from gossip.errors import RemoteError
 from gossip.ids import Address
 from node.transport.forks import keep_from_children
 
-__all__ = ["BrokenLinkError", "ByteStream", "Network", "PlainStream", "socket_of"]
-
 
 class BrokenLinkError(RemoteError):
     """The connection ended without a close: it was reset, cut off half-way, or closed by us while a task waited."""

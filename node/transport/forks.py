@@ -14,8 +14,6 @@ import weakref
 
 import trio
 
-__all__ = ["keep_from_children"]
-
 Socket = trio.socket.SocketType | socket.socket
 _ours: weakref.WeakSet[Socket] = weakref.WeakSet()
 

@@ -7,8 +7,6 @@ from collections.abc import Mapping
 from gossip.ids import Address
 from node.transport.tcp import is_loopback
 
-__all__ = ["other_hosts"]
-
 DEFAULT_PORT = 29500  # torchrun's default, used where MASTER_PORT is missing; the route depends on the host alone.
 # The number of processes of the launch and on this host: torch.distributed, Open MPI, and MPICH's Hydra.
 SIZES = (

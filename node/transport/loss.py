@@ -10,8 +10,6 @@ import math
 import struct
 from dataclasses import dataclass
 
-__all__ = ["Loss", "PathRecord"]
-
 # Byte offsets in Linux's struct tcp_info, which only grows at its end. Times are in microseconds.
 RTT_US, RETRANSMITTED, MIN_RTT_US, SENT = 68, 100, 148, 156  # RETRANSMITTED and SENT count segments with data.
 BUSY_US, WINDOWED_US = 168, 176  # 64-bit times of sending, and of waiting for the receiver's window.

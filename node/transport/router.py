@@ -24,8 +24,6 @@ from gossip.errors import LocalError
 from gossip.ids import Address
 from node.transport.tcp import routed
 
-__all__ = ["PortKeeper", "PortLease", "open_port"]
-
 LEASE_S = 3_600  # The time that is asked for. The router may give less.
 SERVER_PORT = 5351  # Where PCP and NAT-PMP listen.
 ATTEMPTS_S = 0.25, 0.5, 1.0  # The waits for an answer. The protocols advise to begin so, and to go on for minutes.

@@ -21,8 +21,6 @@ from gossip.errors import ProtocolError
 from node.transport.byte_stream import BrokenLinkError, ByteStream
 from node.transport.tls import LAST_WORDS_S, TlsStream
 
-__all__ = ["SHARE_BYTES", "Opener", "SealedStream", "Sealer", "direction_keys", "fresh_share", "leave_tls"]
-
 SHARE_BYTES = 32  # Random bytes from each side, as many as a key has.
 LENGTH_BYTES = 4  # The prefix of a record: the length of its ciphertext and tag.
 TAG_BYTES = 16  # The authentication tag of AES-GCM.

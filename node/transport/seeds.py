@@ -17,8 +17,6 @@ from gossip.ids import Address, PeerId, from_hex, parse_address
 from node.identity.keys import is_invite, parse_invite
 from node.transport.tcp import is_loopback, is_name, routed
 
-__all__ = ["Found", "Seed", "SeedLookup", "SeedSource", "parse_seed", "read_seeds", "source_of"]
-
 SeedSource = Path | Callable[[], Iterable[str]]
 """A source of seed texts, which is polled: a file, or a function of the program."""
 

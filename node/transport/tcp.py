@@ -17,8 +17,6 @@ from gossip.ids import Address, parse_address
 from node.transport.byte_stream import BrokenLinkError, ByteStream, PlainStream
 from node.transport.forks import keep_from_children
 
-__all__ = ["Scope", "TcpNetwork", "is_loopback", "is_name", "numeric_address", "punched", "routed", "scope_of"]
-
 BACKLOG = 128  # Connections that the kernel accepts ahead of this program.
 NOT_SENT_BYTES = 131_072  # Unsent bytes that the kernel may queue: a probe waits behind them.
 KEEPALIVE_S = 8  # Seconds without data before the kernel asks, each 3 s, whether the other side is still there.

@@ -21,8 +21,6 @@ from gossip.ids import PeerId, peer_id_of
 from node.identity.keys import Identity
 from node.transport.byte_stream import BrokenLinkError, ByteStream
 
-__all__ = ["Contexts", "TlsStream", "leaf_peer_id", "swarm_contexts"]
-
 SLICE_BYTES = 262_144  # Bytes encrypted at a time: 16 records. Plaintext and ciphertext of a slice stay in cache.
 LAST_WORDS_S = 1.0  # Time for an alert or a close_notify to leave: several round trips around the world.
 

@@ -21,8 +21,6 @@ from sim.world.line import Line, line_key
 from sim.world.network import NetworkModel
 from sim.world.tcp import Back
 
-__all__ = ["Carrier", "StreamCallbacks", "TunnelWay"]
-
 
 class StreamCallbacks(NamedTuple):
     """The functions that a stream calls: when its last byte has been sent, when that byte has arrived, and on a stall.

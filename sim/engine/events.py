@@ -14,8 +14,6 @@ from typing import Any
 
 from sim.interrupt import interrupt
 
-__all__ = ["Events"]
-
 BULK = 1 << 60  # Larger than any event count, so that bulk events sort last within an instant.
 HASHED_NUMBERS = 1 << 16  # Doubles of the log that are buffered until they are hashed: 512 KiB.
 

@@ -13,8 +13,6 @@ from gossip.discovery.relay_rate import RelayRate
 from sim.engine.events import Events
 from sim.world.network import NetworkModel
 
-__all__ = ["Flow", "Flows"]
-
 
 class Flow:
     """One stream between two peers, which are identified by index; ``relay`` passes it on, if it is in a tunnel."""

@@ -14,8 +14,6 @@ from sim.engine.events import Events
 from sim.engine.host import Floats, FlowTransfer, Host
 from sim.engine.links import VirtualLinks
 
-__all__ = ["GroupStreams"]
-
 # Called on arrival with the receiver, its transfer and group, the sender's place in the group, and the values.
 ArrivalHandler = Callable[[Host, FlowTransfer, GroupAverage, int, Floats], None]
 

@@ -12,8 +12,6 @@ from sim.engine.carrier import TunnelWay
 from sim.engine.host import Host
 from sim.engine.links import VirtualLinks
 
-__all__ = ["HiddenDials"]
-
 PUNCH_S, TUNNEL_S = 3.0, 10.0  # The times for both sides to connect, and to join a tunnel, as on a real node.
 
 

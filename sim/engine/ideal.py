@@ -22,8 +22,6 @@ from sim.engine.host import Host
 from sim.engine.links import VirtualLinks
 from sim.world.network import NetworkModel
 
-__all__ = ["IdealLinks", "IdealMembers", "Registry"]
-
 
 class Registry:
     """The members that are alive, shared by all peers. ``alive`` has no particular order."""

@@ -38,8 +38,6 @@ from sim.world.line import Line
 from sim.world.network import NetworkModel
 from sim.world.tcp import syn_again_s
 
-__all__ = ["VirtualLinks"]
-
 # One message in so many is encoded, to estimate the size of all of them. It is a prime because an exchange is four
 # messages in a fixed order: every 64th message was nearly always of one kind, which missed a tenth of the bytes.
 MESSAGES_PER_SAMPLE = 61

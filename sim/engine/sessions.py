@@ -37,8 +37,6 @@ from sim.level import DurationSample
 from sim.scenario.adversaries import Sight
 from sim.world.network import NetworkModel
 
-__all__ = ["Sessions"]
-
 # Codes in the event log: a pair's stream, a newcomer's piece or a partner's moments have arrived.
 STREAMED, COLLECTED, MOMENTS = 212, 213, 214
 

@@ -64,8 +64,6 @@ from sim.seeds import derive
 from sim.world.nat import PORT
 from sim.world.network import NetworkModel
 
-__all__ = ["Swarm", "constant"]
-
 REST_S = 0.01  # Pause after a tick that did not move the peer's deadline, as on a real node.
 TICK = 210  # Code in the event log of a timer that fired, above those of sim.engine.links.
 

@@ -25,8 +25,6 @@ from sim.arrays import F64, I64
 from sim.engine.events import Events
 from sim.engine.host import Floats, Host
 
-__all__ = ["REPORT_S", "OneByOne", "Trainer", "Training"]
-
 REPORT_S = 10.0  # Interval of progress reports; a node reports at 4 Hz, but only for people who watch it.
 POLL_S = 0.1  # Interval at which a loop that waits at a boundary looks whether it may go on.
 ENDS_AT_ONCE = 32  # Step end times that are drawn in one call: 1 KiB a host.

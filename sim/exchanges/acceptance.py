@@ -19,8 +19,6 @@ from gossip.ids import PeerId
 from sim.arrays import F32, F64, I64, Flags
 from sim.seeds import derive_int
 
-__all__ = ["Acceptance"]
-
 
 class Acceptance:
     """The filters of all rows, applied to batches of exchanges in which no row occurs twice.

@@ -7,8 +7,6 @@ import numpy as np
 from sim.arrays import I64
 from sim.engine.host import DurationSource
 
-__all__ = ["Clocks", "ConstantClocks", "DrawnClocks"]
-
 ENDS_AT_ONCE = 64  # Step end times that are drawn in one call.
 
 

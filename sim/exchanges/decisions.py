@@ -32,8 +32,6 @@ from sim.exchanges.streams import StreamTimes
 from sim.exchanges.tape import ADD, DROP, SNAPSHOT, Tape
 from sim.seeds import Draws
 
-__all__ = ["Decisions"]
-
 
 class Decisions:
     """The decisions of all peers, which are numbered from 0. Each list holds one entry per peer.

@@ -15,8 +15,6 @@ from gossip.recent import Recent
 from gossip.schedule import Schedule
 from sim.exchanges.pair_exchange import INITIATOR, PairExchange
 
-__all__ = ["Intervals", "UsualWaits"]
-
 
 class Intervals:
     """The durations of the last exchanges that each peer initiated, by partner.

@@ -28,8 +28,6 @@ from sim.world.churn import Uptime
 from sim.world.network import NetworkModel
 from sim.world.step_times import StepTimes
 
-__all__ = ["ExchangeLevel"]
-
 # The tape is replayed once it is longer than both. Exchanges in progress stay on it; they are a smaller share of a
 # longer tape. An entry takes 100 bytes.
 ENTRIES_PER_PEER, MIN_ENTRIES = 32, 1 << 17

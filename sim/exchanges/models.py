@@ -34,8 +34,6 @@ from sim.learning.learners import Learners
 from sim.learning.optimizer.moments import MomentMixer
 from sim.seeds import GOLDEN
 
-__all__ = ["Models"]
-
 # Rows in one pass: as many as fit into a core's L2 cache with their gradients, but enough for efficient gradients. With
 # 4,810 elements, a pass over 32 rows took 0.4 us a row, and a pass over 103 rows 1.2 us.
 BLOCK_BYTES, MIN_ROWS = 1 << 20, 32

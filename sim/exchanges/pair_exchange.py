@@ -10,8 +10,6 @@ import math
 
 from gossip.exchange.beginning import OFFERS_PER_PARTNER
 
-__all__ = ["BOTH", "INITIATOR", "RESPONDER", "PairExchange", "Slots"]
-
 INITIATOR, RESPONDER = 0, 1  # The sides.
 BOTH = 0b11  # Both sides in a bit mask, which has the bit ``1 << side`` for a side.
 

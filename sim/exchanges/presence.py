@@ -17,8 +17,6 @@ from sim.exchanges.tape import ADOPT, DROP, GIVE, MAX_SIDES, Tape
 from sim.seeds import derive
 from sim.world.churn import Uptime
 
-__all__ = ["Presence"]
-
 RETRY_S = 1.0  # Interval at which a newcomer that found no donor looks again.
 
 

@@ -9,8 +9,6 @@ from gossip.recent import Recent
 from gossip.selection.partners import WARY_FAILURES, WARY_S
 from sim.exchanges.pair_exchange import PairExchange
 
-__all__ = ["Strangers"]
-
 
 class Strangers:
     """The failures of all peers with new partners, treated as in :class:`gossip.selection.partners.Partners`.

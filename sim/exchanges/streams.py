@@ -18,8 +18,6 @@ from sim.world.line import Line, line_key
 from sim.world.network import NetworkModel
 from sim.world.tcp import Back
 
-__all__ = ["Sizes", "StreamTimes"]
-
 LINES_PER_PEER = 16  # Recently used lines kept; a line idle for long restarts TCP's slow start, like a new one.
 
 SESSION, RUN, VERSION = 1 << 61, bytes(16), 1.5  # Examples for messages' fields, of the usual encoded length.

@@ -15,9 +15,6 @@ import numpy as np
 
 from sim.arrays import I64, Flags
 
-__all__ = ["ADD", "ADOPT", "DROP", "GIVE", "MAX_SIDES", "SNAPSHOT", "Entries", "Tape"]
-
-
 # Kinds of entries, in the order in which a visit to a boundary performs them.
 ADD = 0  # Add the result of an exchange.
 SNAPSHOT = 1  # Take a snapshot for an exchange.

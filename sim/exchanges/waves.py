@@ -10,8 +10,6 @@ import numpy as np
 from sim.arrays import I64
 from sim.exchanges.tape import ADD, ADOPT, GIVE, SNAPSHOT, Entries
 
-__all__ = ["Units"]
-
 
 class Units:
     """Entries of the tape divided into units, each of which is executed in one go.

@@ -7,9 +7,6 @@ import numpy as np
 from sim.arrays import I64
 from sim.seeds import GOLDEN, derive_int, splitmix
 
-__all__ = ["Batches"]
-
-
 # A shuffle sorts random keys that carry their place in the low bits, at half the cost of argsort. 24 bits for the place
 # leave 40 random bits: in a part of 60,000 samples, about one pair in 600 epochs ties and keeps its order.
 PLACE_BITS = 24

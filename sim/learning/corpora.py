@@ -18,8 +18,6 @@ import torch
 from gossip.errors import DataError
 from gossip.ids import quantity
 
-__all__ = ["Split", "digits", "dirichlet_split", "fashion_mnist", "iid_split", "mnist", "shakespeare"]
-
 Split = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
 """``x_train, y_train, x_test, y_test``."""
 

@@ -8,8 +8,6 @@ from gossip.errors import DataError
 from sim import plugins
 from sim.learning import corpora
 
-__all__ = ["Dataset", "load"]
-
 # The number of held-out samples is limited, evenly spaced, because an evaluation costs a forward pass over all of them
 # for each peer. With 1,000 the standard error of an accuracy is at most 1.6 points for one peer.
 TEST_SAMPLES = 1000

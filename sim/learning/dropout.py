@@ -12,9 +12,6 @@ from torch import nn
 from sim.arrays import I64
 from sim.seeds import GOLDEN, derive_int, splitmix
 
-__all__ = ["Dropouts", "StepKeys"]
-
-
 # Bits of a hash that decide whether an element is kept: exact in float32, and enough to meet p to within 6e-8.
 BITS = 24
 LOW_32 = (1 << 32) - 1  # Selects the low 32 bits.

@@ -28,8 +28,6 @@ from sim.seeds import derive, generator
 if TYPE_CHECKING:
     from sim.scenario.task import Task
 
-__all__ = ["Learners"]
-
 DRAWN_AT_ONCE = 4096  # Rows whose batches are drawn in one call; with batches of 8, a step takes 256 KiB of indices.
 
 

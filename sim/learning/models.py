@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from sim.learning.datasets import Dataset
     from sim.scenario.task import Task
 
-__all__ = ["ByteGPT", "build", "cnn", "linear", "mlp"]
-
 HIDDEN = 64  # Default width of the mlp.
 
 

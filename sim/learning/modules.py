@@ -19,9 +19,6 @@ if TYPE_CHECKING:
     from sim.learning.datasets import Dataset
     from sim.learning.objectives import Function, Objective
 
-__all__ = ["StackedModule"]
-
-
 # Small models are up to ten times faster than in a loop, with no more gain beyond 64 models in a call. Large models
 # gain nothing, and activations take memory in proportion to the models.
 MAX_MODELS = 64

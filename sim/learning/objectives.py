@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from sim.learning.datasets import Dataset
     from sim.scenario.task import Task
 
-__all__ = ["Function", "Objective"]
-
 Function = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 """(the module's output for a batch, y) -> one number, a mean over the samples."""
 

@@ -21,9 +21,6 @@ if TYPE_CHECKING:
     from sim.learning.datasets import Dataset
     from sim.scenario.task import Task
 
-__all__ = ["parts"]
-
-
 # Samples drawn for each peer if the data set is too small to divide: two batches of LEAST_SAMPLES_A_PART, so that an
 # epoch has an order.
 SAMPLES_WITH_OVERLAP = 16

@@ -14,8 +14,6 @@ from gossip.config.setting import settings_of
 from gossip.errors import ConfigError
 from sim.scenario.scenario import Scenario, value_of
 
-__all__ = ["GIVEN", "Candidate", "candidates", "parse", "with_candidate"]
-
 GIVEN = "as given"  # The name of the candidate with the settings of the user's file, unchanged.
 MAX_CANDIDATES = 12  # The settings of the file and eleven others.
 CODECS = ("fp32", "bf16", "int8", "int4")

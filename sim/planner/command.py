@@ -16,8 +16,6 @@ from sim.planner.study import Study
 from sim.planner.world import World
 from sim.scenario.tables import toml_text
 
-__all__ = ["plan"]
-
 
 @ending_on_signals
 def plan(  # noqa: PLR0913  The options of a command.

@@ -20,8 +20,6 @@ from sim.report.units import bytes_text, duration_text, figure_text, number, sha
 from sim.scenario.scenario import Scenario
 from sim.scenario.tables import toml_text
 
-__all__ = ["CandidateRuns", "Study"]
-
 POINT = 0.01  # A percentage point: an accuracy within it of the best one counts as equal to it.
 BELOW_BEST = 0.02  # The reported time is that of an accuracy this far below the best final one.
 NEVER = "–"  # noqa: RUF001  Shown where the accuracy was never reached.

@@ -19,8 +19,6 @@ from sim.world.line import Line, line_key
 from sim.world.network import NetworkModel, network_of
 from sim.world.tcp import Back
 
-__all__ = ["World"]
-
 STEPS = 400  # Steps per peer that the stand-in learns.
 MIN_EXCHANGES = 16.0  # On slow links it learns for as long as this many exchanges take.
 MAX_STEPS = 800  # It learns for at most this many steps, so that a plan ends in acceptable time.

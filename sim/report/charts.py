@@ -20,23 +20,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = [
-    "COLOURS",
-    "DASHES",
-    "GRID",
-    "INK",
-    "MUTED",
-    "SHADE",
-    "Key",
-    "Panel",
-    "draw",
-    "line_of",
-    "plain_ticks",
-    "require_matplotlib",
-    "save",
-    "svg_of",
-]
-
 # (on a white page, on a dark page): each has a contrast of 3 or more to the page. CIELAB distances are at least 25 with
 # protanopia and deuteranopia, and 19 with tritanopia (simulated after Machado, Oliveira and Fernandes, 2009).
 COLOURS = (

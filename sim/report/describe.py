@@ -16,8 +16,6 @@ from sim.world.network import has_tcp
 if TYPE_CHECKING:
     from sim.scenario.scenario import Scenario
 
-__all__ = ["differences", "in_words"]
-
 
 def in_words(scenario: Scenario, played: Fidelity | None = None) -> str:
     """Say what is trained and for how long, what is modelled and what is not; a table has the settings.

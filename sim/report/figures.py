@@ -15,8 +15,6 @@ import numpy as np
 from sim.report.measures import FinishedRun, Instant
 from sim.report.units import bytes_text, count_text, duration_text, figure_text, share_text
 
-__all__ = ["COLUMNS", "HISTORY", "SUMMARY", "Column", "Total", "page", "row_of", "summary_of"]
-
 # Each mix counts as its side's share of an exchange. Sums of shares like 1/3 are rounded, and may be just below a whole
 # number. This is added before whole exchanges are counted; it is enough for up to 10^10 shares.
 ROUNDING_ALLOWANCE = 1e-3

@@ -17,9 +17,6 @@ from sim.report.units import duration_text
 from sim.scenario.fidelity import Fidelity
 from sim.scenario.scenario import Scenario
 
-__all__ = ["FinishedRun", "Instant", "spread_of"]
-
-
 BLOCK_ROWS = 256  # Rows of one pass, so that temporary arrays stay small.
 
 

@@ -13,8 +13,6 @@ from sim.report.result import Result
 from sim.report.units import ABSENT, bytes_text, count_text, duration_text, figure_text, share_text
 from sim.scenario.scenario import Scenario
 
-__all__ = ["FigureTable", "comparison", "page", "report", "rows_table"]
-
 SHOWN_DIFFERENCES = 12  # Differing keys of scenarios; more would push the curves off the first screen.
 UNIT = re.compile(r"(?<=\d) (?=(?:%|(?:ms|s|min|h|days?|[kMGTP]?B|Mbit/s|million|billion|of|to)\b))")
 

@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from sim.scenario.conditions import NetworkCut
     from sim.scenario.scenario import Scenario
 
-__all__ = ["cuts", "draw_all", "loss_label", "panels_of", "save_all"]
-
 LOG_RATIO = 20.0  # An axis over more than this ratio is logarithmic.
 EVALUATED = "On held-out samples: each peer's own model, and the average of all models."
 BAND = "On held-out samples: the mean of the peers, and the band from least to greatest."

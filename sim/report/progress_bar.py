@@ -10,8 +10,6 @@ from typing import Self
 from sim.report.result import Progress
 from sim.report.units import count_text, duration_text
 
-__all__ = ["Bar", "Lines"]
-
 NAME_WIDTH = 24
 LINE_PERIOD_S = 10.0  # As of `gossip run` without a terminal.
 

@@ -26,8 +26,6 @@ from sim.scenario.fidelity import Fidelity
 if TYPE_CHECKING:
     from sim.scenario.scenario import Scenario
 
-__all__ = ["COLUMNS", "Progress", "Result", "RowHandler", "compare", "folder_names", "row_file"]
-
 RowHandler = Callable[[dict[str, float]], None]  # Receives each row of a run's history as it is measured.
 
 

@@ -3,18 +3,6 @@
 import math
 from typing import Any
 
-__all__ = [
-    "ABSENT",
-    "bytes_axis",
-    "bytes_text",
-    "count_text",
-    "duration_text",
-    "figure_text",
-    "number",
-    "share_text",
-    "time_axis",
-]
-
 ABSENT = "–"  # noqa: RUF001  The text for a figure that does not exist: a dash.
 BYTES = (("B", 1.0), ("kB", 1e3), ("MB", 1e6), ("GB", 1e9), ("TB", 1e12), ("PB", 1e15))  # Decimal units, as for rates.
 TIMES = (("ms", 1e-3), ("s", 1.0), ("min", 60.0), ("h", 3600.0), ("days", 86_400.0))

@@ -32,9 +32,6 @@ from sim.scenario import tables
 from sim.scenario.tables import require
 from sim.seeds import derive, generator
 
-__all__ = ["COLLUDING", "Attacker", "AttackersSpec", "Sight", "draw_attackers", "little_deviations", "unguarded"]
-
-
 # Scales that pass the norm bound and do the most harm; that of ipm is He et al.'s (2022). alie's follows its share.
 SCALES = {"sign-flip": 1.0, "scaled": 10.0, "random": 1.0, "ipm": 0.1, "dissensus": 1.0}
 COLLUDING = ("alie", "ipm", "dissensus")  # Kinds that need to see the honest models.

@@ -12,9 +12,6 @@ from sim.scenario import tables, worlds
 from sim.scenario.distribution import PARAMETERS, Distribution
 from sim.scenario.tables import KeyFault, refuse_unknown, require
 
-__all__ = ["ChurnSpec", "Congestion", "Latency", "NatSpec", "NetworkCut", "NetworkSpec", "Rate"]
-
-
 Congestion = Literal["cubic", "bbr"]
 
 

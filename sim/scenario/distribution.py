@@ -13,8 +13,6 @@ import numpy as np
 from sim.arrays import F64
 from sim.scenario.tables import KeyFault, require
 
-__all__ = ["Distribution"]
-
 # The parameters of each kind in order. The ones in SECONDS are times, whose keys may have a unit (scale_s, median_ms);
 # the default unit is seconds.
 PARAMETERS = {

@@ -18,8 +18,6 @@ from sim.scenario.conditions import ChurnSpec, MembershipSpec, NetworkSpec
 from sim.scenario.tables import KeyFault
 from sim.scenario.task import Task
 
-__all__ = ["Beyond", "Fidelity", "check_exchanges", "fidelity_of"]
-
 
 class Beyond(ConfigError):
     """The fast level found, while building or playing a scenario, that it cannot represent it.

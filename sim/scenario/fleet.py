@@ -9,8 +9,6 @@ from sim.scenario.conditions import NetworkSpec, Rate
 from sim.scenario.distribution import Distribution
 from sim.scenario.tables import KeyFault, require
 
-__all__ = ["PeerSpec", "by_name", "check_fleet"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PeerSpec(tables.KeyTable):

@@ -13,23 +13,6 @@ from gossip.config.internal import Internal
 from gossip.config.setting import settings_of
 from gossip.errors import ConfigError, did_you_mean
 
-__all__ = [
-    "KeyFault",
-    "KeyTable",
-    "UnknownKey",
-    "changed",
-    "fields_of",
-    "hints",
-    "nearest",
-    "paths",
-    "plain",
-    "record",
-    "refuse_unknown",
-    "require",
-    "settle",
-    "toml_text",
-]
-
 T = TypeVar("T")
 
 MAX_LISTED_KEYS = 8  # The most known keys that a sentence lists.

@@ -11,8 +11,6 @@ from gossip.errors import did_you_mean
 from sim.scenario import tables
 from sim.scenario.tables import KeyFault, require
 
-__all__ = ["LARGEST", "Optimizer", "Partition", "Task"]
-
 DATASETS = ("digits", "fashion-mnist", "mnist", "shakespeare", "averaging")
 MODELS = ("linear", "mlp", "cnn", "gpt")
 LOSSES = ("cross-entropy", "mse")

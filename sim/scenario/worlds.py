@@ -8,8 +8,6 @@ from typing import Any
 
 from sim.scenario.tables import require
 
-__all__ = ["names", "world"]
-
 
 @functools.cache
 def worlds() -> dict[str, dict[str, dict[str, Any]]]:

@@ -15,8 +15,6 @@ from sim.scenario.conditions import ChurnSpec
 from sim.scenario.distribution import Distribution
 from sim.seeds import generator
 
-__all__ = ["Churn", "Uptime", "churn_of"]
-
 SHORTEST_S = 1e-3  # Weibull times of a small shape come arbitrarily near 0, and time must pass.
 COLUMNS = ("peer", "from_s", "until_s")
 

@@ -31,8 +31,6 @@ from collections.abc import Sequence
 
 from sim.world.line import FIRST_SEGMENTS, Line
 
-__all__ = ["GROWTH", "grow", "note_loss", "send_together", "shrink_idle"]
-
 # -- RFC 9438 --------------------------------------------------------------------------------------------------------
 LOSS_FACTOR = 0.7  # beta_cubic: the share of the window that a loss leaves (section 4.6).
 CURVE_SCALE = 0.4  # C, in segments per cubic second (section 4.2).

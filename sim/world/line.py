@@ -6,8 +6,6 @@ from typing import Any, NamedTuple
 
 from sim.seeds import GOLDEN, MASK, splitmix
 
-__all__ = ["FIRST_SEGMENTS", "Line", "Prediction", "line_key"]
-
 FIRST_SEGMENTS = 10.0  # The initial window of RFC 6928.
 ODD = 0xD1B54A32D192ED03  # A multiplier other than GOLDEN, so that a line and its reverse differ.
 

@@ -4,8 +4,6 @@ from gossip.ids import Address
 from sim.scenario.conditions import NatSpec
 from sim.seeds import derive_int
 
-__all__ = ["PORT", "Nat"]
-
 PORT = 7700  # Of every address; the hosts differ.
 
 

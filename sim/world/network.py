@@ -15,8 +15,6 @@ from sim.seeds import GOLDEN, derive_int
 from sim.world.nat import Nat
 from sim.world.tcp import Transport
 
-__all__ = ["NetworkModel", "has_tcp", "network_of"]
-
 
 @dataclass(frozen=True, slots=True)
 class NetworkModel:

@@ -10,8 +10,6 @@ from sim.scenario.fleet import PeerSpec, by_name
 from sim.scenario.scenario import Compute
 from sim.seeds import derive_int, generator
 
-__all__ = ["StepTimes"]
-
 SHORTEST_S = 1e-6  # Distributions come arbitrarily near 0, and a run of such steps would stop time.
 DRAWN_AT_ONCE = 64  # Draws made at once: one call of numpy costs as much as fifty draws.
 

@@ -12,8 +12,6 @@ from collections.abc import Sequence
 from sim.seeds import GOLDEN, MASK, splitmix
 from sim.world.line import Line
 
-__all__ = ["CHUNKS", "CHUNKS_FACTOR", "MIN_CHUNK", "SENDING_S", "lines_for", "note_sent"]
-
 # A link that has sent this many segments and seconds is known to lose packets: four looks have then seen losses.
 MIN_SEGMENTS, SENDING_S = 1_000.0, 6.0
 MIN_LOSS, MIN_RTT_S = 0.005, 0.005  # Links with less loss or a shorter round trip get no more connections.

@@ -29,8 +29,6 @@ from sim.world import cubic, striping
 from sim.world.cubic import GROWTH, HYSTART_DELAY_FACTOR, LOSS_FACTOR, RENO_SEGMENTS
 from sim.world.line import FIRST_SEGMENTS, Line, Prediction
 
-__all__ = ["Back", "Passage", "Transport", "syn_again_s"]
-
 SEGMENT_BYTES = 1448  # Data in a packet of 1500 bytes, whose IP, TCP and timestamp headers take 52.
 PACKET_BYTES = 1500
 # Factor on packets' bytes with as much traffic the other way: 52 bytes more for every second one.

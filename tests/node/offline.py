@@ -24,8 +24,6 @@ from node.network.runtime import Runtime
 from tests.agreement.scenario import ELEMENTS, Scenario, identity, make_peer
 from tests.memory_stream import memory_stream_pair
 
-__all__ = ["ELEMENTS", "OTHER", "in_trio", "link", "runtime", "wants_snapshot"]
-
 OTHER = identity(1).id
 
 

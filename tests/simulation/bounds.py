@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from tests.simulation.host import Host
     from tests.simulation.world import World
 
-__all__ = ["BOUNDS", "check_bounds", "longest_s", "tables"]
-
 # Keys are paths of attributes from a Peer on. Other tables may hold two entries for each id ever heard of, and 64.
 BOUNDS = {
     "exchanges.outcomes": 4_096,  # MAX_OUTCOMES; members ask about them for doubt_s

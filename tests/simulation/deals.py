@@ -10,8 +10,6 @@ from gossip.ids import PeerId
 if TYPE_CHECKING:
     from tests.simulation.host import Host
 
-__all__ = ["Deal", "Push", "Side"]
-
 
 class Side:
     """One host's part in an exchange of vectors."""

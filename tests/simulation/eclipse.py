@@ -19,8 +19,6 @@ from tests.simulation.host import Host, Manners
 from tests.simulation.schedule import peer_id
 from tests.simulation.world import World
 
-__all__ = ["INTERVAL_S", "Eclipse"]
-
 STEP_S = 0.5
 MIX_EVERY_STEPS = 8
 INTERVAL_S = MIX_EVERY_STEPS * STEP_S

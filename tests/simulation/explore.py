@@ -28,8 +28,6 @@ from tests.simulation.mutants import MUTANTS, planted
 from tests.simulation.schedule import Schedule
 from tests.simulation.transitions import watched
 
-__all__ = ["Outcome", "find", "main", "outcome", "shrunk"]
-
 LARGE = 0.0005  # share of the seeds; each takes as long as a hundred others
 ENOUGH = 228  # seeds within which a throw-away explorer found every bug planted in it
 BATCH = 20  # seeds that one process plays before it reports

@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from tests.simulation.network import Link
     from tests.simulation.world import World
 
-__all__ = ["ELEMENTS", "Host", "Manners"]
-
 FROZEN = 2048  # frozen elements in every other seed, in which some newcomers have the run's base and some another
 ELEMENTS = 4096  # enough for a clip radius, and two chunks of the least length for each of two donors
 KEEPS_NOT = 0.1  # share of trials that find no memory for a copy of the present weights

@@ -35,8 +35,6 @@ if TYPE_CHECKING:
     from tests.simulation.host import Host
     from tests.simulation.world import World
 
-__all__ = ["Failure", "Judge"]
-
 # A partner that was reachable for this long has answered how an exchange ended. It is asked every second.
 ASKED_S = 3.0
 GONE = (MemberState.DEAD, MemberState.LEFT)

@@ -14,8 +14,6 @@ from tests.harness.world import address_of
 from tests.simulation.host import Host, Manners
 from tests.simulation.schedule import Schedule
 
-__all__ = ["Large"]
-
 PEER_S = 20_000.0  # peers times seconds with faults in one schedule, about
 APART = 0.03  # share of the truth by which a member's progress may differ from it after quiet
 UNSEEN_S = 20.0  # time until a death or a newcomer counts everywhere

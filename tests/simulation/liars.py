@@ -45,8 +45,6 @@ from tests.simulation.host import ELEMENTS, Host
 if TYPE_CHECKING:
     from tests.simulation.network import Link
 
-__all__ = ["Liar"]
-
 PREFIX_BYTES = 12  # before a frame's header
 SEEN = 32  # session numbers and records that it can speak of
 NUMBERS = (0, 1, 2**31, 2**53 - 1, 2**53, 2**62, 2**63 - 1)

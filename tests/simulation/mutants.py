@@ -24,8 +24,6 @@ from gossip.state_transfer.ending import Ending
 from gossip.state_transfer.joining import Newcomer
 from gossip.wire.messages import Abort, Settled
 
-__all__ = ["MUTANTS", "planted"]
-
 Wrapper = Callable[[Callable[..., Any]], Callable[..., Any]]
 MUTANTS: dict[str, tuple[type, str, Wrapper]] = {}
 

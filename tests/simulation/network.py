@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from tests.simulation.host import Host
     from tests.simulation.world import World
 
-__all__ = ["Link", "Network"]
-
 JAM_S = 0.5  # half of the time between two questions about a doubt
 
 

@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from tests.simulation.host import Host
     from tests.simulation.world import World
 
-__all__ = ["Overlaps", "check_overlaps"]
-
 SHARE = 0.2  # share of the seeds
 
 

@@ -6,8 +6,6 @@ from tests.harness.world import address_of
 from tests.simulation.host import Host
 from tests.simulation.world import World
 
-__all__ = ["Quiet"]
-
 MAX_FOUND = 6  # Violations to list.
 
 

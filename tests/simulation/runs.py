@@ -10,8 +10,6 @@ if TYPE_CHECKING:
     from tests.simulation.host import Host
     from tests.simulation.world import World
 
-__all__ = ["Runs"]
-
 LATELY_S = 60.0  # Time within which no member may take the same run's weights three times.
 
 

@@ -20,8 +20,6 @@ from tests.simulation.overlaps import Overlaps
 from tests.simulation.quiet import Quiet
 from tests.simulation.world import World
 
-__all__ = ["Schedule", "play", "random_settings"]
-
 # Time after the last fault until all must be well: suspicion, the longest bench, and the third dial of a stranger.
 WHOLE_S = 400.0
 # Kinds of messages whose links may break as they are sent.

@@ -12,8 +12,6 @@ from gossip.exchange.reservation import ReservedPair
 from gossip.exchange.session import Event, Session, State
 from tests.simulation.judge import Failure
 
-__all__ = ["KINDS", "Row", "rows", "watched"]
-
 CLAIM = "a session goes where its table says"
 KINDS: tuple[type[Session], ...] = (Pair, ReservedPair, Push, Group)
 BEGIN = {False: (State.PREPARING,), True: (State.ASKED, State.RESERVED)}  # initial states; True: a reserved session

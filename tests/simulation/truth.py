@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from tests.simulation.host import Host
     from tests.simulation.world import World
 
-__all__ = ["Truth"]
-
 
 class Truth:
     """The truth about one world. A host's number is ``base`` and what its part has trained since then."""

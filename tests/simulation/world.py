@@ -12,8 +12,6 @@ from tests.simulation.judge import Failure, Judge
 from tests.simulation.network import Network
 from tests.simulation.truth import Truth
 
-__all__ = ["World"]
-
 
 class World(harness.World):
     """A world with a judge, which describes every event to ``tell``, if given.

@@ -6,8 +6,6 @@ import torch
 from sklearn.datasets import load_digits
 from torch import Tensor
 
-__all__ = ["LETTERS", "digits", "text"]
-
 LETTERS = "abcdefghijklmnopqrstuvwxyz ."
 
 

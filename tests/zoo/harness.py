@@ -23,8 +23,6 @@ from node.observe.notices import LEVELS
 from tests.zoo.plain import Plain
 from tests.zoo.registry import Program, programs
 
-__all__ = ["Outcome", "Result", "play"]
-
 LIMIT_S = 300.0  # A busy machine needs a minute where an idle one takes ten seconds.
 POLL_S = 0.05
 SLOW_STEP_S = 0.1  # The pace of the others until a late node has come.

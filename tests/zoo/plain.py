@@ -8,8 +8,6 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from node.data.splitting import split
 
-__all__ = ["Plain"]
-
 KINDS = ("mean", "median", "min", "max")  # As in node.observe.reduced.Reduced.
 
 

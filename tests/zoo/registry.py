@@ -10,8 +10,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-__all__ = ["Program", "programs", "zoo"]
-
 _programs: dict[str, Program] = {}
 
 

@@ -21,8 +21,6 @@ from gossip.exchange.transitions import State
 from gossip.ids import UNSTATED, Claim, PeerId
 from gossip.wire.messages import Abort, Begin, Busy, Joined
 
-__all__ = ["Forming", "patience_s"]
-
 # A wait ends after PATIENCE times the limit within which nearly all such waits end, since members differ in speed. It
 # lasts at least MIN_PATIENCE_S, for which a scheduler may stop any process.
 PATIENCE, MIN_PATIENCE_S = 2.0, 0.1

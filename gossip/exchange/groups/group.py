@@ -43,8 +43,6 @@ from gossip.exchange.transitions import GROUP, Event, State, Table
 from gossip.ids import PeerId
 from gossip.wire.messages import Abort, Commit, Outcome, Settled
 
-__all__ = ["MAX_DOUBTS", "Group"]
-
 # Groups in doubt (:mod:`gossip.exchange.session`) at once: the one that a network cut left, and the next.
 MAX_DOUBTS = 2
 # The inviter waits for COMMITs as long as for three streams, since another member may wait twice for a late one. The

@@ -19,8 +19,6 @@ from gossip.exchange.transitions import INITIATOR, RESPONDER, Event, State
 from gossip.ids import PeerId
 from gossip.wire.messages import MAX_GROUP, Busy, Invite, Refuse
 
-__all__ = ["answer_invitation", "begin_mix", "invitation", "invite_substitute"]
-
 # Peers to invite for each seat of a random group: even if three in four are busy, most seats are filled.
 INVITATIONS_PER_SEAT = 4
 

@@ -16,8 +16,6 @@ be near at the same time: if one joins and the other takes the mean, their diffe
 
 from __future__ import annotations
 
-__all__ = ["Convergence"]
-
 # Near, as a share of the largest difference of this settling. The vector that is joined is then about so far from the
 # mean of all. With 1/4 it would be a fifth, and with 1/64 take two more exchanges each. No power of 1/2, since means
 # halve differences: drivers add up squares in different orders, and would decide differently at the limit.

@@ -18,8 +18,6 @@ from gossip.exchange.pair import Pair
 from gossip.ids import PeerId
 from gossip.wire.messages import Busy, Offer
 
-__all__ = ["Settlement"]
-
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class Settlement(Pair):

@@ -14,8 +14,6 @@ from torch import Tensor
 from gossip.averaging.model import Pending
 from node.model.device.guard import TornWatch
 
-__all__ = ["HALF_TYPES", "Copies", "HalfPart", "combined", "crossing_type", "memory_errors"]
-
 HALF_TYPES: Final = (torch.bfloat16, torch.float16)
 LAST_ELEMENTS = 1 << 15  # The last elements are widened through a copy of 64 KiB, which stays in the cache.
 

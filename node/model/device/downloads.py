@@ -14,8 +14,6 @@ from node.model.device.guard import StepGuard
 from node.model.device.streams import CopyStreams
 from node.model.flat import count_elements, finite_flag, views_like
 
-__all__ = ["Downloads"]
-
 
 @dataclass(slots=True)
 class CopyPlan:

@@ -9,8 +9,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["StepGuard", "TornWatch"]
-
 
 class TornWatch:
     """A watch for changes of live tensors that a copy is reading. A change *tears* the copy into old and new values.

@@ -12,8 +12,6 @@ from typing import Literal
 
 import torch
 
-__all__ = ["CopySpan", "CopyStreams", "CopyTimes"]
-
 Direction = Literal["up", "down"]
 MAX_PENDING = 1_024  # Copies in progress whose times are recorded: a mix of 7 B parameters makes some hundred.
 # An anchor serves for so long. The time between two events is a float32 in milliseconds, and clocks drift: both errors

@@ -19,8 +19,6 @@ from node.model.device.copies import Copies, combined, memory_errors
 from node.model.device.streams import CopyStreams
 from node.model.flat import add, count_elements, merge
 
-__all__ = ["Change", "PortionUpload", "Relay", "UpdateUpload", "Uploads", "change_of"]
-
 Change = Callable[[list[Tensor], Tensor], None]
 """Changes some tensors by values on their device, which it may overwrite."""
 Relay = Callable[[Tensor], None]

@@ -10,8 +10,6 @@ from torch import Tensor
 
 from gossip.errors import LayoutError
 
-__all__ = ["find_aliases"]
-
 
 class Extent(NamedTuple):
     """The bytes [start, stop) of the memory from the first to the last element of a tensor."""

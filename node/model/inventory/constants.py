@@ -13,8 +13,6 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-__all__ = ["Constants", "constants_of"]
-
 MAX_VALUES = 256  # Values of a tensor that count.
 # Machines may compute the same constants with differences in the last bits. Other draws differ by more.
 TOLERANCE = 1e-3

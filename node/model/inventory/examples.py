@@ -13,8 +13,6 @@ from torch import Tensor, nn
 
 from gossip.errors import LayoutError
 
-__all__ = ["Example", "can_be_told", "is_scalar", "is_state_of", "listed", "probe_state"]
-
 
 @dataclass(frozen=True, slots=True)
 class Example:

@@ -23,8 +23,6 @@ from torch import Tensor, nn
 from gossip.errors import ConfigError, LayoutError
 from gossip.ids import quantity
 
-__all__ = ["NAMED_COPY", "Choices", "Chosen", "Inventory", "Item", "Treatment", "foreign_sentence", "treatment_of"]
-
 Treatment = Literal["average", "copy", "follow", "mix", "give", "local"]
 Chosen: TypeAlias = Sequence[str | Tensor | nn.Module] | str
 """Tensors that a user chooses: patterns of names as in a shell, tensors, or modules with all their tensors."""

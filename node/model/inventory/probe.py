@@ -11,8 +11,6 @@ from torch import Tensor
 
 from node.model.scalars import HostCopy, largest
 
-__all__ = ["MixProbe"]
-
 SAMPLED_ELEMENTS = 16  # Elements of each followed tensor: an optimizer undoes all of one kind alike.
 MAX_TENSORS = 4  # Tensors that are followed: the largest of each kind.
 MIXES = 32  # Mixes of one verdict.

@@ -9,8 +9,6 @@ from torch import Tensor
 
 from gossip.averaging.vectors import REACH, Statistics
 
-__all__ = ["StatisticsMixer"]
-
 
 class StatisticsMixer:
     """The statistics of one model: which of their elements local steps change, and their mixing.

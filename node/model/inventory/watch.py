@@ -12,8 +12,6 @@ from node.model.scalars import HostCopy, largest
 from node.model.snapshot import ModelState
 from node.model.state import State
 
-__all__ = ["ModelWatch"]
-
 SAMPLED_ELEMENTS = 16  # Of each tensor, by which a change is found that the program makes to the whole.
 UNCHANGED_STEPS = 32  # Steps with a loss that change no weight. The first ones of a warm-up may change none.
 # The relative difference between the lengths of rows that are of one length, and of rows that are not any more.

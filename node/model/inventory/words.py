@@ -11,8 +11,6 @@ from torch import Tensor
 from gossip.arithmetic.layout import Layout, Segment
 from node.model.state import Floats
 
-__all__ = ["read_words", "set_words", "words_of", "write_words"]
-
 MAX_WORD = 65_535.0
 
 

@@ -11,8 +11,6 @@ from torch import Tensor
 
 from gossip.errors import CheckpointError
 
-__all__ = ["fitting_state"]
-
 
 class GroupedParameter(NamedTuple):
     """A parameter, and the number of its group."""

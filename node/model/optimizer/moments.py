@@ -17,8 +17,6 @@ from node.model.device.copies import Copies, combined
 from node.model.optimizer.optimizer_state import OF_GRADIENTS, OptimizerState, state_tensor
 from node.model.tensors import local_part
 
-__all__ = ["LiveMoments", "mix_values"]
-
 # By their names in torch's optimizers, and in others that take them over.
 SECOND = frozenset({"acc_delta", "exp_avg_sq", "exp_inf", "max_exp_avg_sq", "moment2", "square_avg", "sum"})
 FIRST = {"exp_avg": "exp_avg_sq", "moment1": "moment2"}

@@ -25,8 +25,6 @@ from node.model.optimizers import Optimizers, with_inner
 from node.model.scalars import HostCopy, largest
 from node.model.tensors import LiveTensors, local_part
 
-__all__ = ["MAX_OPTIMIZER_KEYS", "OF_GRADIENTS", "OptimizerState", "state_tensor"]
-
 MAX_OPTIMIZER_KEYS = 4
 """The most tensors of a parameter's shape in an optimizer's state: amsgrad Adam and centred RMSprop keep 3."""
 

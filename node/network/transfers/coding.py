@@ -10,8 +10,6 @@ import numpy as np
 
 from gossip.codecs import Machine, get_codec
 
-__all__ = ["measure_machine"]
-
 ELEMENTS = 1 << 16  # Of a vector in cache: codecs take some 0.1 ms in C for its 256 KiB, and 1 ms in numpy.
 COPIED_ELEMENTS = 1 << 22  # Of a vector too long for the caches of a core: a copy of its 16 MiB takes some 2 ms.
 ROUNDS = 3  # The fastest round counts: other processes can only slow one down.

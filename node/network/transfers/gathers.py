@@ -24,8 +24,6 @@ from node.model.pool import VectorPool
 from node.network.transfers.slices import EarlyChunk, EarlyChunks, SliceBulk
 from node.network.transfers.transfer import LinkTransfer
 
-__all__ = ["GroupTransfers"]
-
 
 class GroupTransfers:
     """The streams between this node and the other members of its groups. All of it runs in trio's thread."""

@@ -14,8 +14,6 @@ from gossip.peer import Peer
 from node.network.transfers.transfer import LinkTransfer
 from node.observe.events import ExchangeEvent, MemberEvent, NodeEvent
 
-__all__ = ["OFFER_FAILURES", "ExchangeLog"]
-
 OFFER_FAILURES = frozenset({"unanswered", "unreached"})  # The reasons for which an offer fails before streams begin.
 SHOWN_MIXES = 8  # Recent mixes that a status page shows. Those of all members together show who mixes with whom.
 

@@ -10,8 +10,6 @@ from gossip.errors import ProtocolError
 from gossip.wire.messages import MIN_CHUNK_ELEMENTS, Chunk
 from node.links.link import Link
 
-__all__ = ["EarlyChunk", "EarlyChunks", "SliceBulk"]
-
 
 class SliceBulk:
     """The values for one member: ours of its slice, then the mean of our slice. A :class:`node.links.bulk.Bulk`."""

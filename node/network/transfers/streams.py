@@ -59,8 +59,6 @@ from node.network.transfers.gathers import GroupTransfers
 from node.network.transfers.log import ExchangeLog
 from node.network.transfers.transfer import LinkTransfer, LinkTransfers
 
-__all__ = ["Streams"]
-
 DURATIONS = 64  # Durations of exchanges that are kept, enough for a steady median.
 LARGE_BYTES = 4 << 20  # The smallest vector for an I/O thread, which saves no CPU at 4 MB, and a quarter at 40 MB.
 INLINE_ELEMENTS = 1 << 20  # Arithmetic on up to 4 MB takes 1 to 2 ms and runs inline, on more in a worker thread.

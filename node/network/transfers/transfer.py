@@ -19,8 +19,6 @@ from node.links.link import Link
 from node.network.transfers.slices import EarlyChunks, SliceBulk
 from node.transport.sealed import SealedStream
 
-__all__ = ["LinkTransfer", "LinkTransfers"]
-
 # Ended sessions that are remembered, so that their late chunks are dropped and are no fault. Far fewer run at once.
 ENDED_SESSIONS = 64
 

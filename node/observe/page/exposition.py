@@ -18,8 +18,6 @@ from gossip.exchange.session_table import REASONS
 from node.observe.events import ExchangeEvent
 from node.observe.figures import FIGURES, VERSION, Source, none_if_nan
 
-__all__ = ["CONTENT_TYPE", "Exposition"]
-
 CONTENT_TYPE = prometheus_client.CONTENT_TYPE_LATEST
 # Upper bounds of the histogram's buckets in seconds, from small models to slow links.
 BUCKET_BOUNDS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)

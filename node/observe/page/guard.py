@@ -12,8 +12,6 @@ from http import HTTPStatus
 from gossip.ids import Address
 from node.transport.tcp import is_loopback
 
-__all__ = ["OPEN_PATH", "Guard", "token_of"]
-
 TOKEN_DIGITS = 32  # Hexadecimal digits: 128 bits, which cannot be guessed.
 MAX_PARTS = 32  # Cookies, or parts of a query, that are looked at.
 OPEN_PATH = "/healthz"  # Open to launchers that can send no token: it only says whether this node trains.

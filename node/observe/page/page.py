@@ -27,8 +27,6 @@ from node.observe.page.picture import SwarmPicture
 from node.observe.page.web import Answer, PageRequest, WebServer
 from node.observe.status import AFTER_ALL, query_node
 
-__all__ = ["Page"]
-
 UPDATE_PERIOD_S = 1.0  # Seconds between two updates of the picture.
 # Pause after an update, as a multiple of its duration: it walks the table of members, 16 ms for 10,000 of them.
 PAUSE_TIMES = 100.0

@@ -13,8 +13,6 @@ from gossip.effects import MemberState
 from gossip.ids import MemberRecord, PeerId
 from node.observe.figures import SHOWN_ROWS
 
-__all__ = ["Curve", "SwarmPicture", "number"]
-
 MAX_ROWS = 256  # Members shown: a longer page is unreadable, and takes 64 KiB to send each second.
 MAX_CURVES = 64  # Members whose losses are kept: 20 kB each.
 MAX_POINTS = 512  # Points of one curve: the columns of a chart on a telephone.

@@ -17,8 +17,6 @@ from node.links.handshake_pool import neighbourhood
 from node.transport.forks import keep_from_children
 from node.transport.tcp import listening
 
-__all__ = ["Answer", "PageRequest", "WebServer"]
-
 MAX_WAITING = 64  # Connections without an admitted request: a browser opens six. Beyond it see ``drop_oldest``.
 MAX_ADMITTED = 64  # Connections whose request the guard has admitted: only event streams last.
 REQUEST_BYTES = 16_384  # Limit on a request's line and headers; a body is refused.

@@ -22,8 +22,6 @@ from numpy.typing import NDArray
 from gossip.errors import ConfigError
 from node.model.state import Floats
 
-__all__ = ["MappedVectors", "MemoryName", "SharedVectors"]
-
 Bytes = NDArray[np.uint8]
 TOKEN_PREFIX = "gossip-vector-"
 NO_BYTES = np.empty(0, np.uint8)  # Stands for memory that does not exist, or that this process does not map.

@@ -16,8 +16,6 @@ from node.ranks.ranks import Ranks
 from node.ranks.sharded.memory import Bytes, MappedVectors, SharedVectors
 from node.ranks.sharded.shards import LocalShard, ShardPlace, matching_slices
 
-__all__ = ["Operation", "Portion", "portions_of"]
-
 # The largest part of an operation that is done at once. Over a network 64 MB take a hundred times as long as a message
 # without contents.
 PORTION_BYTES = 64 << 20

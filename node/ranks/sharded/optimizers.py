@@ -13,8 +13,6 @@ from node.ranks.optimizers import Described, Place, RankOptimizers, options_of, 
 from node.ranks.ranks import Ranks
 from node.ranks.sharded.state import ShardedState
 
-__all__ = ["ShardedOptimizers"]
-
 
 class ShardedOptimizers(RankOptimizers):
     """The optimizers of a sharded model. A saved state is that of the whole model.

@@ -16,11 +16,6 @@ from torch import Tensor, nn
 from gossip.errors import LayoutError
 from node.model.tensors import is_sharded, local_part
 
-__all__ = [
-    "LocalShard", "ShardBox", "ShardPlace", "box_of", "fsdp_modules", "is_sharded_model", "matching_slices",
-    "reshard",
-]  # fmt: skip
-
 Slices = tuple[slice, ...]
 Sizes = tuple[int, ...]
 

@@ -30,8 +30,6 @@ from node.ranks.sharded.memory import SharedVectors
 from node.ranks.sharded.operation import Operation
 from node.ranks.sharded.work import ShardWork
 
-__all__ = ["ShardedState"]
-
 
 class ShardedState(State):
     """The tensors of a sharded model and of its optimizers as flat float32 vectors of the logical (whole) tensors.

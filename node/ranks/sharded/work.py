@@ -29,8 +29,6 @@ from node.ranks.sharded.memory import NO_BYTES, MappedVectors, MemoryName, Share
 from node.ranks.sharded.operation import Operation, Portion, portions_of
 from node.ranks.sharded.shards import LocalShard, box_of, fsdp_modules, reshard
 
-__all__ = ["ShardWork"]
-
 NOT_FLOATING = "is sharded and no floating-point tensor of the model's own: keep it whole in each process."
 
 

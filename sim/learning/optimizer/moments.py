@@ -11,8 +11,6 @@ from gossip.arithmetic.moments import MomentForm
 from gossip.averaging.vectors import REACH, Floats, Moments, Vector
 from sim.arrays import F32, I64
 
-__all__ = ["MomentMixer", "MomentPlan", "RowMoments"]
-
 
 @dataclass(frozen=True, slots=True)
 class MomentPlan:

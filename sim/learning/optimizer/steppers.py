@@ -16,21 +16,6 @@ from sim.arrays import F64, I64
 if TYPE_CHECKING:
     from sim.scenario.task import Optimizer
 
-__all__ = [
-    "SGD",
-    "AdamW",
-    "Clipped",
-    "Cosine",
-    "Muon",
-    "Rates",
-    "Stepper",
-    "matrices_of",
-    "orthogonalised",
-    "schedule",
-    "stepper",
-]
-
-
 Rates = float | F64
 """One learning rate for all models, or one for each, float64 (models,)."""
 

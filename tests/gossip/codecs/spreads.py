@@ -5,8 +5,6 @@ import numpy as np
 from gossip.codecs.spread import Spread
 from gossip.codecs.values import ALIGN, Floats, block_peaks
 
-__all__ = ["observe"]
-
 
 def observe(spread: Spread, difference: Floats, errors: Floats | None = None) -> None:
     """Learn as from an accepted exchange; ``errors`` are those of the codec, block by block."""

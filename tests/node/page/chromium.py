@@ -8,8 +8,6 @@ import signal
 import subprocess
 import time
 
-__all__ = ["Browser", "found"]
-
 FLAGS = (
     "--headless=new", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-extensions",
     "--remote-debugging-pipe",
