@@ -1,7 +1,6 @@
 """JAX: two nodes learn digits as well as a single one, with donated buffers, while one leaves and another joins."""
 
 import threading
-import time
 from functools import partial
 
 import numpy as np
@@ -10,6 +9,7 @@ import pytest
 from gossip.config import Config
 from gossip.errors import LayoutError
 from node import Node
+from tests.node.conftest import until
 
 jax = pytest.importorskip("jax")
 jnp = jax.numpy
@@ -116,13 +116,6 @@ def learner(*arguments):
     return one
 
 
-def until(what, seconds=60.0):
-    end = time.monotonic() + seconds
-    while not what():
-        assert time.monotonic() < end, f"waited {seconds:g} s in vain"
-        time.sleep(0.01)
-
-
 def copied(copy):
     until(copy.done, 10)
 
@@ -130,11 +123,11 @@ def copied(copy):
 def test_two_nodes_learn_as_one_alone_does_while_one_leaves_and_another_joins():
     first = learner(0)
     second = learner(1, [first.node.address])
-    until(lambda: second.node.swarm_samples >= 20_000 and second.node.metrics().exchanges_done >= 10)
+    until(lambda: second.node.swarm_samples >= 20_000 and second.node.metrics().exchanges_done >= 10, 60)
     second.leave.set()
     second.join(30)
     third = learner(2, [first.node.address])
-    until(lambda: third.node.swarm_samples >= 60_000 and third.node.metrics().exchanges_done >= 10)
+    until(lambda: third.node.swarm_samples >= 60_000 and third.node.metrics().exchanges_done >= 10, 60)
     for one in (first, third):
         one.end.set()
     for one in (first, third):

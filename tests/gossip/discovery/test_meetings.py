@@ -93,9 +93,9 @@ class Swarm:
         self.deliver(node, node.meetings.tick(now), now, change)
 
 
-def two_homes(**contact):
+def two_homes(home="", **contact):
     """Return two nodes at home and a public one that both have links with, and their swarm."""
-    one, other, public = Node(1), Node(2), Node(3, CONTACT, **contact)
+    one, other, public = Node(1, home=home), Node(2, home=home), Node(3, CONTACT, **contact)
     swarm = Swarm(one, other, public)
     for node in (one, other):
         swarm.link(node, public)
@@ -141,25 +141,15 @@ def test_a_node_that_can_be_dialled_asks_nobody():
 
 
 def test_members_of_one_home_are_dialled_inside_it():
-    one, other, public = Node(1, home="203.0.113.9"), Node(2, home="203.0.113.9"), Node(3, CONTACT)
-    swarm = Swarm(one, other, public)
-    for node in (one, other):
-        swarm.link(node, public)
-    for node in (one, other):
-        swarm.name_homes(node, public)
+    swarm, one, other, _public = two_homes("203.0.113.9")
     swarm.tick(one, MEET_S)
     assert other.done == [Punch(one.id, one.meetings.listens_at, None, dials=True)]
     assert one.done == []
 
 
 def test_an_address_inside_a_home_is_a_private_one():
-    one, other, public = Node(1, home="203.0.113.9"), Node(2, home="203.0.113.9"), Node(3, CONTACT)
+    swarm, one, other, public = two_homes("203.0.113.9")
     one.meetings.listens_at = Address("9.9.9.9", 80)
-    swarm = Swarm(one, other, public)
-    for node in (one, other):
-        swarm.link(node, public)
-    for node in (one, other):
-        swarm.name_homes(node, public)
     swarm.tick(one, MEET_S)
     assert other.done == [Punch(one.id, one.outside, public.id, dials=False)]
 
