@@ -13,15 +13,16 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from gossip.config import Config
     from gossip.errors import GossipError as Error
-    from node import Node
+    from node import Node, Reader
     from sim import Scenario, simulate
 
-__all__ = ["Config", "Error", "Node", "Scenario", "simulate"]
+__all__ = ["Config", "Error", "Node", "Reader", "Scenario", "simulate"]
 
 PUBLIC_NAMES = {  # Where each one is defined: its module and its name there.
     "Config": ("gossip.config", "Config"),
     "Error": ("gossip.errors", "GossipError"),
     "Node": ("node", "Node"),
+    "Reader": ("node", "Reader"),
     "Scenario": ("sim", "Scenario"),
     "simulate": ("sim", "simulate"),
 }

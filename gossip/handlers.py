@@ -104,11 +104,12 @@ def on_fetch(peer: PeerParts, sender: PeerId, fetch: Fetch, now: float) -> list[
     if fetch.moments:
         return peer.moments.on_fetch(sender, fetch, now)
     if peer.local.ready:
-        if not peer.run_choice.should_serve(peer.membership.record(sender), now):
+        record = peer.membership.record(sender)
+        if not peer.run_choice.should_serve(record, now):
             return [Send(sender, Refuse(fetch.session, "joining"))]
         stopped = peer.joining.stop()  # If two runs want each other's weights, ours is the larger one here.
         swarm_samples = peer.local.progress.samples
-        return [*stopped, *peer.donating.on_fetch(sender, fetch, now, swarm_samples)]
+        return [*stopped, *peer.donating.on_fetch(sender, fetch, now, swarm_samples, is_reader=record is None)]
     return peer.donating.on_fetch(sender, fetch, now)
 
 

@@ -1,6 +1,6 @@
 """The handshake: both sides exchange Hellos with identity and model, and check them before anything else.
 
-``theirs`` is the Hello of the other side. An *observer* queries the status of a node and is no member.
+``theirs`` is the Hello of the other side. An *observer* reads from a node and is no member.
 """
 
 from __future__ import annotations

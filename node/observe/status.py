@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import trio
 
 from gossip.errors import LocalError, ProtocolError, RefusedError, RemoteError
 from gossip.ids import Address
 from gossip.wire.frames import encode
-from gossip.wire.messages import StatusQuery, StatusReply, Unknown
+from gossip.wire.messages import Hello, LayoutReply, StatusQuery, StatusReply, Unknown
 from node.identity.keys import Identity
 from node.links.frame_reader import FrameReader
 from node.links.handshake import Greeter
@@ -19,8 +19,12 @@ from node.transport.byte_stream import ByteStream
 from node.transport.tcp import TcpNetwork, numeric_address
 from node.transport.tls import TlsStream, swarm_contexts
 
-__all__ = ["AFTER_ALL", "PAGE_MEMBERS", "no_answer", "query", "query_node", "query_over", "status_page"]
+__all__ = [
+    "AFTER_ALL", "PAGE_MEMBERS", "next_reply", "no_answer", "observe", "query", "query_node", "query_over",
+    "read_pages", "status_page",
+]  # fmt: skip
 
+Reply = TypeVar("Reply", StatusReply, LayoutReply)
 PAGE_MEMBERS = 100  # Members of a page: at most 400 B each (a host name has 255) in one header of 64 KiB.
 MAX_MEMBERS = 50_000  # Members that are read: 40 MB, twice what a table holds. Any program may be answering.
 MAX_CHARACTERS = 300  # Characters of a text that is shown: enough for an address.
@@ -89,21 +93,27 @@ async def query_over(
     stream: ByteStream, secret: bytes | None, after: bytes = b""
 ) -> tuple[dict[str, Any], Address | None]:
     """Query over a fresh connection; return the answer, and where the node sees this end. Raises RemoteError."""
+    reader, theirs = await observe(stream, secret)
+    return await read_pages(reader, after), numeric_address(theirs.seen)
+
+
+async def observe(stream: ByteStream, secret: bytes | None) -> tuple[FrameReader, Hello]:
+    """Greet a node as an observer, which is no member; return the reader of what it sends. Raises RemoteError."""
+    proven = None
     if secret is not None:
         tls = TlsStream(stream, swarm_contexts(Identity.fresh(), secret), server_side=False)
         await tls.handshake()
-        stream = tls
+        stream, proven = tls, tls.peer_id
     reader = FrameReader(stream)
-    theirs = await Greeter("", None).greet(stream, reader, None, None, None)
-    return await read_pages(stream, reader, after), numeric_address(theirs.seen)
+    return reader, await Greeter("", None).greet(stream, reader, None, proven, None)
 
 
-async def read_pages(stream: ByteStream, reader: FrameReader, after: bytes = b"") -> dict[str, Any]:
+async def read_pages(reader: FrameReader, after: bytes = b"") -> dict[str, Any]:
     """Return all pages as one answer. A value that a node of another version does not send is None."""
     members: list[dict[str, Any]] = []
     while True:
-        await stream.send_all(encode(StatusQuery(after)))
-        reply = await next_reply(reader)
+        await reader.stream.send_all(encode(StatusQuery(after)))
+        reply = await next_reply(reader, StatusReply)
         for row in reply.members:
             members.append(member_of(row, after))
             after = bytes.fromhex(members[-1]["id"])
@@ -127,14 +137,14 @@ async def read_pages(stream: ByteStream, reader: FrameReader, after: bytes = b""
     }  # fmt: skip
 
 
-async def next_reply(reader: FrameReader) -> StatusReply:
-    """Return the next reply; messages that this version does not know are skipped."""
+async def next_reply(reader: FrameReader, kind: type[Reply]) -> Reply:
+    """Return the next reply of this kind; messages that this version does not know are skipped."""
     while True:
         frame = await reader.read_message()
         if frame is None:
             raise ProtocolError("The node closed the connection.")
         message, body_bytes = frame
-        if isinstance(message, StatusReply):
+        if isinstance(message, kind):
             return message
         if isinstance(message, Unknown):
             await reader.discard(body_bytes)
