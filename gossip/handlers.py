@@ -101,10 +101,10 @@ def on_refusal(peer: PeerParts, sender: PeerId, message: Busy | Refuse | Abort, 
 def on_fetch(peer: PeerParts, sender: PeerId, fetch: Fetch, now: float) -> list[Effect]:
     if peer.local.left or is_session_taken(peer, fetch.session):
         return [Send(sender, Busy(fetch.session))]
-    if fetch.moments:
+    record = peer.membership.record(sender)  # None for a reader, which gets no moments.
+    if fetch.moments and record is not None:
         return peer.moments.on_fetch(sender, fetch, now)
     if peer.local.ready:
-        record = peer.membership.record(sender)
         if not peer.run_choice.should_serve(record, now):
             return [Send(sender, Refuse(fetch.session, "joining"))]
         stopped = peer.joining.stop()  # If two runs want each other's weights, ours is the larger one here.

@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from gossip.config import Config
     from node.node import Member, Metrics, Node
-    from node.reader import Reader
 
-__all__ = ["Config", "Member", "Metrics", "Node", "Reader"]
+__all__ = ["Config", "Member", "Metrics", "Node"]
 
 
 def __getattr__(name: str) -> object:
@@ -18,10 +17,6 @@ def __getattr__(name: str) -> object:
         from gossip.config import Config
 
         return Config
-    if name == "Reader":
-        from node.reader import Reader
-
-        return Reader
     if name in __all__:
         from node import node
 

@@ -1,16 +1,17 @@
 """The reader of a live swarm's weights, for inference and reinforcement learning. It is no member of the swarm.
 
-It takes the weights as a newcomer does: in pieces from several donors, which are compared. Nobody lists it, mixes with
-it or misses it.
+It runs a newcomer's peer over links of an observer (:class:`node.links.handshake.Greeter`). So it takes pieces from
+several donors and compares them, while no node lists it, mixes with it or misses it.
 """
 
 from __future__ import annotations
 
+import math
 import os
 import random
+import secrets
 import time
-from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median_low
@@ -21,254 +22,196 @@ import trio
 from torch import Tensor, nn
 
 from gossip.arithmetic.layout import Layout
-from gossip.errors import ConfigError, LayoutError, LocalError, RefusedError, RemoteError
-from gossip.ids import Address, parse_address
-from node.identity.keys import read_secret
-from node.links.frame_reader import FrameReader
+from gossip.config import Config
+from gossip.discovery.seeds import Bootstrap
+from gossip.errors import LayoutError, LocalError, RefusedError, RemoteError
+from gossip.exchange.session import LocalModel
+from gossip.ids import MemberRecord, quantity
+from gossip.membership.protocol import Membership
+from gossip.peer import Peer
+from gossip.state_transfer.joining import Phase
+from node.faults import Faults, first_cause
+from node.identity.keys import Identity, read_secret, verify
+from node.links.connector import Access
+from node.links.handshake import Greeter
+from node.loop.live import LiveModel, Trained
 from node.model import checkpoint
 from node.model.inventory.words import write_words
-from node.model.state import Floats
-from node.network.reading import Contact, Reading
-from node.observe.layouts import read_layout
-from node.observe.status import no_answer, observe, read_pages
-from node.settings import checked_seconds, gather_seeds
+from node.model.optimizers import Optimizers
+from node.model.state import Floats, State
+from node.network.runtime import Runtime
+from node.observe.status import no_answer, query_layout
+from node.settings import gather_seeds
 from node.transport.seeds import SeedLookup
-from node.transport.tcp import Scope, TcpNetwork, scope_of
+from node.transport.tcp import TcpNetwork
+from node.transport.tls import swarm_contexts
 
 __all__ = ["Reader", "Weights"]
 
-MAX_DONORS = 16  # Nodes that are greeted, as many as a newcomer keeps as possible donors.
-GIVE_UP_S = 60.0  # Donors serve newcomers first, and other readers as well.
-MEMORY_SHARE = 0.5  # Part of this machine's memory that the weights may take, which donors alone would decide else.
+GIVE_UP_S = 60.0  # Time without data. Donors serve newcomers first, and other readers as well.
+NOT_READY_S = 10.0  # Time to meet members that have weights, and to hear what they have.
+POLL_S = 0.02
+MEMORY_SHARE = 0.5  # The share of this machine's memory that the weights may take, whatever donors say.
 
 
 @dataclass(frozen=True, eq=False)
 class Weights:
-    """The weights of a swarm at one time, and how they came.
+    """The weights of a swarm: pieces of several members, whose models differ by the consensus distance."""
 
-    They consist of pieces of several members, whose models differ by the consensus distance.
-
-    Attributes:
-        tensors: By name, on the CPU, each of the type that the swarm trains. A tied tensor has one of its names.
-        run_id: 32 hexadecimal digits.
-        samples: The samples behind the run, of all members.
-        steps: The steps of a typical donor.
-        version: The mixing rounds behind the weights.
-        finished: True if the run is finished.
-        donors: The number of members that gave pieces.
-        seconds: How long the read took.
-        bytes_received: All bytes that it took.
-    """
-
-    tensors: dict[str, Tensor]
-    run_id: str
-    samples: int
-    steps: int
-    version: float
-    finished: bool
-    donors: int
-    seconds: float
+    tensors: dict[str, Tensor]  # By name, on the CPU, of the types that the swarm trains. Of tied tensors one is here.
+    run_id: str  # 32 hexadecimal digits.
+    samples: int  # Behind the run, of all members.
+    steps: int  # Of the median member.
+    version: float  # Mixing rounds behind the weights.
+    finished: bool  # The run is finished.
+    donors: int  # The number of members that gave pieces.
+    seconds: float  # The time that the read took.
     bytes_received: int
-    asked_at: float  # By time.monotonic, before the first donor copied its piece.
+    asked_at: float  # Before the first donor was asked, by time.monotonic.
 
     @property
     def staleness_s(self) -> float:
-        """Return how old the weights are by now, at most. A donor whose loop stands gives its last snapshot."""
+        """Return the age of the weights, at most. A donor whose loop stands gives its last snapshot, however old."""
         return time.monotonic() - self.asked_at
 
+    def __str__(self) -> str:
+        where = f"run {self.run_id[:8]}, {quantity(self.samples, 'sample')}, {quantity(self.steps, 'step')}"
+        cost = f"{self.bytes_received / 1e6:,.2f} MB from {quantity(self.donors, 'member')} in {self.seconds:.2f} s"
+        return f"{where}; {cost}, at most {self.staleness_s:.2f} s old"
+
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the weights and the run's figures as :meth:`node.Node.save` does. Raises CheckpointError."""
+        """Write a checkpoint without an optimizer, which :meth:`node.Node.load` reads too. Raises CheckpointError."""
         meta = {"run_id": self.run_id, "swarm_samples": self.samples, "version": self.version, "steps": self.steps}
         checkpoint.save(path, self.tensors, None, {**meta, "finished": self.finished})
 
-    def load_into(self, module: nn.Module) -> list[str]:
-        """Load the weights into a module of the same names; return the names that the swarm does not have.
-
-        Raises:
-            LayoutError: The module is another model. It has not changed.
-        """
+    def load_into(self, module: nn.Module) -> None:
+        """Load the weights into a module. What the swarm does not have stays. Raises LayoutError for another model."""
         own = module.state_dict()
         for name, tensor in self.tensors.items():
-            shape = tuple(own[name].shape) if name in own else "not there"
-            if shape != tuple(tensor.shape):
-                raise LayoutError(
-                    f"Tensor {name!r} of the swarm has the shape {tuple(tensor.shape)} and is {shape} in this module: "
-                    "build the model that the swarm trains."
-                )
+            if name not in own or own[name].shape != tensor.shape:
+                raise LayoutError(f"The swarm trains another model: its {name!r} does not fit this module.")
         module.load_state_dict(self.tensors, strict=False)
-        given = {own[name].data_ptr() for name in self.tensors}
-        return [name for name, tensor in own.items() if name not in self.tensors and tensor.data_ptr() not in given]
 
 
 class Reader:
-    """A source of a live swarm's weights: ``Reader("10.0.0.5:7700").read()``.
+    """A source of weights: ``Reader("10.0.0.5:7700").read()``.
 
-    Args:
-        seeds: What a Node takes as seeds: "host:port", an invite, "@file" or a function, or several.
-        secret: The file with the swarm's secret, if it has one and no invite brings it.
-        timeout_s: Seconds to wait for a node's answer.
-
-    Raises:
-        LocalError: Or one of its kinds. One sentence says what to do.
+    ``seeds`` and ``secret`` are those of a Node: addresses or an invite, and the secret's file. A seed has
+    ``timeout_s`` seconds to answer.
     """
 
     def __init__(
-        self, seeds: str | Callable[[], Iterable[str]] | Iterable[str], secret: str | os.PathLike[str] | None = None,
-        timeout_s: float = 5.0,
+        self, seeds: str | Iterable[str], secret: str | os.PathLike[str] | None = None, timeout_s: float = 5.0
     ) -> None:  # fmt: skip
-        texts: list[Any] = [seeds] if isinstance(seeds, str) or callable(seeds) else list(seeds)
-        self.addresses, self.expected, self.sources, invited = gather_seeds(texts)
-        if not texts:
-            raise ConfigError("A Reader needs a node to ask: give seeds, as '10.0.0.5:7700'.")
+        self.seeds, self.expected, self.sources, invited = gather_seeds([seeds] if isinstance(seeds, str) else seeds)
         self.secret = read_secret(Path(secret)) if secret else invited
-        self.timeout_s = checked_seconds("timeout_s", timeout_s)
+        self.timeout_s = timeout_s
 
     def read(self) -> Weights:
-        """Read the weights as they are now. It waits for donors that serve others, up to a minute.
-
-        Raises:
-            LocalError: In one sentence.
-        """
-        return trio.run(self.fetch)
+        """Read the weights as they are now. Raises LocalError in one sentence."""
+        try:
+            return trio.run(self.fetch)
+        except BaseExceptionGroup as group:
+            raise first_cause(group) from group
 
     async def fetch(self) -> Weights:
         """Read as :meth:`read` does, in the caller's trio loop."""
-        visit = Visit(self.secret, self.timeout_s)
-        try:
-            lookup = SeedLookup(self.addresses, self.expected, self.sources, self.secret, None)
-            found = await lookup.poll()
-            await visit.greet_all(dict.fromkeys(found.addresses, Scope.NOWHERE))
-            if not visit.contacts:
-                names = sorted({str(address) for address in (*self.addresses, *found.addresses)} | set(found.missing))
-                raise visit.refusal or no_answer(", ".join(names), self.secret)
-            await visit.greet_all(await visit.members())
-            return await visit.fetch(visit.donors())
-        except RefusedError as error:
-            raise LocalError(str(error)) from error
-        finally:
-            visit.close()
+        began_at = time.monotonic()
+        lookup = SeedLookup(self.seeds, self.expected, self.sources, self.secret, None)
+        layout, swarm = await self.describe(lookup)
+        size = 4 * layout.size
+        if size > MEMORY_SHARE * os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"):
+            raise LocalError(f"The swarm's model takes {size / 1e9:.1f} GB, more than half of this machine's memory.")
+        asked_at, visit = time.monotonic(), Visit(self.secret, lookup, layout, swarm)
+        vector, peer, links = await visit.wait(), visit.runtime.peer, visit.runtime.links
+        joining, records = peer.joining, peer.membership.run_members(peer.joining.run_id)
+        if vector is None:
+            is_there = "has no weights yet" if peer.membership.contacted() else "does not answer any more"
+            what = "has busy members, which gave no weights" if records else is_there
+            raise LocalError(f"The swarm {what}: try again once a node trains there.")
+        return Weights(
+            tensors_of(layout, vector), joining.run_id.hex(), joining.swarm_samples,
+            median_low([record.steps for record in records] or [0]), joining.version, joining.finished,
+            len(joining.donors), time.monotonic() - began_at, links.bytes_received, asked_at,
+        )  # fmt: skip
+
+    async def describe(self, lookup: SeedLookup) -> tuple[Layout, str]:
+        """Return the layout that a seed describes, and its swarm's name. Raises LocalError if none does."""
+        found = await lookup.poll()
+        reason = no_answer(", ".join([*map(str, found.addresses), *found.missing]), self.secret)
+        for address in found.addresses:
+            try:
+                return await query_layout(address, self.secret, self.timeout_s)
+            except (OSError, RemoteError, LayoutError, trio.TooSlowError) as error:
+                reason = LocalError(str(error)) if isinstance(error, RefusedError) else reason
+        raise reason
+
+
+class Unread(State):
+    """The model of a reader, which holds no weights: they stay in the vector that they come in."""
+
+    def __init__(self, layout: Layout) -> None:
+        self.layout = layout
+
+    def read(self, out: Floats, start: int = 0) -> None:
+        out.fill(0.0)
+
+    def write(self, vector: Floats) -> None:
+        raise NotImplementedError
+
+    add, read_frozen = write, read
 
 
 class Visit:
-    """One read: the nodes that were greeted, and all bytes that came from them."""
+    """One read: a newcomer's network side, up to the moment at which its training loop would take the weights."""
 
-    def __init__(self, secret: bytes | None, timeout_s: float) -> None:
-        self.secret, self.timeout_s = secret, timeout_s
-        self.contacts: list[Contact] = []
-        self.readers: list[FrameReader] = []
-        self.refusal: RefusedError | None = None  # Why a node refused this one.
-        self.began_at = time.monotonic()
-
-    async def greet_all(self, addresses: dict[Address, Scope]) -> None:
-        """Greet the nodes at these addresses, each in a network of this scope at least."""
-        async with trio.open_nursery() as nursery:
-            for address, scope in addresses.items():
-                nursery.start_soon(self.add, address, scope)
-
-    async def add(self, address: Address, scope: Scope) -> None:
-        contact = await self.greet(address, scope)
-        if contact is not None and contact.record.id not in {other.record.id for other in self.contacts}:
-            self.contacts.append(contact)
-
-    async def greet(self, address: Address, scope: Scope = Scope.NOWHERE) -> Contact | None:
-        """Greet a node; return None if that fails."""
-        stream, reader, theirs = None, None, None
-        try:
-            with trio.move_on_after(self.timeout_s):
-                stream = await TcpNetwork(None, self.timeout_s).connect(address, lambda host: scope_of(host) >= scope)
-                reader, theirs = await observe(stream, self.secret)
-        except RefusedError as error:
-            self.refusal = error
-        except (OSError, RemoteError):
-            pass
-        finally:
-            if stream is not None and theirs is None:
-                stream.close_now()
-        if reader is None or theirs is None or theirs.record is None:
-            return None
-        self.readers.append(reader)
-        return Contact(address, reader, theirs.record, theirs.fingerprint)
-
-    async def members(self) -> dict[Address, Scope]:
-        """Return addresses of further members, at random, as the contacts name them.
-
-        A node's word leads to no smaller network than its own.
-        """
-        named: dict[Address, Scope] = {}
-        for contact in self.contacts:
-            scope = scope_of(contact.reader.stream.peer_host)
-            with trio.move_on_after(self.timeout_s):
-                try:
-                    rows = (await read_pages(contact.reader))["members"]
-                except RemoteError:
-                    continue
-                texts = [row["address"] for row in rows if row["state"] == "alive" and row["ready"] and row["address"]]
-                for text in random.sample(texts, min(len(texts), MAX_DONORS)):
-                    named.setdefault(parse_address(text), scope)
-        room = max(0, MAX_DONORS - len(self.contacts))
-        return dict(random.sample(list(named.items()), min(room, len(named))))
-
-    def donors(self) -> list[Contact]:
-        """Return the contacts with the weights of the run that most of them have. Raises LocalError if none has any."""
-        ready = [contact for contact in self.contacts if contact.record.ready]
-        if not ready:
-            raise LocalError(
-                f"The swarm at {self.contacts[0].address} has no weights yet: none of its nodes that answer is ready; "
-                "ask again once one of them trains."
-            )
-        counts = Counter((contact.record.run_id, contact.fingerprint) for contact in ready)
-        chosen = max(counts, key=lambda run: (counts[run], run))
-        return [contact for contact in ready if (contact.record.run_id, contact.fingerprint) == chosen]
-
-    async def layout(self, donors: list[Contact]) -> Layout:
-        """Return the layout of the donors' model, from any of them, since all state its fingerprint."""
-        for contact in donors:
-            with trio.move_on_after(self.timeout_s):
-                try:
-                    return await read_layout(contact.reader, contact.fingerprint)
-                except (RemoteError, LayoutError):
-                    continue
-        raise LocalError(
-            "No member tells the names of its tensors: its version may know no readers; install this one there as well."
-        )
-
-    async def fetch(self, donors: list[Contact]) -> Weights:
-        """Fetch the weights from these donors. Raises LocalError."""
-        layout = await self.layout(donors)
-        memory_bytes = MEMORY_SHARE * os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-        if 4 * layout.size > memory_bytes:
-            raise LocalError(
-                f"The swarm's model takes {4 * layout.size / 1e9:.1f} GB, more than half of this machine's memory: "
-                "read it on a larger one."
-            )
-        asked_at = time.monotonic()
-        reading = Reading(layout, donors, GIVE_UP_S, self.greet)
-        if not await reading.run(donors):
-            raise LocalError(
-                f"No member has given its weights within {GIVE_UP_S:g} s: they serve newcomers first; try again later."
-            )
-        joining = reading.joining
-        return Weights(
-            tensors_of(layout, reading.vector), reading.run_id.hex(), joining.swarm_samples,
-            median_low(contact.record.steps for contact in donors), joining.version, joining.finished,
-            len(joining.donors), time.monotonic() - self.began_at,
-            sum(reader.bytes_received for reader in self.readers), asked_at,
+    def __init__(self, secret: bytes | None, lookup: SeedLookup, layout: Layout, swarm: str) -> None:
+        self.faults = Faults(self.notify)
+        config = Config(swarm=swarm, filter="none", connections=1, join_timeout_s=GIVE_UP_S)
+        # Of two members that hear of each other the smaller id dials at once, and nobody hears of a reader.
+        identity = min((Identity.fresh() for _ in range(64)), key=lambda each: each.id)
+        rng, now = random.Random(secrets.randbits(64)), trio.current_time()
+        record = MemberRecord(identity.id, identity.public_key, 1, run_id=secrets.token_bytes(16))
+        frozen, bits = layout.frozen_stop - layout.exchanged, layout.size - layout.frozen_stop
+        peer = Peer(
+            Membership(record, sign=identity.sign, verify=verify, config=config, rng=rng, now=now), config,
+            LocalModel(layout.fingerprint, layout.exchanged, 0, frozen, bits), rng=rng, now=now,
+            bootstrap=Bootstrap(lookup.fixed, lookup.expected, lookup.is_needed, must_join=True),
         )  # fmt: skip
+        contexts = None if secret is None else swarm_contexts(identity, secret)
+        access = Access(TcpNetwork(None), Greeter(swarm, layout, reads=True), contexts, lookup)
+        live = LiveModel(Trained(Unread(layout), Optimizers(None)), config)
+        self.runtime = Runtime(peer, access, live, self)
+        self.runtime.streams.is_allocated = True  # It mixes with nobody, which would take two vectors.
 
-    def close(self) -> None:
-        for reader in self.readers:
-            reader.stream.close_now()
+    def notify(self, kind: str, sentence: str) -> None:
+        """Do nothing: an error says what matters."""
+
+    def announce(self, event: Any) -> None:
+        """Do nothing: a reader takes part in no exchange."""
+
+    async def wait(self) -> Floats | None:
+        """Run until the vector is whole; return None after ``GIVE_UP_S`` without data, or if no member has weights."""
+        runtime, joining = self.runtime, self.runtime.peer.joining
+        missing, give_up_at = math.inf, trio.current_time() + NOT_READY_S
+        async with trio.open_nursery() as nursery:
+            await nursery.start(runtime.main)
+            while joining.phase is not Phase.ADOPTING and trio.current_time() < give_up_at:
+                await trio.sleep(POLL_S)
+                if joining.phase is Phase.COLLECTING and joining.missing_elements < missing:
+                    missing, give_up_at = joining.missing_elements, trio.current_time() + GIVE_UP_S
+            vector = runtime.averager.joining_vector if joining.phase is Phase.ADOPTING else None
+            nursery.cancel_scope.cancel()
+        return None if vector is None else vector.array
 
 
 def tensors_of(layout: Layout, vector: Floats) -> dict[str, Tensor]:
     """Return the tensors in a vector of the whole layout, each of its own type."""
     pieces = torch.split(torch.from_numpy(vector), [segment.size for segment in layout.segments])
-    tensors: dict[str, Tensor] = {}
-    for segment, piece in zip(layout.segments, pieces, strict=True):
-        dtype = getattr(torch, segment.dtype)
-        is_value = segment.kind != "bits"
-        tensors[segment.name] = (
-            piece.reshape(segment.shape).to(dtype) if is_value else torch.empty(segment.shape, dtype=dtype)
-        )
+    tensors = {
+        segment.name: torch.empty(segment.shape, dtype=getattr(torch, segment.dtype)) if segment.kind == "bits"
+        else piece.reshape(segment.shape).to(getattr(torch, segment.dtype))
+        for segment, piece in zip(layout.segments, pieces, strict=True)
+    }  # fmt: skip
     write_words(layout, [tensors[segment.name] for segment in layout.segments if segment.kind == "bits"], vector)
     return tensors

@@ -12,7 +12,6 @@ import secrets
 import socket
 from collections.abc import Awaitable, Callable, Collection
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, Protocol
 
 import trio
@@ -324,7 +323,7 @@ class Connector:
             link, theirs = greeted
             if theirs.record is None:
                 # An observer keeps its place in the handshake pool, so its time is limited.
-                visitor.is_served = partial(self.is_served, link.peer)
+                visitor.link = link
                 with trio.move_on_after(OBSERVER_S) as link.visit:
                     await self.owner.run_link(link, theirs)
                 return
@@ -334,10 +333,6 @@ class Connector:
             await self.on_joining(link, theirs)
         else:
             await self.owner.run_link(link, theirs)
-
-    def is_served(self, observer: PeerId) -> bool:
-        """Return True if this observer is fetching a piece of the weights."""
-        return any(piece.newcomer == observer for piece in self.peer.donating.table.values())
 
     def on_failed_handshake(self, host: str) -> None:
         """Handle a handshake from this host that led to no member."""

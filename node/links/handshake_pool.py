@@ -8,6 +8,7 @@ import ipaddress
 from collections import Counter
 from collections.abc import Callable, Collection
 
+from node.links.link import Link
 from node.transport.byte_stream import ByteStream
 
 __all__ = ["HandshakePool", "Visitor", "neighbourhood"]
@@ -34,12 +35,11 @@ def neighbourhood(host: str) -> str:
 class Visitor:
     """A connection in its handshake, or that of an observer."""
 
-    __slots__ = ("came_at", "host_range", "is_known", "is_served", "stream")
+    __slots__ = ("came_at", "host_range", "is_known", "link", "stream")
 
     def __init__(self, stream: ByteStream, host_range: str, is_known: bool, now: float) -> None:
         self.stream, self.host_range, self.is_known, self.came_at = stream, host_range, is_known, now
-        # Returns True while an observer fetches a piece of the weights; None for a connection in its handshake.
-        self.is_served: Callable[[], bool] | None = None
+        self.link: Link | None = None  # That of an observer; None for a connection in its handshake.
 
 
 class HandshakePool:
@@ -80,15 +80,12 @@ class HandshakePool:
         self.visitors.pop(visitor, None)
 
     def evict(self, candidates: list[Visitor], now: float) -> None:
-        """Evict the oldest silent connection, else the oldest observer without a piece of the weights in progress.
-
-        Without either, evict the oldest handshake of the host with the most of them.
-        """
+        """Evict the oldest silent connection, an observer that is sent no weights, or one of the busiest host."""
         late = [visitor for visitor in candidates if now - visitor.came_at > FIRST_FLIGHT_S]
         # A stream that cannot tell whether a byte has come counts as not silent.
         silent = [visitor for visitor in late if not getattr(visitor.stream, "has_received", True)]
-        unserved = [visitor for visitor in candidates if visitor.is_served is not None and not visitor.is_served()]
-        candidates = [visitor for visitor in candidates if visitor.is_served is None] or candidates
+        unserved = [visitor for visitor in candidates if visitor.link is not None and not visitor.link.bulk]
+        candidates = [visitor for visitor in candidates if visitor.link is None] or candidates
         if silent or unserved:
             evicted = (silent or unserved)[0]
         else:
@@ -97,5 +94,5 @@ class HandshakePool:
             evicted = next(visitor for visitor in candidates if per_host[visitor.host_range] == most_connections)
         del self.visitors[evicted]
         evicted.stream.close_now()
-        if evicted.is_served is None:
+        if evicted.link is None:
             self.on_evicted(evicted.stream.peer_host)

@@ -38,7 +38,7 @@ from node.storage import tensor_file
 from node.storage.older import DESCRIPTION, OPTIMIZER, companion, keep_older
 from node.storage.urls import SUFFIX, is_url
 
-__all__ = ["Archive", "Checkpoint", "checked_target", "export", "load", "run_progress", "save"]
+__all__ = ["Archive", "Checkpoint", "export", "load", "run_progress", "save"]
 
 _VERSION: Final = 3
 _KEY: Final = "gossip"  # The entry of the header's __metadata__ that holds our JSON document.
@@ -129,15 +129,6 @@ def export(path: str | os.PathLike[str], tensors: Mapping[str, Tensor]) -> None:
     """Write weights alone to ``path``, as :func:`save` does; raise as it does."""
     target = _with_suffix(path)
     _replace(target, {target: partial(tensor_file.write, tensors, metadata={"format": "pt"})})
-
-
-def checked_target(path: str | os.PathLike[str]) -> Path:
-    """Return the file that :func:`save` would write. Raises CheckpointError if its folder cannot be written."""
-    target = _with_suffix(path)
-    folder = next(folder for folder in target.absolute().parents if folder.exists())
-    if not folder.is_dir() or not os.access(folder, os.W_OK):
-        raise CheckpointError(f"Could not save to {target}: {folder} cannot be written to; choose another path.")
-    return target
 
 
 def load(path: str | os.PathLike[str]) -> Checkpoint:

@@ -31,12 +31,14 @@ from gossip.wire.messages import (
     Hello,
     Invite,
     LayoutQuery,
+    Meet,
     Message,
     Nack,
     Offer,
     Outcome,
     Ping,
     PingReq,
+    Reach,
     Records,
     StatusQuery,
     Unknown,
@@ -54,8 +56,7 @@ from node.network.transfers.log import ExchangeLog
 from node.network.transfers.streams import Streams
 from node.network.transfers.transfer import LinkTransfers
 from node.observe.figures import Source
-from node.observe.layouts import layout_page
-from node.observe.status import status_page
+from node.observe.status import layout_page, status_page
 from node.transport.blocking_io import BlockingIoPool
 from node.transport.byte_stream import BrokenLinkError, ByteStream
 
@@ -65,6 +66,8 @@ MESSAGES_PER_S = 2_000  # Limit for one link; a member of the largest swarm send
 CLOSE_S = 1.0  # The most seconds for the last frames and the close of a link to leave.
 # Messages that go to the peer as they are: they begin no session here, and concern neither the link nor a status page.
 PEER_MESSAGES = frozenset({Ping, Ack, PingReq, Nack, Gossip, Digest, Records, Accept, Commit})
+FROM_OBSERVERS = Abort | Digest | Fetch  # Messages of an observer that the peer handles.
+SILENT = Ack | PingReq | Nack | Gossip | Records | Reach | Meet  # Messages of an observer that change nothing.
 STATUS_COST = 20  # A status query counts as 20 messages: its reply of up to 64 KiB takes a millisecond to write.
 
 
@@ -104,12 +107,14 @@ class LinkLife:
     def __init__(self, runtime: LinkRuntime, link: Link) -> None:
         self.runtime, self.link, self.links = runtime, link, runtime.links
         self.is_observer = False  # The other side is no member. It may read the status, the layout and weights.
+        self.culprit: PeerId | str = link.peer  # Whose misbehaviour is counted; an observer's is its host's.
         self.second_began_at, self.messages_this_second = runtime.now, 0  # For the rate limit.
 
     async def run(self, theirs: Hello) -> None:
         """Run the link until its stream ends. A side without a record in its Hello is an observer and no member."""
         runtime, link, member = self.runtime, self.link, theirs.record  # `member` is None for an observer.
         self.is_observer = member is None
+        self.culprit = link.stream.peer_host if member is None else link.peer
         # The handshake pool bounds the number of observers.
         is_full = member is not None and len(runtime.links) >= runtime.config.internal.max_links
         if runtime.is_stopping or (is_full and not self.close_idle_link()):
@@ -148,11 +153,6 @@ class LinkLife:
                 self.announce_end()
             except Exception as error:
                 self.on_fault(error)
-
-    @property
-    def culprit(self) -> PeerId | str:
-        """Return the member, or the host of an observer, whose misbehaviour on this link is counted."""
-        return self.link.stream.peer_host if self.is_observer else self.link.peer
 
     def close_idle_link(self) -> bool:
         """Close the link that has been idle longest among those without a session; return False if there is none."""
@@ -261,7 +261,11 @@ class LinkLife:
             layout = runtime.connector.greeter.layout
             if layout is not None:
                 link.send(layout_page(layout, message.first))
-        elif isinstance(message, Hello) or (self.is_observer and not may_come_from_observer(message)):
+        elif self.is_observer and isinstance(message, Ping):
+            link.send(Ack(message.seq, ()))  # Without news, which are passed on so many times and no more.
+        elif self.is_observer and isinstance(message, SILENT):
+            pass  # A reader believes that it is a member. Nobody else does.
+        elif isinstance(message, Hello) or (self.is_observer and not isinstance(message, FROM_OBSERVERS)):
             raise ProtocolError("A message came that does not belong here.")
         elif isinstance(message, Widen):
             runtime.striping.on_widen(link, message.connections)
@@ -351,8 +355,3 @@ class LinkLife:
                 runtime.perform(runtime.peer.on_failed(session, code, runtime.now))
         if is_last and not self.is_observer:
             runtime.perform(runtime.peer.on_unlinked(link.peer, runtime.now, orderly=link.is_orderly))
-
-
-def may_come_from_observer(message: Message) -> bool:
-    """Return True if an observer may send this message: it fetches weights, and no moments, or gives a piece up."""
-    return isinstance(message, Abort) or (isinstance(message, Fetch) and not message.moments)

@@ -1,4 +1,4 @@
-"""The status of a node, which it sends page by page, and the query of a node that joins nothing."""
+"""The status and the layout of a node, which it sends page by page, and the query of a node that joins nothing."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ from typing import Any, TypeVar
 
 import trio
 
+from gossip.arithmetic.layout import MAX_SUMMARY_BYTES, MAX_SUMMARY_SEGMENTS, WIRE_KINDS, Layout, Segment, packed_bytes
 from gossip.errors import LocalError, ProtocolError, RefusedError, RemoteError
 from gossip.ids import Address
 from gossip.wire.frames import encode
-from gossip.wire.messages import Hello, LayoutReply, StatusQuery, StatusReply, Unknown
+from gossip.wire.messages import Hello, LayoutQuery, LayoutReply, StatusQuery, StatusReply, Unknown
 from node.identity.keys import Identity
 from node.links.frame_reader import FrameReader
 from node.links.handshake import Greeter
@@ -20,13 +21,14 @@ from node.transport.tcp import TcpNetwork, numeric_address
 from node.transport.tls import TlsStream, swarm_contexts
 
 __all__ = [
-    "AFTER_ALL", "PAGE_MEMBERS", "next_reply", "no_answer", "observe", "query", "query_node", "query_over",
-    "read_pages", "status_page",
+    "AFTER_ALL", "PAGE_MEMBERS", "layout_page", "no_answer", "query", "query_layout", "query_node", "query_over",
+    "status_page",
 ]  # fmt: skip
 
 Reply = TypeVar("Reply", StatusReply, LayoutReply)
 PAGE_MEMBERS = 100  # Members of a page: at most 400 B each (a host name has 255) in one header of 64 KiB.
 MAX_MEMBERS = 50_000  # Members that are read: 40 MB, twice what a table holds. Any program may be answering.
+MAX_TENSORS = 1 << 17  # Tensors of a layout that is read: 20 MB, and more than the largest models have.
 MAX_CHARACTERS = 300  # Characters of a text that is shown: enough for an address.
 AFTER_ALL = b"\xff" * 16  # No member's id comes after it.
 TEXTS = {"id", "address", "swarm", "version", "kernel", "codec"}  # The figures that are texts.
@@ -48,6 +50,18 @@ def status_page(source: Source, swarm: str, after: bytes) -> StatusReply:
         for _, record, state in later[:PAGE_MEMBERS]
     )  # fmt: skip
     return StatusReply((me.id.hex(), address, swarm, *figures), page, len(later) > PAGE_MEMBERS)
+
+
+def layout_page(layout: Layout, first: int) -> LayoutReply:
+    """Return the tensors from number ``first`` on that one message holds."""
+    page: list[tuple[object, ...]] = []
+    room = MAX_SUMMARY_BYTES
+    for segment in layout.segments[first : first + MAX_SUMMARY_SEGMENTS]:
+        room -= packed_bytes(segment)
+        if room < 0:
+            break
+        page.append((segment.name, segment.shape, segment.dtype, WIRE_KINDS[segment.kind]))
+    return LayoutReply((layout.fingerprint, layout.size, len(layout.segments), tuple(page)))
 
 
 def query(address: Address, secret: bytes | None = None, timeout_s: float = 5.0) -> dict[str, Any]:
@@ -87,6 +101,28 @@ async def query_node(
             return (await query_over(stream, secret, after))[0]
         finally:
             stream.close_now()
+
+
+async def query_layout(address: Address, secret: bytes | None, timeout_s: float) -> tuple[Layout, str]:
+    """Return the layout that the node at an address trains, and its swarm's name.
+
+    Raises:
+        OSError, RemoteError, LayoutError, trio.TooSlowError: The node does not answer, or describes no layout.
+    """
+    segments: list[Segment] = []
+    with trio.fail_after(timeout_s):
+        stream = await TcpNetwork(None, timeout_s).connect(address)
+        try:
+            reader, theirs = await observe(stream, secret)
+            while True:
+                await reader.stream.send_all(encode(LayoutQuery(len(segments))))
+                page = Layout.parse((await next_reply(reader, LayoutReply)).layout)
+                segments += page.segments
+                if not page.segments or len(segments) >= min(page.count, MAX_TENSORS):
+                    break
+        finally:
+            stream.close_now()
+    return Layout(segments), theirs.swarm
 
 
 async def query_over(
