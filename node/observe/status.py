@@ -130,7 +130,7 @@ async def query_over(
 ) -> tuple[dict[str, Any], Address | None]:
     """Query over a fresh connection; return the answer, and where the node sees this end. Raises RemoteError."""
     reader, theirs = await observe(stream, secret)
-    return await read_pages(reader, after), numeric_address(theirs.seen)
+    return await read_pages(reader.stream, reader, after), numeric_address(theirs.seen)
 
 
 async def observe(stream: ByteStream, secret: bytes | None) -> tuple[FrameReader, Hello]:
@@ -144,11 +144,11 @@ async def observe(stream: ByteStream, secret: bytes | None) -> tuple[FrameReader
     return reader, await Greeter("", None).greet(stream, reader, None, proven, None)
 
 
-async def read_pages(reader: FrameReader, after: bytes = b"") -> dict[str, Any]:
+async def read_pages(stream: ByteStream, reader: FrameReader, after: bytes = b"") -> dict[str, Any]:
     """Return all pages as one answer. A value that a node of another version does not send is None."""
     members: list[dict[str, Any]] = []
     while True:
-        await reader.stream.send_all(encode(StatusQuery(after)))
+        await stream.send_all(encode(StatusQuery(after)))
         reply = await next_reply(reader, StatusReply)
         for row in reply.members:
             members.append(member_of(row, after))

@@ -1,6 +1,5 @@
 """A reader takes a live swarm's weights, and nobody counts it as a member."""
 
-import itertools
 import os
 import queue
 import signal
@@ -17,7 +16,7 @@ from gossip.errors import LayoutError, LocalError
 from node.network.transfers.streams import Streams
 from tests.harness import warm
 from tests.node.commands import gossip, refused
-from tests.node.trainees import alive, linear, spread, towards
+from tests.node.trainees import alive, linear, spread
 
 WIDTH = 4_000  # Enough weights for a piece of each donor.
 
