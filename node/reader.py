@@ -122,8 +122,8 @@ class Reader:
         size = 4 * layout.size
         if size > MEMORY_SHARE * os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"):
             raise LocalError(f"The swarm's model takes {size / 1e9:.1f} GB, more than half of this machine's memory.")
-        asked_at, visit = time.monotonic(), Visit(self.secret, lookup, layout, swarm)
-        vector, peer, links = await visit.wait(), visit.runtime.peer, visit.runtime.links
+        asked_at, reading = time.monotonic(), Reading(self.secret, lookup, layout, swarm)
+        vector, peer, links = await reading.wait(), reading.runtime.peer, reading.runtime.links
         joining, records = peer.joining, peer.membership.run_members(peer.joining.run_id)
         if vector is None:
             is_there = "has no weights yet" if peer.membership.contacted() else "does not answer any more"
@@ -162,7 +162,7 @@ class Unread(State):
     add, read_frozen = write, read
 
 
-class Visit:
+class Reading:
     """One read: a newcomer's network side, up to the moment at which its training loop would take the weights."""
 
     def __init__(self, secret: bytes | None, lookup: SeedLookup, layout: Layout, swarm: str) -> None:
