@@ -159,7 +159,10 @@ class Unread(State):
     def write(self, vector: Floats) -> None:
         raise NotImplementedError
 
-    add, read_frozen = write, read
+    def add(self, shift: Floats) -> None:
+        raise NotImplementedError
+
+    read_frozen = read
 
 
 class Reading:
