@@ -14,14 +14,16 @@ if TYPE_CHECKING:
     from gossip.config import Config
     from gossip.errors import GossipError as Error
     from node import Node
+    from node.reader import Reader
     from sim import Scenario, simulate
 
-__all__ = ["Config", "Error", "Node", "Scenario", "simulate"]
+__all__ = ["Config", "Error", "Node", "Reader", "Scenario", "simulate"]
 
 PUBLIC_NAMES = {  # Where each one is defined: its module and its name there.
     "Config": ("gossip.config", "Config"),
     "Error": ("gossip.errors", "GossipError"),
     "Node": ("node", "Node"),
+    "Reader": ("node.reader", "Reader"),
     "Scenario": ("sim", "Scenario"),
     "simulate": ("sim", "simulate"),
 }

@@ -225,6 +225,20 @@ def doctor(
 
 
 @app.command()
+def fetch(
+    seeds: Annotated[list[str], typer.Argument(metavar="SEED...", help="Nodes, or an invite.", show_default=False)],
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="A safetensors file.", show_default=False)],
+    secret_file: SecretFile = None,
+    timeout_s: TimeoutS = 5.0,
+    every_s: Annotated[float | None, typer.Option("--every", metavar="SECONDS", min=0.2, help="Go on.")] = None,
+) -> None:
+    """Write the weights of a live swarm to a file, without being one of its members."""
+    from node.cli import main as cli
+
+    cli.fetch(seeds, file, secret_file=secret_file, timeout_s=timeout_s, every_s=every_s)
+
+
+@app.command()
 def secret() -> None:
     """Make a swarm secret and print it."""
     from node.cli import main as cli

@@ -99,14 +99,15 @@ def on_refusal(peer: PeerParts, sender: PeerId, message: Busy | Refuse | Abort, 
 def on_fetch(peer: PeerParts, sender: PeerId, fetch: Fetch, now: float) -> list[Effect]:
     if peer.local.left or is_session_taken(peer, fetch.session):
         return [Send(sender, Busy(fetch.session))]
-    if fetch.moments:
+    record = peer.membership.record(sender)  # None for a reader, which gets no moments.
+    if fetch.moments and record is not None:
         return peer.moments.on_fetch(sender, fetch, now)
     if peer.local.ready:
-        if not peer.run_choice.should_serve(peer.membership.record(sender), now):
+        if not peer.run_choice.should_serve(record, now):
             return [Send(sender, Refuse(fetch.session, "joining"))]
         stopped = peer.joining.stop()  # If two runs want each other's weights, ours is the larger one here.
         swarm_samples = peer.local.progress.samples
-        return [*stopped, *peer.donating.on_fetch(sender, fetch, now, swarm_samples)]
+        return [*stopped, *peer.donating.on_fetch(sender, fetch, now, swarm_samples, is_reader=record is None)]
     return peer.donating.on_fetch(sender, fetch, now)
 
 

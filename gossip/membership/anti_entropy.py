@@ -53,6 +53,8 @@ class PushPull:
         """Handle a Digest: send the buckets that differ, and name them as wanted in return."""
         if len(digest.hashes) not in (0, 8 * MAX_BUCKETS):
             raise ProtocolError(f"A digest has {len(digest.hashes)} bytes instead of {8 * MAX_BUCKETS} or none.")
+        if entry is None and not digest.hashes:  # A reader, which is no member. The driver limits how often it asks.
+            self._send_buckets(sender, range(MAX_BUCKETS), b"", effects)
         if entry is None or now < entry.digest_received_at + REPEAT_S:
             return
         entry.digest_received_at = now

@@ -4,6 +4,8 @@
 
 A Fetch without elements is the question of a survey, which Serving answers at once. The weights and the optimizer's
 state are copied at a step boundary of the training loop, which may be paused.
+
+A *reader* fetches weights and is no member. It gets the places that no newcomer wants.
 """
 
 from __future__ import annotations
@@ -43,6 +45,7 @@ class ServedPiece:
     newcomer: PeerId
     fetch: Fetch
     deadline: float
+    is_reader: bool = False  # ``newcomer`` is a reader, which has no record.
     copy_deadline: float | None = None  # Time by which the copy must exist, perhaps infinite; None once it exists.
 
 
@@ -53,8 +56,10 @@ class Donor:
         self.local, self.config = local, config
         self.table: dict[int, ServedPiece] = {}
 
-    def on_fetch(self, sender: PeerId, fetch: Fetch, now: float, swarm_samples: int = 0) -> list[Effect]:
-        """Handle a Fetch: describe our state, or begin to serve a piece of it."""
+    def on_fetch(
+        self, sender: PeerId, fetch: Fetch, now: float, swarm_samples: int = 0, is_reader: bool = False
+    ) -> list[Effect]:  # fmt: skip
+        """Handle a Fetch: describe our state, or begin to serve a piece of it. A reader's piece yields to others."""
         local, session = self.local, fetch.session
         if not local.ready:
             return [Send(sender, Refuse(session, "not-ready"))]
@@ -68,9 +73,13 @@ class Donor:
         if not self.has_range(fetch):
             return [Send(sender, Refuse(session, "range"))]
         if len(self.table) >= MAX_SERVED or session in self.table:
-            return [Send(sender, Busy(session))]
+            yielding = [number for number, piece in self.table.items() if piece.is_reader]
+            if is_reader or not yielding or session in self.table:
+                return [Send(sender, Busy(session))]
+            return [*self.abandon(yielding[:1]), *self.on_fetch(sender, fetch, now)]
         elements = fetch.stop - fetch.start
-        piece = self.table[session] = ServedPiece(sender, fetch, now + serving_time_s(self.config, elements))
+        deadline = now + serving_time_s(self.config, elements)
+        piece = self.table[session] = ServedPiece(sender, fetch, deadline, is_reader)
         if fetch.start >= local.weights:
             # Half the time-out, so that the newcomer learns of a refusal in time.
             piece.copy_deadline = now + self.config.reply_timeout_s / 2

@@ -102,8 +102,8 @@ class Unknown:
 class Hello:
     """The first frame of both sides.
 
-    ``record`` is None for an observer, which may only ask for the status. ``share``, only in TLS, is the sender's
-    randomness. If both sides send one, keys derived from them replace those of TLS.
+    ``record`` is None for an observer, which is no member: it reads the status, the layout and weights. ``share``, only
+    in TLS, is the sender's randomness. If both sides send one, keys derived from them replace those of TLS.
 
     A link may have several connections, its *lanes*. ``lanes`` is the sender's name for this link, by which more
     connections can join it. ``joins``: this connection joins the link to which the other side gave this name, or the
@@ -415,8 +415,22 @@ class StatusReply:
     more: bool = wire_field("bool")
 
 
+@message("layout?")
+class LayoutQuery:
+    """A reader's request for the tensors of the model, from number ``first`` on."""
+
+    first: int = integer(2**32 - 1)
+
+
+@message("layout")
+class LayoutReply:
+    """One page: a layout's summary as in a Close, but its tensors begin with the one that was asked for."""
+
+    layout: tuple[Any, ...] = wire_field("any", 49_152)
+
+
 Message = (
     Hello | Close | Ping | Ack | PingReq | Nack | Gossip | Digest | Records | Reach | Reached | Meet | Offer | Accept
     | Busy | Refuse | Commit | Abort | Outcome | Settled | Invite | Joined | Begin | Chunk | Fetch | Serving
-    | StatusQuery | StatusReply | Widen | Unknown
+    | StatusQuery | StatusReply | LayoutQuery | LayoutReply | Widen | Unknown
 )  # fmt: skip

@@ -21,7 +21,7 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from gossip.errors import ConfigError, GossipError
+from gossip.errors import ConfigError, GossipError, LocalError
 from gossip.ids import PeerId, from_hex, parse_address
 from node import running
 from node.identity.keys import InviteToken, is_invite, keep_secret, parse_invite, read_secret
@@ -31,6 +31,7 @@ from node.terminal import plain_console
 
 if TYPE_CHECKING:
     from rich.console import Console
+
 
 # Seconds from a script's last import until its user is told that it made no Node. Building a model takes less. The line
 # is needless for a script that reads data for longer, or whose own processes still import their libraries: so it says
@@ -318,6 +319,32 @@ def top(address: str, *, secret_file: Path | None, timeout_s: float, every_s: fl
     from node.cli.top import run_top
 
     return run_top(lambda: ask(address, secret_file, timeout_s), every_s)
+
+
+def fetch(
+    seeds: Sequence[str], path: Path, *, secret_file: Path | None, timeout_s: float, every_s: float | None
+) -> None:  # fmt: skip
+    """Write the weights of a live swarm to a file, and their figures to stdout; with ``every_s`` until ^C.
+
+    Once it has written the file, a read that fails is told, and tried again.
+    """
+    from node.reader import Reader  # Imported here, because it imports torch.
+
+    reader, has_written = Reader(seeds, secret_file, timeout_s), False
+    while True:
+        began_at = time.monotonic()
+        try:
+            weights = reader.read()
+            weights.save(path)
+            print(f"{path}: {weights}", flush=True)
+            has_written = True
+        except LocalError as error:
+            if not has_written:
+                raise
+            print(f"gossip: {error}", file=sys.stderr)
+        if every_s is None:
+            return
+        time.sleep(max(0.0, began_at + every_s - time.monotonic()))
 
 
 def secret() -> None:

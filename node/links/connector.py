@@ -1,8 +1,8 @@
 """The connector: it dials and accepts links up to the finished Hello, with limits on strangers.
 
 A *stranger* is a peer that this node has never been in contact with. Its address is hearsay, and may belong to anybody.
-An *observer* queries the status of a node and is no member: its Hello has no record. ``theirs`` is the Hello of the
-other side.
+An *observer* queries the status of a node, or reads its weights, and is no member: its Hello has no record. ``theirs``
+is the Hello of the other side.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ from node.transport.seeds import SeedLookup
 from node.transport.tcp import Scope, is_name, numeric_address, scope_of
 from node.transport.tls import Contexts, TlsStream
 
-OBSERVER_S = 30.0  # Time for an observer to read the status, page by page.
-OBSERVER = PeerId(b"observer")  # Stands for the id of an observer, which has none.
+OBSERVER_S = 30.0  # Time for an observer to read the status page by page, or to fetch another piece of the weights.
+OBSERVER = b"observer"  # Begins what stands for the id of an observer, which has none.
 MAX_DIALS = 16  # Concurrent dials of all kinds.
 NAME_BYTES = 16  # The length of a link's name, by which lanes join it.
 MAX_STRANGER_DIALS = 2  # Concurrent dials to strangers, whose addresses may drop packets.
@@ -273,7 +273,7 @@ class Connector:
 
         A machine that was set up anew has a new key. That it holds the secret is what makes it a member.
         """
-        if address in self.seeds.addresses and expect not in (None, found) and found != OBSERVER:
+        if address in self.seeds.addresses and expect not in (None, found) and not found.startswith(OBSERVER):
             self.notify_once(
                 f"Seed {address} is member {short(found)} now, and not {short(expect)} as its invite says: it was set "
                 "up anew, or another member has its address. This node takes it for a seed all the same.", "seed"
@@ -321,7 +321,8 @@ class Connector:
             link, theirs = greeted
             if theirs.record is None:
                 # An observer keeps its place in the handshake pool, so its time is limited.
-                with trio.move_on_after(OBSERVER_S):
+                visitor.link = link
+                with trio.move_on_after(OBSERVER_S) as link.visit:
                     await self.owner.run_link(link, theirs)
                 return
         finally:
@@ -400,7 +401,7 @@ class Connector:
         except BaseException:
             stream.close_now()
             raise
-        peer = theirs.record.id if theirs.record is not None else OBSERVER
+        peer = PeerId(OBSERVER + secrets.token_bytes(8)) if theirs.record is None else theirs.record.id
         link = Link(stream, reader, peer)
         link.name_for_their_lanes, link.name_for_our_lanes = name, theirs.lanes
         if plain is not None:

@@ -1,6 +1,6 @@
 """The handshake: both sides exchange Hellos with identity and model, and check them before anything else.
 
-``theirs`` is the Hello of the other side. An *observer* queries the status of a node and is no member.
+``theirs`` is the Hello of the other side. An *observer* reads from a node and is no member.
 """
 
 from __future__ import annotations
@@ -31,10 +31,12 @@ class Greeter:
     Args:
         swarm: The swarm's name.
         layout: The layout of the model; None for an observer, which has no record and trains nothing.
+        reads: True for a reader, an observer that knows the layout. It shows no record, and takes no lanes.
     """
 
     swarm: str
     layout: Layout | None
+    reads: bool = False
 
     async def greet(
         self,
@@ -68,8 +70,9 @@ class Greeter:
             RefusedError: The two nodes cannot work together; its text tells the user why.
         """
         fingerprint = self.layout.fingerprint if self.layout is not None else ""
+        shown, name = (None, b"") if self.reads else (record, lanes)
         await stream.send_all(
-            encode(Hello(VERSION_MIN, VERSION_MAX, self.swarm, fingerprint, (), record, share, lanes, joins, seen))
+            encode(Hello(VERSION_MIN, VERSION_MAX, self.swarm, fingerprint, (), shown, share, name, joins, seen))
         )
         try:
             reply = await reader.read_message()

@@ -8,6 +8,7 @@ import ipaddress
 from collections import Counter
 from collections.abc import Callable, Collection
 
+from node.links.link import Link
 from node.transport.byte_stream import ByteStream
 
 MAX_VISITORS = 64  # Connections in the pool. Silent ones can fill it, but not the pool of links.
@@ -30,12 +31,13 @@ def neighbourhood(host: str) -> str:
 
 
 class Visitor:
-    """A connection in its handshake."""
+    """A connection in its handshake, or that of an observer."""
 
-    __slots__ = ("came_at", "host_range", "is_known", "stream")
+    __slots__ = ("came_at", "host_range", "is_known", "link", "stream")
 
     def __init__(self, stream: ByteStream, host_range: str, is_known: bool, now: float) -> None:
         self.stream, self.host_range, self.is_known, self.came_at = stream, host_range, is_known, now
+        self.link: Link | None = None  # That of an observer; None for a connection in its handshake.
 
 
 class HandshakePool:
@@ -76,16 +78,19 @@ class HandshakePool:
         self.visitors.pop(visitor, None)
 
     def evict(self, candidates: list[Visitor], now: float) -> None:
-        """Evict the oldest silent connection, or else the oldest one of the host with the most connections."""
+        """Evict the oldest silent connection, an observer that is sent no weights, or one of the busiest host."""
         late = [visitor for visitor in candidates if now - visitor.came_at > FIRST_FLIGHT_S]
         # A stream that cannot tell whether a byte has come counts as not silent.
         silent = [visitor for visitor in late if not getattr(visitor.stream, "has_received", True)]
-        if silent:
-            evicted = silent[0]
+        unserved = [visitor for visitor in candidates if visitor.link is not None and not visitor.link.bulk]
+        candidates = [visitor for visitor in candidates if visitor.link is None] or candidates
+        if silent or unserved:
+            evicted = (silent or unserved)[0]
         else:
             per_host = Counter(visitor.host_range for visitor in candidates)
             most_connections = max(per_host.values())
             evicted = next(visitor for visitor in candidates if per_host[visitor.host_range] == most_connections)
         del self.visitors[evicted]
         evicted.stream.close_now()
-        self.on_evicted(evicted.stream.peer_host)
+        if evicted.link is None:
+            self.on_evicted(evicted.stream.peer_host)

@@ -70,6 +70,7 @@ class Link:
         self.address: Address | None = None  # The address at which this side has dialled; None on the other side.
         self.sighting: Sighting | None = None  # The addresses at which the two sides see each other.
         self.path = "direct"  # How it came about: direct, punched, or "relay" and the relay's id.
+        self.visit: trio.CancelScope | None = None  # The time limit of an observer that has dialled us.
         self.has_widened = False  # Lanes were requested, by either side, or opened.
         # Starts a lane on a stream, which either side may have dialled; returns False to refuse it.
         self.admit_lane: Callable[[ByteStream, FrameReader, bool], bool] = refuse_lane

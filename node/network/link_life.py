@@ -19,6 +19,7 @@ from gossip.errors import ProtocolError, RemoteError
 from gossip.ids import MemberRecord, PeerId, short
 from gossip.peer import Peer
 from gossip.wire.messages import (
+    Abort,
     Accept,
     Ack,
     Chunk,
@@ -29,19 +30,22 @@ from gossip.wire.messages import (
     Gossip,
     Hello,
     Invite,
+    LayoutQuery,
+    Meet,
     Message,
     Nack,
     Offer,
     Outcome,
     Ping,
     PingReq,
+    Reach,
     Records,
     StatusQuery,
     Unknown,
     Widen,
 )  # fmt: skip
 from node.faults import Faults, leaf_errors
-from node.links.connector import Connector
+from node.links.connector import OBSERVER_S, Connector
 from node.links.frame_reader import FrameReader
 from node.links.link import CONTROL_BURST, Link, refuse_lane
 from node.links.pool import Links
@@ -52,7 +56,7 @@ from node.network.transfers.log import ExchangeLog
 from node.network.transfers.streams import Streams
 from node.network.transfers.transfer import LinkTransfers
 from node.observe.figures import Source
-from node.observe.status import status_page
+from node.observe.status import layout_page, status_page
 from node.transport.blocking_io import BlockingIoPool
 from node.transport.byte_stream import BrokenLinkError, ByteStream
 
@@ -60,6 +64,8 @@ MESSAGES_PER_S = 2_000  # Limit for one link; a member of the largest swarm send
 CLOSE_S = 1.0  # The most seconds for the last frames and the close of a link to leave.
 # Messages that go to the peer as they are: they begin no session here, and concern neither the link nor a status page.
 PEER_MESSAGES = frozenset({Ping, Ack, PingReq, Nack, Gossip, Digest, Records, Accept, Commit})
+FROM_OBSERVERS = Abort | Digest | Fetch  # Messages of an observer that the peer handles.
+SILENT = Ack | PingReq | Nack | Gossip | Records | Reach | Meet  # Messages of an observer that change nothing.
 STATUS_COST = 20  # A status query counts as 20 messages: its reply of up to 64 KiB takes a millisecond to write.
 
 
@@ -98,20 +104,22 @@ class LinkLife:
 
     def __init__(self, runtime: LinkRuntime, link: Link) -> None:
         self.runtime, self.link, self.links = runtime, link, runtime.links
-        self.is_observer = False  # The other side is no member, and may only query the status.
+        self.is_observer = False  # The other side is no member. It may read the status, the layout and weights.
+        self.culprit: PeerId | str = link.peer  # Whose misbehaviour is counted; an observer's is its host's.
         self.second_began_at, self.messages_this_second = runtime.now, 0  # For the rate limit.
 
     async def run(self, theirs: Hello) -> None:
         """Run the link until its stream ends. A side without a record in its Hello is an observer and no member."""
         runtime, link, member = self.runtime, self.link, theirs.record  # `member` is None for an observer.
         self.is_observer = member is None
-        if member is not None:
-            is_full = len(runtime.links) >= runtime.config.internal.max_links
-            if runtime.is_stopping or (is_full and not self.close_idle_link()):
-                runtime.undelivered.pop(link.peer, None)
-                link.stream.close_now()
-                return
-            runtime.links.add(link)
+        self.culprit = link.stream.peer_host if member is None else link.peer
+        # The handshake pool bounds the number of observers.
+        is_full = member is not None and len(runtime.links) >= runtime.config.internal.max_links
+        if runtime.is_stopping or (is_full and not self.close_idle_link()):
+            runtime.undelivered.pop(link.peer, None)
+            link.stream.close_now()
+            return
+        runtime.links.add(link)
         try:
             if member is not None:
                 self.announce_link(member)
@@ -138,12 +146,11 @@ class LinkLife:
             if link.fault:
                 runtime.notify("fault", link.fault)
             if link.is_unread:
-                runtime.report_misbehaviour(link.peer, "unread")
-            if member is not None:
-                try:
-                    self.announce_end()
-                except Exception as error:
-                    self.on_fault(error)
+                runtime.report_misbehaviour(self.culprit, "unread")
+            try:
+                self.announce_end()
+            except Exception as error:
+                self.on_fault(error)
 
     def close_idle_link(self) -> bool:
         """Close the link that has been idle longest among those without a session; return False if there is none."""
@@ -247,7 +254,16 @@ class LinkLife:
             link.is_orderly = link.is_orderly or message.code == "idle"
             if message.code in ("layout", "swarm", "version"):
                 runtime.connector.notify_once(f"A member refused this node: {message.sentence}")
-        elif isinstance(message, Hello) or self.is_observer:
+        elif isinstance(message, LayoutQuery):
+            self.count_messages(STATUS_COST - 1)
+            layout = runtime.connector.greeter.layout
+            if layout is not None:
+                link.send(layout_page(layout, message.first))
+        elif self.is_observer and isinstance(message, Ping):
+            link.send(Ack(message.seq, ()))  # Without news, which are passed on so many times and no more.
+        elif self.is_observer and isinstance(message, SILENT):
+            pass  # A reader believes that it is a member. Nobody else does.
+        elif isinstance(message, Hello) or (self.is_observer and not isinstance(message, FROM_OBSERVERS)):
             raise ProtocolError("A message came that does not belong here.")
         elif isinstance(message, Widen):
             runtime.striping.on_widen(link, message.connections)
@@ -272,6 +288,9 @@ class LinkLife:
         if not is_bound:
             transfer.link = self.link
         self.pass_to_peer(message)
+        visit, piece = self.link.visit, runtime.peer.donating.table.get(session)
+        if visit is not None and piece is not None:  # An observer has the time of its piece, and then more.
+            visit.deadline = max(visit.deadline, piece.deadline + OBSERVER_S)
         if not (is_bound or runtime.peer.view.is_with(session, self.link.peer)):  # The peer has refused the session.
             transfer.link = None
             if not is_known:
@@ -321,7 +340,7 @@ class LinkLife:
             if isinstance(error, BaseExceptionGroup):
                 self.on_remote_error(error)
             elif not isinstance(error, BrokenLinkError):
-                self.runtime.report_misbehaviour(self.link.peer, "flood" if isinstance(error, FloodError) else "fault")
+                self.runtime.report_misbehaviour(self.culprit, "flood" if isinstance(error, FloodError) else "fault")
 
     def announce_end(self) -> None:
         """Tell the peer that the sessions on the link have ended, and that its side has no link left, if so."""
@@ -332,5 +351,5 @@ class LinkLife:
             exchange = runtime.peer.exchanges.table.get(session)
             if exchange is None or not exchange.IS_GROUP:  # A group goes on without this member.
                 runtime.perform(runtime.peer.on_failed(session, code, runtime.now))
-        if is_last:
+        if is_last and not self.is_observer:
             runtime.perform(runtime.peer.on_unlinked(link.peer, runtime.now, orderly=link.is_orderly))

@@ -368,15 +368,17 @@ class Runtime:
         """Close the links whose streams do not move, and retire the links that no session uses."""
         chunk_s = FLOAT32_MB * self.config.chunk_elements / self.config.slowest_rate_mb_s
         for link in self.transfers.stalled_links(now, self.config.stall_s):
-            self.notify("transfer", f"A transfer with {short(link.peer)} stopped moving; its link is closed.")
-            self.report_misbehaviour(link.peer, "wasted")
+            if link.visit is None:  # A reader that stops costs nobody anything.
+                self.notify("transfer", f"A transfer with {short(link.peer)} stopped moving; its link is closed.")
+                self.report_misbehaviour(link.peer, "wasted")
             link.close_now()
         for link in self.streams.gathers.stalled_links(now, self.config.stall_s):
             self.notify("transfer", f"A group's stream from {short(link.peer)} stopped; its link is closed.")
             link.close_now()
         busy = self.transfers.used_links()
         for link in self.links.all():
-            if link.is_held_up(now, self.config.stall_s, chunk_s):
+            is_unread = link.visit is not None and link.batch is not None and now - link.sent_at > self.config.stall_s
+            if is_unread or link.is_held_up(now, self.config.stall_s, chunk_s):
                 link.close_now()
             if now - link.used_at > self.config.internal.idle_s and link not in busy:
                 link.retire()

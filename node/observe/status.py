@@ -1,16 +1,17 @@
-"""The status of a node, which it sends page by page, and the query of a node that joins nothing."""
+"""The status and the layout of a node, which it sends page by page, and the query of a node that joins nothing."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import trio
 
+from gossip.arithmetic.layout import MAX_SUMMARY_BYTES, MAX_SUMMARY_SEGMENTS, WIRE_KINDS, Layout, Segment, packed_bytes
 from gossip.errors import LocalError, ProtocolError, RefusedError, RemoteError
 from gossip.ids import Address
 from gossip.wire.frames import encode
-from gossip.wire.messages import StatusQuery, StatusReply, Unknown
+from gossip.wire.messages import Hello, LayoutQuery, LayoutReply, StatusQuery, StatusReply, Unknown
 from node.identity.keys import Identity
 from node.links.frame_reader import FrameReader
 from node.links.handshake import Greeter
@@ -19,8 +20,10 @@ from node.transport.byte_stream import ByteStream
 from node.transport.tcp import TcpNetwork, numeric_address
 from node.transport.tls import TlsStream, swarm_contexts
 
+Reply = TypeVar("Reply", StatusReply, LayoutReply)
 PAGE_MEMBERS = 100  # Members of a page: at most 400 B each (a host name has 255) in one header of 64 KiB.
 MAX_MEMBERS = 50_000  # Members that are read: 40 MB, twice what a table holds. Any program may be answering.
+MAX_TENSORS = 1 << 17  # Tensors of a layout that is read: 20 MB, and more than the largest models have.
 MAX_CHARACTERS = 300  # Characters of a text that is shown: enough for an address.
 AFTER_ALL = b"\xff" * 16  # No member's id comes after it.
 TEXTS = {"id", "address", "swarm", "version", "kernel", "codec"}  # The figures that are texts.
@@ -42,6 +45,18 @@ def status_page(source: Source, swarm: str, after: bytes) -> StatusReply:
         for _, record, state in later[:PAGE_MEMBERS]
     )  # fmt: skip
     return StatusReply((me.id.hex(), address, swarm, *figures), page, len(later) > PAGE_MEMBERS)
+
+
+def layout_page(layout: Layout, first: int) -> LayoutReply:
+    """Return the tensors from number ``first`` on that one message holds."""
+    page: list[tuple[object, ...]] = []
+    room = MAX_SUMMARY_BYTES
+    for segment in layout.segments[first : first + MAX_SUMMARY_SEGMENTS]:
+        room -= packed_bytes(segment)
+        if room < 0:
+            break
+        page.append((segment.name, segment.shape, segment.dtype, WIRE_KINDS[segment.kind]))
+    return LayoutReply((layout.fingerprint, layout.size, len(layout.segments), tuple(page)))
 
 
 def query(address: Address, secret: bytes | None = None, timeout_s: float = 5.0) -> dict[str, Any]:
@@ -83,17 +98,45 @@ async def query_node(
             stream.close_now()
 
 
+async def query_layout(address: Address, secret: bytes | None, timeout_s: float) -> tuple[Layout, str]:
+    """Return the layout that the node at an address trains, and its swarm's name.
+
+    Raises:
+        OSError, RemoteError, LayoutError, trio.TooSlowError: The node does not answer, or describes no layout.
+    """
+    segments: list[Segment] = []
+    with trio.fail_after(timeout_s):
+        stream = await TcpNetwork(None, timeout_s).connect(address)
+        try:
+            reader, theirs = await observe(stream, secret)
+            while True:
+                await reader.stream.send_all(encode(LayoutQuery(len(segments))))
+                page = Layout.parse((await next_reply(reader, LayoutReply)).layout)
+                segments += page.segments
+                if not page.segments or len(segments) >= min(page.count, MAX_TENSORS):
+                    break
+        finally:
+            stream.close_now()
+    return Layout(segments), theirs.swarm
+
+
 async def query_over(
     stream: ByteStream, secret: bytes | None, after: bytes = b""
 ) -> tuple[dict[str, Any], Address | None]:
     """Query over a fresh connection; return the answer, and where the node sees this end. Raises RemoteError."""
+    reader, theirs = await observe(stream, secret)
+    return await read_pages(reader.stream, reader, after), numeric_address(theirs.seen)
+
+
+async def observe(stream: ByteStream, secret: bytes | None) -> tuple[FrameReader, Hello]:
+    """Greet a node as an observer, which is no member; return the reader of what it sends. Raises RemoteError."""
+    proven = None
     if secret is not None:
         tls = TlsStream(stream, swarm_contexts(Identity.fresh(), secret), server_side=False)
         await tls.handshake()
-        stream = tls
+        stream, proven = tls, tls.peer_id
     reader = FrameReader(stream)
-    theirs = await Greeter("", None).greet(stream, reader, None, None, None)
-    return await read_pages(stream, reader, after), numeric_address(theirs.seen)
+    return reader, await Greeter("", None).greet(stream, reader, None, proven, None)
 
 
 async def read_pages(stream: ByteStream, reader: FrameReader, after: bytes = b"") -> dict[str, Any]:
@@ -101,7 +144,7 @@ async def read_pages(stream: ByteStream, reader: FrameReader, after: bytes = b""
     members: list[dict[str, Any]] = []
     while True:
         await stream.send_all(encode(StatusQuery(after)))
-        reply = await next_reply(reader)
+        reply = await next_reply(reader, StatusReply)
         for row in reply.members:
             members.append(member_of(row, after))
             after = bytes.fromhex(members[-1]["id"])
@@ -125,14 +168,14 @@ async def read_pages(stream: ByteStream, reader: FrameReader, after: bytes = b""
     }  # fmt: skip
 
 
-async def next_reply(reader: FrameReader) -> StatusReply:
-    """Return the next reply; messages that this version does not know are skipped."""
+async def next_reply(reader: FrameReader, kind: type[Reply]) -> Reply:
+    """Return the next reply of this kind; messages that this version does not know are skipped."""
     while True:
         frame = await reader.read_message()
         if frame is None:
             raise ProtocolError("The node closed the connection.")
         message, body_bytes = frame
-        if isinstance(message, StatusReply):
+        if isinstance(message, kind):
             return message
         if isinstance(message, Unknown):
             await reader.discard(body_bytes)

@@ -68,6 +68,19 @@ def test_a_donor_that_is_not_ready_busy_or_asleep_says_so():
     assert donating.table == {}
 
 
+def test_a_reader_gets_the_places_that_no_newcomer_wants():
+    donating = giver()
+    for session, reader in ((1, A), (2, B)):
+        assert donating.on_fetch(reader, Fetch(session, (), 0, 10), 0.0, is_reader=True) == [Snapshot(session)]
+    assert donating.on_fetch(C, Fetch(3, (), 0, 10), 0.0, is_reader=True) == [Send(C, Busy(3))]
+    given_up = [Send(A, Abort(1, "ended")), Release(1)]
+    assert donating.on_fetch(C, Fetch(4, (), 0, 10), 0.0) == [*given_up, Snapshot(4)]
+    assert donating.on_fetch(C, Fetch(2, (), 0, 10), 0.0) == [Send(C, Busy(2))], "a number that is taken"
+    donating.on_fetch(C, Fetch(5, (), 0, 10), 0.0)
+    assert list(donating.table) == [4, 5], "both readers have yielded"
+    assert donating.on_fetch(C, Fetch(6, (), 0, 10), 0.0) == [Send(C, Busy(6))]
+
+
 @pytest.mark.parametrize("stood_s", [60.0, 0.0], ids=["stands", "stops in the meantime"])
 def test_who_stands_gives_an_earlier_snapshot_of_the_weights_and_one_only(stood_s):
     donating = giver()

@@ -3,6 +3,7 @@
 import random
 import socket
 from collections import Counter
+from types import SimpleNamespace
 
 import pytest
 import trio
@@ -47,6 +48,21 @@ def handshake_pool(known=()):
 
 
 # -- the pool ----------------------------------------------------------------------------------------------------------
+def test_of_a_full_pool_an_idle_observer_goes_before_a_handshake_and_a_served_one_stays():
+    evicted = []
+    pool = HandshakePool(lambda: {"here"}, evicted.append)
+    visitors = [pool.enter(Stream("here", has_received=True), 0.0) for _ in range(MAX_VISITORS)]
+    served, idle = visitors[3:5]
+    served.link, idle.link = SimpleNamespace(bulk={1: "a piece"}), SimpleNamespace(bulk={})
+    pool.enter(Stream("here"), 5.0)
+    assert idle.stream.closed
+    assert not evicted, "it has said who it is"
+    pool.enter(Stream("here"), 5.0)
+    assert visitors[0].stream.closed
+    assert evicted == ["here"]
+    assert not served.stream.closed
+
+
 @pytest.mark.parametrize(
     ("host", "place"),
     [
