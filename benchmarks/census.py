@@ -13,8 +13,6 @@ from typing import Any
 
 import trio
 
-__all__ = ["process_figures", "tables"]
-
 DEPTH = 8  # attributes from a node's runtime to the deepest of its tables
 ITEMS = 64  # items of a container that are inspected, because all are alike
 OURS = ("gossip.", "node.")

@@ -14,8 +14,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from node import Node
 
-__all__ = ["Child", "finish", "free_port", "say", "visit_until_told"]
-
 
 class Child(subprocess.Popen[str]):
     """A Python program with one thread for arithmetic. The end of its ``with`` block kills it."""

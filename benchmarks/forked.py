@@ -13,8 +13,6 @@ from pathlib import Path
 
 from benchmarks.replay.links import enter
 
-__all__ = ["Forked"]
-
 CONTEXT = multiprocessing.get_context("fork")
 
 

@@ -10,8 +10,6 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
-__all__ = ["CHIPS", "PAUSES", "PUBLISHED", "Pauses", "availability", "barrier", "failure_s"]
-
 YEAR_S = 365.25 * 86_400  # mean time between two failures of one chip
 CHIPS = 1_200_000
 PUBLISHED = {1: 58, 2: 70, 4: 82, 8: 88, 16: 93}  # goodput in % from table 1, by the number of elastic learners

@@ -9,8 +9,6 @@ from typing import Any
 import goodput_model as model
 from pages import RESULTS
 
-__all__ = ["PAGE", "accuracy_rows", "goodput_rows", "storm_rows", "world_rows"]
-
 PAGE = RESULTS / "goodput.md"
 PLAYED, WARNED = "100 Gbit/s", "with a notice"  # These worlds are compared with the published figures.
 ROUNDS = (24, 500)  # steps between barriers: Decoupled DiLoCo's interval, and DiLoCo's

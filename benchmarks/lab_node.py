@@ -22,8 +22,6 @@ from torch import nn
 from gossip.config import Config
 from node import Node
 
-__all__ = ["LabNode", "options"]
-
 
 def options(description: str | None, row_s: float, step_ms: float) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=description)

@@ -11,8 +11,6 @@ from concurrent.futures import ProcessPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any, TypeVar
 
-__all__ = ["RESULTS", "ROOT", "Runs", "put", "table"]
-
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "docs" / "results"
 END = "<!-- end -->"

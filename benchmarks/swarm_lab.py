@@ -20,8 +20,6 @@ from typing import TYPE_CHECKING, Any, Self
 if TYPE_CHECKING:
     from forked import Forked
 
-__all__ = ["Cut", "Lab", "Patient", "between", "namespaces_missing", "taken"]
-
 ROOT = Path(__file__).parents[1]
 POLL_S = 0.05
 START_S = 60.0  # limit for joining; importing torch in eight processes on two cores takes seconds

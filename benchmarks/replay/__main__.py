@@ -27,8 +27,6 @@ from gossip.errors import ConfigError, GossipError, LocalError
 from sim.cli import read_scenarios
 from sim.jobs import cores
 
-__all__ = ["main"]
-
 
 def main(words: Sequence[str] | None = None) -> int:
     """Read the command line (that of the process if ``words`` is None), replay, and return the exit code."""

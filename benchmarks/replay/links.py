@@ -17,8 +17,6 @@ from typing import Any, Self
 
 from gossip.errors import LocalError
 
-__all__ = ["MOST_NODES", "EmulatedLinks", "Stats", "missing"]
-
 SOURCE = Path(__file__).parent / "router.c"
 MOST_NODES = 32  # The limit of router.c.
 CLONE_NEWNET = 0x40000000

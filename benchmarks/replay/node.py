@@ -32,8 +32,6 @@ from sim.learning.learners import Learners
 from sim.threads import one_thread
 from sim.world.step_times import StepTimes
 
-__all__ = ["Errand", "Go", "live"]
-
 PR_SET_PDEATHSIG = 1
 OVERTIME_S = 60.0  # Limit beyond the run's end, for a process that is never told to stop.
 MOST_BYTES = 1 << 30  # Of diaries, for all models of all looks.

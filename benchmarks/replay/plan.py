@@ -11,8 +11,6 @@ from sim.scenario.scenario import Scenario
 from sim.world.churn import churn_of
 from sim.world.network import NetworkModel, network_of
 
-__all__ = ["Life", "Plan", "Separation"]
-
 LONGEST_S = 3_600.0  # Real time passes.
 MOST_LIVES = 64  # Processes, each with torch in its memory.
 TARGETS = (0.8, 0.9, 0.93, 0.95)

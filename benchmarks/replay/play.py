@@ -29,8 +29,6 @@ from node.identity.keys import new_secret
 from sim.learning.learners import Learners
 from sim.seeds import derive
 
-__all__ = ["forks", "play"]
-
 READY_S = 180.0  # Limit for all processes to load torch and their data, on a busy machine.
 LEAVE_S = 10.0  # After SIGTERM.
 SEEDS = 3  # The seeds that a newcomer gets, as in sim.simulation.

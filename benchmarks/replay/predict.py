@@ -13,8 +13,6 @@ from gossip.errors import ConfigError
 from sim.simulation import Simulation, no_garbage_collection
 from sim.threads import one_thread
 
-__all__ = ["predict", "predicted"]
-
 LOOK_S = 0.01  # The resolution of join times.
 
 

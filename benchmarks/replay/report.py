@@ -14,8 +14,6 @@ from benchmarks.replay.links import DISTURBED
 from benchmarks.replay.seen import Seen
 from gossip.ids import quantity
 
-__all__ = ["Measure", "Report", "gap_table"]
-
 # Seconds per minute by which training may fall behind; beyond it a run measures this machine, not the swarm.
 LATE_S_MINUTE = 1.0
 

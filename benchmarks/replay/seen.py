@@ -25,8 +25,6 @@ from gossip.effects import (
 from gossip.ids import PeerId
 from sim.report.measures import spread_of
 
-__all__ = ["Change", "Seen", "Watch"]
-
 
 @dataclass(frozen=True, slots=True)
 class Change:

@@ -8,8 +8,6 @@ from typing import Any
 
 from foe import Foe
 
-__all__ = ["ATTACKS", "Attack", "attack"]
-
 
 @dataclass(frozen=True)
 class Attack:

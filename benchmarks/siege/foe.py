@@ -49,8 +49,6 @@ from gossip.wire.records import signed
 from node.identity.keys import Identity
 from node.transport.tls import Contexts, swarm_contexts
 
-__all__ = ["Foe", "Member", "Target"]
-
 MAX = 2**53 - 1  # the largest number in a record
 Floats = np.ndarray[Any, np.dtype[np.float32]]
 

@@ -15,8 +15,6 @@ from swarm_lab import Lab, Patient
 from gossip.ids import parse_address
 from node.identity.keys import parse_secret
 
-__all__ = ["Fortress"]
-
 STEP_MS = 15.0
 WARM_STEPS = 400  # steps without pauses at the start, so that accuracy no longer rises during the calm
 MIX_EVERY = 8

@@ -17,8 +17,6 @@ from node.transport.byte_stream import ByteStream
 from node.transport.tcp import TcpNetwork
 from node.transport.tls import Contexts, TlsStream
 
-__all__ = ["Line", "MessageHandler", "chunk_of", "hello_of", "open_lane", "open_line", "plain", "tls"]
-
 CONNECT_S = 5.0
 MessageHandler = Callable[["Line", Message, bytes], Awaitable[None]]
 """A handler of (line, message, body of a chunk)."""

@@ -12,8 +12,6 @@ from pathlib import Path
 from attack import Attack
 from swarm_lab import Patient, between, taken
 
-__all__ = ["BUDGET_MB", "Verdict", "accuracy", "contacts", "mixing", "mixing_share", "names", "progressed", "resident"]
-
 MIXING = 0.90  # required mixes with honest partners per step, as a share of those in the calm
 ACCURACY = 0.01
 PROGRESS = 1.2  # growth of the sample counts, as a multiple of the growth by the rule for this many members

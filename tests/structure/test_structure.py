@@ -49,9 +49,9 @@ def test_all_is_counted(package):
 
 
 CEILINGS = {  # Lines of Python and C. The aim stands behind each; a change that goes over it removes as much elsewhere.
-    ("gossip", "node"): 50_000,  # 38,000; 660 lines for meetings came, and 500 elsewhere went.
-    ("sim",): 14_100,  # 12,500
-    ("tests",): 68_370,  # 57,000; 70 for ports of routers came after 400 elsewhere had gone.
+    ("gossip", "node"): 49_850,  # 38,000; 370 lines for readers came, and 600 of export lists went.
+    ("sim",): 13_800,  # 12,500
+    ("tests",): 68_620,  # 57,000; 250 for readers and counted bytes came, and 450 lines of gossip, node and sim went.
     ("benchmarks",): 11_800,  # 10,500
 }
 MOST_WORDS = 115_000  # Of all Markdown.
