@@ -122,15 +122,16 @@ class Reader:
             raise LocalError(f"The swarm's model takes {size / 1e9:.1f} GB, more than half of this machine's memory.")
         asked_at, reading = time.monotonic(), Reading(self.secret, lookup, layout, swarm)
         vector, peer, links = await reading.wait(), reading.runtime.peer, reading.runtime.links
-        joining, records = peer.joining, peer.membership.run_members(peer.joining.run_id)
+        run_id = peer.joining.run_id
+        records = peer.membership.run_members(run_id)
         if vector is None:
             is_there = "has no weights yet" if peer.membership.contacted() else "does not answer any more"
             what = "has busy members, which gave no weights" if records else is_there
             raise LocalError(f"The swarm {what}: try again once a node trains there.")
         return Weights(
-            tensors_of(layout, vector), joining.run_id.hex(), joining.swarm_samples,
-            median_low([record.steps for record in records] or [0]), joining.version, joining.finished,
-            len(joining.donors), time.monotonic() - began_at, links.bytes_received, asked_at,
+            tensors_of(layout, vector), run_id.hex(), peer.joining.swarm_samples,
+            median_low([record.steps for record in records] or [0]), peer.joining.version, peer.joining.finished,
+            len(peer.joining.donors), time.monotonic() - began_at, links.bytes_received, asked_at,
         )  # fmt: skip
 
     async def describe(self, lookup: SeedLookup) -> tuple[Layout, str]:
@@ -193,15 +194,15 @@ class Reading:
 
     async def wait(self) -> Floats | None:
         """Run until the vector is whole; return None after ``GIVE_UP_S`` without data, or if no member has weights."""
-        runtime, joining = self.runtime, self.runtime.peer.joining
+        runtime, peer = self.runtime, self.runtime.peer
         missing, give_up_at = math.inf, trio.current_time() + NOT_READY_S
         async with trio.open_nursery() as nursery:
             await nursery.start(runtime.main)
-            while joining.phase is not Phase.ADOPTING and trio.current_time() < give_up_at:
+            while peer.joining.phase is not Phase.ADOPTING and trio.current_time() < give_up_at:
                 await trio.sleep(POLL_S)
-                if joining.phase is Phase.COLLECTING and joining.missing_elements < missing:
-                    missing, give_up_at = joining.missing_elements, trio.current_time() + GIVE_UP_S
-            vector = runtime.averager.joining_vector if joining.phase is Phase.ADOPTING else None
+                if peer.joining.phase is Phase.COLLECTING and peer.joining.missing_elements < missing:
+                    missing, give_up_at = peer.joining.missing_elements, trio.current_time() + GIVE_UP_S
+            vector = runtime.averager.joining_vector if peer.joining.phase is Phase.ADOPTING else None
             nursery.cancel_scope.cancel()
         return None if vector is None else vector.array
 

@@ -58,7 +58,7 @@ def test_the_file_holds_what_the_nodes_agree_on_and_no_node_has_listed_the_reade
     ids = {one.node.id for one in nodes}
     for one in nodes:
         assert {member.id for member in one.node.members} == ids
-        assert {event.peer for event in one.node.history() if event.kind == "member"} <= ids
+        assert {event.id for event in one.node.history() if event.kind == "member"} <= ids
     model = linear(9, WIDTH)
     weights = Reader([nodes[1].node.address]).read()
     weights.load_into(model)
