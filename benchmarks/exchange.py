@@ -28,7 +28,7 @@ from pathlib import Path
 from children import Child, finish, free_port, say, visit_until_told
 
 ROUNDS, WARM_ROUNDS, PIECE_BYTES = 15, 2, 1 << 20  # For raw sockets and gloo.
-STEP_S = 0.002
+STEP_S = 0.002  # Time that a step of the training loop sleeps.
 EACH_STEP = {"codec": "fp32", "mix_every_steps": 1}
 PLAIN = {"outer_momentum": 0.0, "outer_rate": 1.0, "correction": 0.0, "filter": "none"}
 KINDS = "mlp-10m", "cnn-100k", "mlp-5k"
