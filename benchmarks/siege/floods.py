@@ -10,9 +10,9 @@ from attack import attack
 from foe import Foe, Member, nothing
 from line import Line, open_line
 
-from gossip.ids import Address
+from gossip.ids import Address, PeerId
 from gossip.wire.frames import encode
-from gossip.wire.messages import Chunk, Digest, Offer, Ping, PingReq, Reach, StatusQuery
+from gossip.wire.messages import Chunk, Digest, Meet, Offer, Ping, PingReq, Reach, StatusQuery
 
 BATCH = 64  # frames in one write
 
@@ -54,6 +54,24 @@ async def flood_questions(foe: Foe) -> None:
     frames = [encode(Digest(b"")), encode(StatusQuery(b"")), encode(Reach())]
     frames += [encode(PingReq(number, peer, ())) for number, peer in enumerate(member.known)]
     await pour(member, itertools.cycle(frames), BATCH / 1500)
+
+
+@attack("asks for meetings at a victim's address, in others' names too, and for tunnels", named="")
+async def introductions(foe: Foe) -> None:
+    member = await foe.member()
+
+    async def speak(line: Line, target: PeerId) -> None:
+        victim, signature = f"10.9.0.1:{random.randrange(1, 65_536)}", random.randbytes(64)
+        for origin in (member.record.id, random.choice(list(member.known))):
+            for stage in ("ask", "answer", "go"):
+                await line.send(Meet(origin, target, stage, victim, victim, signature, victim))
+        await line.send(Meet(member.record.id, target, "relay", name=random.randbytes(16)))
+
+    while True:
+        for line in member.open_lines():
+            for target in list(member.known):
+                await speak(line, target)
+        await trio.sleep(0.02)
 
 
 @attack("asks, and never reads an answer", named="")

@@ -17,6 +17,7 @@ from typing import Any, Protocol
 import trio
 
 from gossip.config import Config
+from gossip.discovery.reachability import TRY_S
 from gossip.discovery.sightings import Sighting
 from gossip.errors import RefusedError, RemoteError
 from gossip.ids import Address, PeerId, short
@@ -414,7 +415,7 @@ class Connector:
         The dial stays charged to the budget of the host, because a connection does not prove that a member listens
         there: members cannot scan the ports of a host through others, nor those of their own.
         """
-        with trio.move_on_after(self.config.hello_timeout_s), contextlib.suppress(OSError, RemoteError):
+        with trio.move_on_after(TRY_S), contextlib.suppress(OSError, RemoteError):
             stream = await self.connect(address)
             await stream.aclose()
             return True

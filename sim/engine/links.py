@@ -26,6 +26,7 @@ from collections import deque
 from collections.abc import Callable
 
 from gossip.config import Config
+from gossip.discovery.reachability import TRY_S
 from gossip.discovery.sightings import Sighting
 from gossip.effects import Dial, Effect, Send, TryDial
 from gossip.ids import Address, MemberRecord, PeerId
@@ -107,7 +108,8 @@ class Dials:
     def new_dial(self, host: Host, acceptor: Host, expected: PeerId | None, asker: PeerId | None) -> DialAttempt:
         self.number += 1
         now = self.events.now
-        dial = DialAttempt(host, acceptor, expected, asker, self.number, now, now + self.config.hello_timeout_s)
+        longest_s = self.config.hello_timeout_s if asker is None else TRY_S
+        dial = DialAttempt(host, acceptor, expected, asker, self.number, now, now + longest_s)
         if self.transport is not None:
             dial.line_out = self.carrier.new_line(host, acceptor)
             dial.line_back = self.carrier.new_line(acceptor, host)

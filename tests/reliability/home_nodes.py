@@ -4,17 +4,19 @@ import contextlib
 import subprocess
 import sys
 
+import numpy as np
+
 from tests.engines.launched import ROOT, Launched, Log, environment, until
 
 SCRIPT = """
-import os, time, torch
+import itertools, os, time, torch
 from gossip import Node
 from gossip.config import Config
 
 width = int(os.environ.get("WIDTH", 8))
 model = torch.nn.Linear(width, width)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-mixes = open(os.environ["GOSSIP_LOG"] + ".mixes", "a", buffering=1)
+mixes, weights = (open(os.environ["GOSSIP_LOG"] + end, "a", buffering=1) for end in (".mixes", ".weights"))
 with Node(model, optimizer, config=Config(mix_every_steps=4)) as node:
     paths = {}
 
@@ -25,11 +27,13 @@ with Node(model, optimizer, config=Config(mix_every_steps=4)) as node:
         print(time.time(), partner, event.seconds, paths.get(partner) or "-", file=mixes)
 
     node.on("exchange.done", note)
-    while True:
+    for step in itertools.count():
         time.sleep(0.02)
         optimizer.zero_grad()
-        model(torch.randn(8, width)).square().mean().backward()
+        (model(torch.randn(8, width)) - torch.randn(8, width)).square().mean().backward()
         optimizer.step()
+        if step % 25 == 0:
+            print(time.time(), *model.weight.detach().flatten()[:64].tolist(), file=weights)
         node.step(loss=0.5, samples=8)
 """
 
@@ -65,6 +69,17 @@ class Home:
         rows = (line.split(maxsplit=3) for line in text[: text.rfind("\n") + 1].splitlines())
         known = ((float(ended_at), partner, float(seconds), path) for ended_at, partner, seconds, path in rows)
         return [(end, seconds, path) for end, partner, seconds, path in known if partner in ids and end >= since]
+
+
+def distance(nodes, since, until):
+    """Return the consensus distance of the nodes between two moments (time.time): rms over nodes, weights and times."""
+    found = []
+    for node in nodes:
+        rows = np.loadtxt(node.log.path.with_suffix(".jsonl.weights"), ndmin=2)
+        found.append(rows[(rows[:, 0] >= since) & (rows[:, 0] < until), 1:])
+    shortest = min(map(len, found))
+    stacked = np.stack([rows[:shortest] for rows in found])
+    return float(np.sqrt(np.square(stacked - stacked.mean(0)).mean()))
 
 
 @contextlib.contextmanager

@@ -7,7 +7,7 @@ import time
 import pytest
 
 from tests.engines.launched import ROOT, environment, until
-from tests.reliability.home_nodes import are_met, started
+from tests.reliability.home_nodes import are_met, distance, started
 from tests.reliability.namespaces import homes
 from tests.reliability.street import cells, street
 
@@ -51,12 +51,18 @@ def test_machines_with_ipv6_and_firewalls_mix_on_without_the_public_one(tmp_path
 def test_six_homes_stay_one_swarm_without_a_public_node(tmp_path):
     with homes(2, [1] * 6) as made, started(made, tmp_path) as (first, second, *inside):
         until(lambda: are_met(inside))
+        time.sleep(20.0)
+        ended_at = time.time()
         for public in (first, second):
             public.process.end()
         killed_at = time.time() + 5.0
+        time.sleep(25.0)
         for node in inside:
             others = [other for other in inside if other is not node]
             until(lambda node=node, others=others: node.exchanges_with(others, killed_at) >= 20)
+        before, after = (distance(inside, since, since + 20.0) for since in (ended_at - 20.0, killed_at))
+        print(f"consensus distance: {before:.3g} before, {after:.3g} after")
+        assert after <= 1.5 * before
 
 
 @pytest.mark.netns

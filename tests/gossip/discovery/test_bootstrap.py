@@ -221,6 +221,17 @@ def test_behind_a_router_only_members_outside_are_asked_and_one_that_fails_decid
     assert verdict_at(reach, 5.0) is False
 
 
+def test_a_lie_of_one_member_outside_neither_withdraws_the_address_nor_opens_a_port():
+    reach = behind_a_router(A, B, C)
+    for peer in (A, B, C):
+        reach.ask(peer, 0.0)
+    reach.on_reached(C, False, 0.1)
+    assert verdict_at(reach, 0.1) is None
+    for peer in (A, B):
+        reach.on_reached(peer, True, 1.0)
+    assert verdict_at(reach, 1.0) is True
+
+
 def test_the_answers_of_members_in_the_same_network_do_not_count_once_one_outside_has_answered():
     reach = behind_a_router()
     assert [len(reach.ask(peer, 0.0)) for peer in (A, B)] == [1, 1]

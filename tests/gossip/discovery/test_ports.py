@@ -65,6 +65,8 @@ def test_a_port_that_does_not_serve_is_withdrawn_and_told_and_the_router_is_not_
     reach.on_port(OPENED, "", 2.0)
     reach.tick(12.0)
     reach.on_reached(B, False, 13.0)
+    assert reach.tick(13.0) == [], "C is outside too, and has not answered"
+    reach.on_reached(C, False, 13.0)
     effects = reach.tick(13.0)
     assert effects[0] == OpenPort(0)
     assert f"opened {OPENED}, but nobody can connect there" in sentences(effects)[0]
