@@ -169,6 +169,27 @@ def local(
     raise typer.Exit(code)
 
 
+@app.command(context_settings=SCRIPT_COMMAND)
+@with_options(lambda option: option.local_help)
+def up(
+    hosts: Annotated[Path, typer.Argument(metavar="HOSTS", help="A file with a host a line, as ssh takes it.")],
+    script: Script,
+    args: ScriptArgs = None,
+    module: IsModule = False,
+    ssh: Annotated[str, typer.Option(metavar="COMMAND", help="Runs a command on a host.")] = "ssh -o BatchMode=yes",
+    secret_file: SecretFile = None,
+    log_dir: Annotated[Path | None, typer.Option(metavar="DIR", help="Keeps each node's output.")] = None,
+    **options: Any,
+) -> None:
+    """Start a node on each host of a file over ssh, show what they print, and end them with this command."""
+    from node.cli.up import run_up
+
+    code = run_up(
+        hosts, script, args or [], options, module=module, ssh=ssh, secret_file=secret_file, log_dir=log_dir
+    )  # fmt: skip
+    raise typer.Exit(code)
+
+
 @app.command()
 def demo(
     nodes: Annotated[int, typer.Option(min=3, max=16, help="Processes to start with.")] = 4,
