@@ -29,6 +29,14 @@ def describe_agreement(children: Sequence[Child]) -> list[str]:
     return sentences
 
 
+def describe_file(children: Sequence[Child]) -> str:
+    """Return a sentence on where the model is, by the first node that saved it, and how to load it."""
+    files = [child.figures["model_file"] for child in children if child.figures.get("model_file")]
+    if not files:
+        return 'No node has saved its model: call node.export("model.safetensors") at the end of the script.'
+    return f"The model is in {files[0]}: model.load_state_dict(safetensors.torch.load_file({files[0]!r})) loads it."
+
+
 def describe_model(nodes: str, rows: dict[int, dict[str, Any] | None]) -> str:
     """Return a sentence on the agreement of nodes.
 

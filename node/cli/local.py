@@ -18,7 +18,7 @@ from typing import Any, NoReturn, Self
 from gossip.errors import ConfigError, LocalError
 from gossip.timeline import merge
 from node.child import Child, last_lines
-from node.cli.agreement import describe_agreement
+from node.cli.agreement import describe_agreement, describe_file
 from node.local import ERROR_LINES, POLL_PERIOD_S, TOGETHER_S, LocalSwarm
 from node.observe.figures import columns_of
 from node.settings import timeline_file
@@ -179,7 +179,7 @@ def report(swarm: LocalSwarm) -> None:
             name = f"{child.number}.{place + 1}" if len(child.nodes) > 1 else str(child.number)
             table.add_row(name, *columns_of(node.figures).values(), str(child.code))
     plain_console(stderr=True).print(table)
-    for sentence in describe_agreement(swarm.children):
+    for sentence in (*describe_agreement(swarm.children), describe_file(swarm.children)):
         print(sentence, file=sys.stderr)
 
 

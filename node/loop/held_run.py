@@ -115,6 +115,7 @@ class HeldRun:
             with self.uploads.spool(str(path), keep, self.folder()) as file:
                 self.save(file, state)
             self.url = str(path)
+            self.live.archive.written = public_url(self.url)
             return
         self.tell_of_replaced(path, self.live.archive.save(path, self.state_dict() if state is None else state, keep))
 
@@ -225,7 +226,9 @@ class HeldRun:
         """Save the node's state before it tries another run's weights. Raises CheckpointError."""
         if self.before_merge_path is None:
             self.before_merge_path = self.folder() / "before-merge.safetensors"
+        written = self.live.archive.written
         self.save(self.before_merge_path)
+        self.live.archive.written = written
         places = f"{self.before_merge_path}{self.upload_before_merge()}"
         text = f"The weights of this node's run are kept in {places}; node.load takes them back."
         self.network.notify("kept", text)

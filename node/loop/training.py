@@ -280,6 +280,7 @@ class TrainingSide:
             runtime.peer, runtime.links, self.run.steps, self.run.samples, self.run.swarm_samples,
             runtime.streams.durations, self.overheads_s, self.service.listeners.dropped, runtime.exchange_log.mixes(),
             self.service.faults.count, self.service.faults.restarts, self.run.shown_samples[0].run,
+            self.live.archive.written,
         )  # fmt: skip
 
     # -- steps -----------------------------------------------------------------------------------------------------

@@ -359,6 +359,7 @@ class Archive:
 
     def __init__(self, state: State, optimizers: Optimizers) -> None:
         self.state, self.optimizers = state, optimizers
+        self.written = ""  # Where the model was last written.
 
     def save(self, path: str | os.PathLike[str], meta: Mapping[str, Any], keep: int = 1) -> dict[str, Any]:
         """Write the model, the optimizers and this metadata to ``path``; return what :func:`save` does.
@@ -372,11 +373,14 @@ class Archive:
             CheckpointError: As in :func:`save`.
         """
         meta = {"fingerprint": self.state.layout.contents_fingerprint, **meta}
-        return save(path, self.state.tensors(), self.optimizers.state_dict(), meta, keep)
+        replaced = save(path, self.state.tensors(), self.optimizers.state_dict(), meta, keep)
+        self.written = str(_with_suffix(path))
+        return replaced
 
     def export(self, path: str | os.PathLike[str]) -> None:
         """Write the model's tensors alone. Raises CheckpointError, as :func:`save`."""
         export(path, self.state.tensors())
+        self.written = str(_with_suffix(path))
 
     def load(self, path: str | os.PathLike[str]) -> Checkpoint:
         """Return the contents of a file. Raise CheckpointError, also if its fingerprint names another model."""

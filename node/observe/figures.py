@@ -65,6 +65,7 @@ class Source:
     faults: int = 0
     restarts: int = 0
     run: bytes = b""  # The id of the run that ``swarm_samples`` counts; empty if it is not known.
+    model_file: str = ""  # Where the user last wrote the model.
 
 
 def count_text(value: int | None) -> str:
@@ -303,6 +304,11 @@ FIGURES = (
         "codec", "the codec of the last exchange; of the configuration before the first", "",
         lambda source: next((codec for _, codec, _ in reversed(tuple(source.mixes))), source.peer.config.codec_name),
         status=True, table=("mixes", lambda row: interval_text(row).removeprefix(", ") or f"in {row.get('codec')}"),
+    ),
+    Figure(
+        "model_file", "where `node.save` or `node.export` last wrote the model; null before", "",
+        lambda source: source.model_file or None,
+        table=("model", lambda row: row.get("model_file") or 'not saved: node.export("model.safetensors") writes it'),
     ),
 )  # fmt: skip
 # The figures of `node.metrics()`, each of one value.

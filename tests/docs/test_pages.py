@@ -52,7 +52,7 @@ def test_the_script_that_one_starts_with_runs_and_learns(tmp_path, monkeypatch, 
             monkeypatch.delenv(variable)
     monkeypatch.chdir(tmp_path)
     torch.set_num_threads(1)
-    (script,) = blocks(DOCS / "start.md", "python")
+    script, _prediction = blocks(DOCS / "start.md", "python")
     exec(compile(script, "docs/start.md", "exec"), {})
     accuracy, samples = re.fullmatch(
         r"([\d.]+)% after ([\d,]+) samples of the whole swarm\n", capsys.readouterr().out

@@ -19,7 +19,7 @@ PRINTED = re.compile(r"node (\d): ([\d.]+)% after ([\d,]+) samples of the whole 
 @pytest.mark.slow
 def test_four_processes_stop_near_their_target_and_show_what_they_trained(tmp_path):
     pytest.importorskip("sklearn")
-    (script,) = blocks(DOCS / "start.md", "python")
+    script, prediction = blocks(DOCS / "start.md", "python")
     (tmp_path / "train.py").write_text(script)
     done = subprocess.run(
         [sys.executable, "-m", "gossip", "local", "-n", str(NODES), "--log-dir", "logs", "train.py"],
@@ -38,4 +38,7 @@ def test_four_processes_stop_near_their_target_and_show_what_they_trained(tmp_pa
     for _, accuracy, samples in shown:
         assert float(accuracy) > 90
         assert abs(int(samples.replace(",", "")) / trained - 1) < ERROR
+    assert "The model is in digits-" in done.stderr
+    used = subprocess.run([sys.executable, "-c", prediction], cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert used.stdout == "predicted [0, 1, 2, 3, 4, 5, 6, 7] of [0, 1, 2, 3, 4, 5, 6, 7]\n"
     assert f"gossip local -n {NODES} train.py" in (DOCS / "start.md").read_text(encoding="utf-8")

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from node.child import Child
-from node.cli.agreement import ADVICE, describe_agreement
+from node.cli.agreement import ADVICE, describe_agreement, describe_file
 
 
 class Ended(Child):
@@ -111,3 +111,11 @@ def test_rows_without_an_id_are_those_of_the_only_node(tmp_path):
     one.log.write_text("".join(json.dumps({"t": 1, "event": "listening", "address": f"h:{n}"}) + "\n" for n in (1, 2)))
     one.new_rows()
     assert (len(one.nodes), one.address) == (1, "h:2")
+
+
+def test_the_first_file_of_the_model_is_named_with_the_call_that_loads_it(tmp_path):
+    other = child(tmp_path, 0, steps(3))
+    assert describe_file([other]).startswith("No node has saved its model: call node.export")
+    (_, _, figures) = steps(3)
+    saved = child(tmp_path, 1, ("a", "final", figures | {"model_file": "run.safetensors"}))
+    assert "model.load_state_dict(safetensors.torch.load_file('run.safetensors'))" in describe_file([other, saved])

@@ -33,7 +33,7 @@ def source() -> Source:
     swarm = World(9)
     [node] = swarm.swarm(1)
     links = SimpleNamespace(bytes_sent=1234, bytes_received=56, ignored_messages=3, lossy_links=2, striped_links=1)
-    return Source(node.peer, links, steps=7, samples=28, swarm_samples=30)
+    return Source(node.peer, links, steps=7, samples=28, swarm_samples=30, model_file="m.safetensors")
 
 
 def test_the_page_is_what_the_rows_say():
@@ -46,6 +46,7 @@ VALUES = {
     "bytes_received": 56, "consensus_distance": None, "partner": None, "ready": True, "alone": False,
     "messages_ignored": 3, "events_dropped": 0, "version": VERSION, "kernel": implementation(), "lossy_links": 2,
     "wide_links": 1, "faults": 0, "network_restarts": 0, "interval_steps": 8, "codec": "fp32",
+    "model_file": "m.safetensors",
 }  # fmt: skip
 TABLES = {"refused": (), "suspicious": (), "mixed": (), "failures": ()}
 
@@ -54,6 +55,7 @@ def test_the_log_has_these_figures_and_what_is_not_known_is_null():
     names = (
         "steps", "samples", "swarm_samples", "loss", "members_alive", "exchanges_done", "exchanges_failed",
         "exchange_seconds", "bytes_sent", "bytes_received", "partner", "alone", "interval_steps", "codec",
+        "model_file",
     )  # fmt: skip
     assert reading(source()) == {name: VALUES[name] for name in names}
     logged = [figure.name for figure in FIGURES if figure.logged]
