@@ -77,7 +77,7 @@ PACES, UNLIKE_PACES = ({"kind": "lognormal", "median_s": 1.0, "sigma": sigma} fo
     ("peers", "rate", "step_s", "duration_s", "seed"),
     [
         (8, 0.5, UNLIKE_PACES, 480.0, 3),
-        slow(12, 0.3, PACES, 960.0, 4, id="12-nodes-for-longer"),
+        slow(12, 0.4, PACES, 960.0, 4, id="12-nodes-for-longer"),
         slow(32, 1.0, ONE_PACE, 960.0, 1, id="32-nodes-at-the-edge-of-stability"),
     ],
 )
