@@ -6,6 +6,7 @@ the path from one file to another.
 
 from __future__ import annotations
 
+import re
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -63,5 +64,26 @@ def front_door(app: Any, error: Exception | None) -> None:
         (Path(app.outdir) / "index.html").write_text(text, encoding="utf-8")
 
 
+def for_language_models(app: Any, error: Exception | None) -> None:
+    """Write llms.txt, a list of all pages, and llms-full.txt, all of them in one (https://llmstxt.org)."""
+    if error is not None or app.builder.format != "html":
+        return
+    index = (ROOT / "docs" / "index.md").read_text(encoding="utf-8")
+    start = index.partition("\n\n")[2].partition("\n\n")[0].replace("\n", " ")
+    heads, full = [f"# {project}\n\n> {start}\n"], []
+    for caption, block in re.findall(r"```{toctree}\n:hidden:\n:caption: (.*?)\n\n(.*?)```", index, re.DOTALL):
+        heads.append(f"\n## {caption}\n\n")
+        for page in block.split():
+            source = next((path for path in (ROOT / "docs").glob(f"{page}.*") if path.suffix == ".md"), None)
+            if source is not None:
+                text = source.read_text(encoding="utf-8")
+                url = (Path("docs") / page).with_suffix(".html").as_posix().replace("docs/../", "")
+                heads.append(f"- [{text.partition(chr(10))[0].removeprefix('# ')}]({url})\n")
+                full.append(text)
+    Path(app.outdir, "llms.txt").write_text("".join(heads), encoding="utf-8")
+    Path(app.outdir, "llms-full.txt").write_text("\n\n".join(full), encoding="utf-8")
+
+
 def setup(app: Any) -> None:
     app.connect("build-finished", front_door)
+    app.connect("build-finished", for_language_models)

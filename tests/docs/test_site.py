@@ -1,6 +1,7 @@
 """The site that make docs built: every internal link leads to a page that exists, and to an anchor on it."""
 
 import functools
+import re
 from html.parser import HTMLParser
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
@@ -85,3 +86,10 @@ def test_the_api_is_there_with_its_docstrings():
     ):
         assert f'id="{name}"' in text, name
     assert "never waits for the network" in text
+
+
+def test_language_models_find_every_page_listed_and_all_text_in_one_file(pages):
+    listed = re.findall(r"^- \[.+\]\((.+)\)$", (SITE / "llms.txt").read_text(encoding="utf-8"), re.MULTILINE)
+    assert len(listed) > 25
+    assert all((SITE / page).is_file() for page in listed)
+    assert "with Node(model, optimizer) as node:" in (SITE / "llms-full.txt").read_text(encoding="utf-8")

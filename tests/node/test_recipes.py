@@ -13,6 +13,7 @@ RECIPES = [
 ]
 HEAVY = {
     "torch.compile": (pytest.mark.slow, pytest.mark.filterwarnings("default")),  # a C++ compiler's time; torch's own
+    "Checkpoints of torch and transformers": (pytest.mark.filterwarnings("default"),),  # torch's own
     "Ignite": (pytest.mark.frameworks, pytest.mark.filterwarnings("default")),
 }
 
