@@ -18,7 +18,7 @@ from tests.release.environments import ROOT, Environment
 
 pytestmark = [pytest.mark.built, pytest.mark.slow]
 
-PACKAGES = "gossip/", "node/", "sim/"
+PACKAGES = "gossip/", "node/", "sim/", "gossip_trainer.py"
 NOT_SHIPPED = {".gitignore", ".ci/run"}  # Only the repository needs these.
 TINY = """
 peers = 6
