@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING
+
+if os.name == "nt":
+    raise ImportError("gossip-trainer needs Linux or macOS: on Windows run it in WSL, as `wsl --install` sets it up.")
 
 if TYPE_CHECKING:
     from gossip.config import Config

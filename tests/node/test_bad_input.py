@@ -4,6 +4,8 @@ import contextlib
 import os
 import re
 import socket
+import subprocess
+import sys
 import threading
 import time
 from dataclasses import replace
@@ -30,6 +32,12 @@ def one_sentence(error):
     assert len(text) < 400
     assert not re.search(r"Error|Traceback|<class|object at", text), text
     return text
+
+
+def test_windows_is_led_to_wsl():
+    code = "import os; os.name = 'nt'; from gossip import Node"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.stderr.splitlines()[-1].startswith("ImportError: gossip-trainer needs Linux or macOS: on Windows run it")
 
 
 def write_secret(path):
