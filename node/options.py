@@ -167,7 +167,7 @@ OPTIONS: dict[str, Option] = {name: hint.__metadata__[0] for name, hint in ARGUM
     "grace_s": Option(
         "--grace", "SECONDS", "GOSSIP_GRACE",
         "When it ends, mix a last time for at most this long; else 5 s.",
-        "Seconds for which a node that ends [mixes a last time](node.md#with-node-as-node); default 5.",
+        "Seconds for which a node that ends [mixes a last time](loop.md#with-node-as-node); default 5.",
         least=0, inherited=True,
     ),
     "log": Option(

@@ -1,4 +1,4 @@
-"""docs/node.md: its examples run, and it lists every argument and figure."""
+"""docs/loop.md and docs/node.md: their examples run, and they list every argument and figure."""
 
 import dataclasses
 import inspect
@@ -11,10 +11,11 @@ from node import Member, Node
 from node.observe.figures import MEASURED
 from node.options import reference_page
 
-PAGE = (Path(__file__).parents[3] / "docs" / "node.md").read_text(encoding="utf-8")
+LOOP, NODE = ((Path(__file__).parents[3] / "docs" / page).read_text(encoding="utf-8") for page in ("loop.md", "node.md"))
+PAGE = LOOP + NODE
 OPTIONS = (Path(__file__).parents[3] / "docs" / "options.md").read_text(encoding="utf-8")
 FIGURES = (Path(__file__).parents[3] / "docs" / "figures.md").read_text(encoding="utf-8")
-CALLS = re.findall(r"^### .*$", PAGE, re.MULTILINE)
+CALLS = re.findall(r"^##+ .*$", PAGE, re.MULTILINE)
 
 
 @pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")  # Python 3.12 warns at a fork.
@@ -31,7 +32,7 @@ def test_the_examples_run_one_after_the_other(tmp_path, monkeypatch, capsys):
 
 
 def test_every_argument_of_the_constructor_is_in_the_table():
-    table = re.findall(r"^\| `(\w+)` \|", PAGE.partition("### What travels")[0] + OPTIONS, re.MULTILINE)
+    table = re.findall(r"^\| `(\w+)` \|", NODE.partition("### What travels")[0] + OPTIONS, re.MULTILINE)
     assert table == [name for name in inspect.signature(Node.__init__).parameters if name != "self"]
     assert all(f"\n        {name}: " in Node.__doc__ for name in table)
 
