@@ -170,7 +170,7 @@ def local(
 
 
 @app.command(context_settings=SCRIPT_COMMAND)
-@with_options(lambda option: "" if option.own else option.local_help)
+@with_options(lambda option: option.help if option.local_help and not option.own else "")
 def up(
     hosts: Annotated[Path, typer.Argument(metavar="HOSTS", help="A file with a host a line, as ssh takes it.")],
     script: Script,
