@@ -45,20 +45,6 @@ from gossip import kernel
 from gossip.errors import ConfigError
 from gossip.kernel.squares import squares
 
-__all__ = [
-    "LEAK",
-    "MAX_STEP_SHARE",
-    "AddLesson",
-    "Correction",
-    "Lesson",
-    "add_lesson",
-    "check_correction",
-    "correction_limit",
-    "credit",
-    "limit_pull",
-    "steps_between_parts",
-]
-
 Floats = NDArray[np.float32]
 AddLesson = Callable[[Floats, Floats, float, float], tuple[float, float]]  # The type of add_lesson.
 

@@ -10,8 +10,6 @@ from numpy.typing import NDArray
 
 from gossip.arithmetic.layout import Layout, quoted
 
-__all__ = ["furthest_tensor", "largest_share"]
-
 Floats = NDArray[np.float32]
 
 

@@ -13,8 +13,6 @@ from gossip.arithmetic.mixing import subtract
 from gossip.codecs import ALIGN
 from gossip.kernel.squares import squares
 
-__all__ = ["group_mean", "member_slices", "norm_refusal", "trimmed_mean"]
-
 Floats = NDArray[np.float32]
 
 

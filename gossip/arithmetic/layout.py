@@ -12,8 +12,6 @@ from typing import Final, Literal, cast
 
 from gossip.errors import LayoutError, ProtocolError
 
-__all__ = ["Layout", "LayoutSummary", "Segment"]
-
 Kind = Literal["parameter", "buffer", "frozen", "bits"]
 WIRE_KINDS: Final[dict[Kind, bool | int]] = {"parameter": False, "buffer": True, "frozen": 2, "bits": 3}
 """The wire value of each kind. The vector holds the kinds in this order."""

@@ -15,8 +15,6 @@ from numpy.typing import NDArray
 
 from gossip import kernel
 
-__all__ = ["add_read", "add_scaled", "split_rows"]
-
 THREAD_ELEMENTS = 1 << 23  # Fewest elements of a thread, which takes a hundred microseconds to start and to end.
 MAX_THREADS = 8  # More threads do not make memory faster.
 

@@ -18,25 +18,6 @@ from gossip.arithmetic.correction import AddLesson, Correction, Lesson, add_less
 from gossip.errors import ConfigError
 from gossip.kernel.squares import PIECE, squares_numpy
 
-__all__ = [
-    "MAX_MASS",
-    "OuterStep",
-    "check_outer",
-    "closest_rate",
-    "is_finite",
-    "join_weight",
-    "learn_and_step",
-    "measured_momentum",
-    "outer_step",
-    "outer_step_overlapping",
-    "pair_cap",
-    "pair_weight",
-    "push_mass",
-    "sample_of",
-    "stability_limit",
-    "subtract",
-]
-
 Floats = NDArray[np.float32]
 
 STABLE_SHARE = 0.99  # Rates that an error advises stay a hundredth of the stable limit below it.

@@ -28,8 +28,6 @@ from gossip.config import Config
 from gossip.effects import Effect, HashFrozen, Merge, Mix, Rename
 from gossip.peer import Peer
 
-__all__ = ["AnyTransfer", "AveragerState", "Driver", "FunctionJob", "HashFrozenJob", "Job", "MixJob"]
-
 # Elements of the frozen weights that are hashed at once, in some 10 ms. Mixes wait for one block and not for all of a
 # large base. A block is longer than any job that a driver runs in its own thread.
 BLOCK_ELEMENTS = 2 << 20

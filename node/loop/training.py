@@ -48,8 +48,6 @@ from node.observe.reduced import Reduced, reduce
 from node.observe.timeline import LoopTimeline
 from node.settings import Settings
 
-__all__ = ["TrainingSide"]
-
 # Newcomers get the newest snapshot while this node's loop is idle. Another is taken for them once it is so old:
 LONE_COPY_S = 1.0  # For a node without other members.
 COPY_S = 10.0  # For a node with others, whose exchanges take snapshots anyway.
