@@ -425,31 +425,29 @@ class Boundary:
             return 0.0
         if update.mass is not None:
             self.mass += update.mass
-        if self.record_copy(visit, pending):
-            visit.busy_vectors.append(update.vector)
-        else:  # The vector is free at once, and this visit may copy into it.
-            self.vectors.give(update.vector)
+        self.give_back(update.vector, pending, visit)
         return share
 
-    def mix_statistics(self, statistics: Statistics, visit: Visit) -> None:
-        """Mix a partner's statistics into the live ones. Without memory on a device they stay as they are."""
-        vector, pending = statistics.vector, None
-        with suppress(MemoryError):
-            pending = self.model.mix_statistics(statistics)
+    def give_back(self, vector: Vector, pending: Pending | None, visit: Visit) -> None:
+        """Return a vector to the pool once the copy that reads it is done. This visit may copy into a free one."""
         if self.record_copy(visit, pending):
             visit.busy_vectors.append(vector)
         else:
             self.vectors.give(vector)
+
+    def mix_statistics(self, statistics: Statistics, visit: Visit) -> None:
+        """Mix a partner's statistics into the live ones. Without memory on a device they stay as they are."""
+        pending = None
+        with suppress(MemoryError):
+            pending = self.model.mix_statistics(statistics)
+        self.give_back(statistics.vector, pending, visit)
 
     def mix_moments(self, moments: Moments, visit: Visit) -> None:
         """Mix a partner's moments into the optimizer's. Without memory on a device they stay as they are."""
         pending = None
         with suppress(MemoryError):
             pending = self.begin_mix_moments(moments)
-        if self.record_copy(visit, pending):
-            visit.busy_vectors.append(moments.vector)
-        else:
-            self.vectors.give(moments.vector)
+        self.give_back(moments.vector, pending, visit)
 
     def begin_mix_moments(self, moments: Moments) -> Pending | None:
         return self.model.mix_moments(moments)

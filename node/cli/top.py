@@ -13,13 +13,13 @@ from node.cli.main import shown
 from node.terminal import plain_console
 
 if TYPE_CHECKING:
-    from rich.console import Console, RenderableType
+    from rich.console import RenderableType
 
 MAX_ROWS = 60  # Members shown: the height of a terminal.
 STATE_ORDER = {"alive": 0, "suspect": 1, "dead": 2, "left": 3}
 
 
-def run_top(ask: Callable[[], dict[str, Any]], every_s: float, console: Console | None = None) -> int:
+def run_top(ask: Callable[[], dict[str, Any]], every_s: float) -> int:
     """Show what ``ask`` answers until ^C; once where the output is no terminal.
 
     When the node stops answering, its last picture stays, with its age. Raises LocalError if the first query fails.
@@ -28,7 +28,7 @@ def run_top(ask: Callable[[], dict[str, Any]], every_s: float, console: Console 
     from rich.live import Live
     from rich.text import Text
 
-    console = console or plain_console()
+    console = plain_console()
     answer, before, answered_at = ask(), None, time.monotonic()
     if not console.is_terminal:
         console.print(picture_of(answer, None, 0.0))
