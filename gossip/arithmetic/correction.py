@@ -118,11 +118,6 @@ class Correction:
         zeros: Allocates ``pull``.
     """
 
-    __slots__ = (
-        "_learned_rate", "_noise_sq", "applied_share", "interval_steps", "kappa", "parameters", "pull", "rate",
-        "size", "version", "zeros",
-    )  # fmt: skip
-
     def __init__(self, size: int, parameters: int, kappa: float, every: int) -> None:
         """Make a correction that has learned nothing.
 

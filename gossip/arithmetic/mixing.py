@@ -199,8 +199,6 @@ class OuterStep:
             momentum (:func:`closest_rate`).
     """
 
-    __slots__ = ("_momentum", "_phi", "alpha", "beta", "correction", "measures", "parameters")
-
     def __init__(self, parameters: int, alpha: float, beta: float, group: int = 2, measures: bool = False) -> None:
         check_outer(alpha, beta, group)
         self.parameters = parameters

@@ -65,12 +65,6 @@ class Boundary:
     request calls ``wake``, in case the loop has nothing else to do; a visit that takes requests calls ``clear_wake``.
     """
 
-    __slots__ = (
-        "adoption", "arrived_moments", "arrived_updates", "backup", "clear_wake", "conserves_mass", "copying_visits",
-        "decided_updates", "has_requests", "is_open", "lock", "mass", "model", "must_restore", "next_cut",
-        "pending_updates", "replacements", "requests", "sampled_positions", "uploads_updates", "vectors", "wake",
-    )  # fmt: skip
-
     def __init__(
         self, model: Model, vectors: Vectors, backup: Backup, conserves_mass: bool = False,
         lock: AbstractContextManager[object] | None = None, wake: Callable[[], None] = lambda: None,

@@ -44,8 +44,6 @@ class Job(Protocol):
     the order in which jobs were given. ``fail`` replaces both if either raises an error.
     """
 
-    __slots__ = ()
-
     elements: int
 
     @property
@@ -60,8 +58,6 @@ class Job(Protocol):
 
 class FunctionJob(Job, Generic[Result]):
     """A job of two functions: the first may run in any thread, and the second gets its result, where jobs finish."""
-
-    __slots__ = ("elements", "on_failed", "result", "takes_memory", "use", "work")
 
     def __init__(
         self, elements: int, work: Callable[[], Result], use: Callable[[Result], None],
@@ -181,12 +177,6 @@ class MixJob(Job):
 
     ``run`` computes the update in the memory of the difference. It learns the correction from it first.
     """
-
-    __slots__ = (
-        "added_since", "averager", "credit", "difference", "elements", "interval_steps", "is_late",
-        "is_settlement", "joins", "leaves_weight", "mass", "newer_sums", "outside_replacements", "own_sq", "plain",
-        "positions", "result", "snapshot", "statistics", "weight", "weights",
-    )  # fmt: skip
 
     def __init__(
         self, averager: AveragerState[Any], snapshot: Vector, difference: Vector | None, positions: Positions | None,
@@ -347,8 +337,6 @@ class MixJob(Job):
 
 class HashFrozenJob(Job):
     """A job that hashes a block of the frozen weights, and then queues itself for the next one."""
-
-    __slots__ = ("averager", "block", "elements", "hash", "start", "stop")
 
     def __init__(self, averager: AveragerState[Any], effect: HashFrozen) -> None:
         self.averager, self.start, self.stop = averager, effect.start, effect.stop
