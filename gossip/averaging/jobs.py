@@ -20,10 +20,13 @@ from gossip.arithmetic.distances import furthest_tensor
 from gossip.arithmetic.layout import Layout
 from gossip.arithmetic.mixing import OuterStep, join_weight
 from gossip.arithmetic.movement import Movement
+from gossip.arithmetic.sketch import Sketcher
+from gossip.arithmetic.subsets import ALL, lasting_parts
 from gossip.averaging.boundary import Boundary
 from gossip.averaging.transfer import VectorTransfer
 from gossip.averaging.vectors import Floats, Positions, Statistics, Vector, Vectors, count_weights
 from gossip.averaging.visit import Update, Visit
+from gossip.codecs import Spread, needs_spread
 from gossip.config import Config
 from gossip.effects import Effect, HashFrozen, Merge, Mix, Rename
 from gossip.peer import Peer
@@ -124,6 +127,12 @@ class AveragerState(Generic[AnyTransfer]):
         self.hash_job: HashFrozenJob | None = None  # The hash of the frozen weights in progress.
         self.movement = Movement(outer_step.parameters) if config.finds_radius else None
         self.warnings_shown: set[str] = set()  # Sentences about failed copies that the user has seen.
+        self.next_part = ALL  # Part of our next mix.
+        size = peer.view.elements
+        parts = lasting_parts(config.part, size) if needs_spread(config.codec_name) else []
+        # The distance to other members in each part, for codecs that need a bound on it.
+        self.spreads = {part: Spread(part.elements(size)) for part in parts}
+        self.sketcher = Sketcher(size, driver.sketch_seed) if config.limits_directions else None
 
     # -- transfers -----------------------------------------------------------------------------------------------
     def open(self, session: int) -> AnyTransfer:
