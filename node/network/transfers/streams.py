@@ -41,6 +41,7 @@ from gossip.effects import (
     Mix,
     ReceiveMoments,
     ReceivePiece,
+    Release,
     Rename,
     SendMoments,
     SendPiece,
@@ -230,6 +231,14 @@ class Streams:
         """Return the large vectors whose copies, which are done, did not check for finite values."""
         visit.record_checks()
         return visit.unchecked_vectors(CHECKED_BY_DRIVER_ELEMENTS)
+
+    def perform_one(self, effect: Effect) -> None:
+        """Perform an effect of vectors. Those that move nothing over links go to the averager."""
+        perform = PERFORM.get(type(effect))
+        if perform is None:
+            self.averager.perform(effect)
+        else:
+            perform(self, effect)
 
     # -- an exchange ---------------------------------------------------------------------------------------------
     def fail_later(self, session: int, code: str) -> None:
@@ -444,6 +453,15 @@ class Streams:
         values = copy.array if isinstance(effect, SendMoments) else copy.piece(effect.start, effect.stop)
         sender = self.make_sender(link, effect.session, values, codec, copy)
         self.start(transfer, link, sender, None, is_large(codec, values.size))
+
+
+PERFORM: dict[type, Callable[[Streams, Any], None]] = {
+    Transfer: Streams.transfer, Gather: Streams.gather, LeaveOut: Streams.leave_out, Mix: Streams.mix,
+    Merge: Streams.merge, Rename: Streams.rename, ReceivePiece: Streams.receive_piece,
+    SendPiece: Streams.send_piece, ReceiveMoments: Streams.receive_moments, SendMoments: Streams.send_moments,
+    Release: lambda streams, effect: streams.release(effect.session),
+}  # fmt: skip
+"""The effects that move vectors over links."""
 
 
 def is_large(codec: Codec, elements: int) -> bool:
