@@ -101,7 +101,7 @@ class Runtime:
             self.seed_lookup.log = lambda sentence: self.connector.notify_once(sentence, "seed")
         self.links, self.io_pool = Links(), BlockingIoPool()
         self.exchange_log = ExchangeLog(peer, config, reporter.announce)
-        self.streams = Streams(peer, live, self.links, self, self.exchange_log)
+        self.streams = Streams(peer, live, self.links, self.exchange_log, self.faults, self.perform, self.spawn)
         self.averager, self.transfers = self.streams.averager, self.streams.transfers
         self.stalls = Stalls(peer, lambda: self.read_progress is not None, reporter.announce, self.notify)
         self.striping = Striping(self.links, self.connector, config)

@@ -83,28 +83,20 @@ class SharedModel(Protocol):
         """The lock of the outer step, which both threads move."""
 
 
-class Tasks(Protocol):
-    """The network side that runs the streams, a :class:`node.network.runtime.Runtime`."""
-
-    faults: Faults
-
-    def perform(self, effects: Iterable[Effect]) -> None:
-        """Perform the effects of a report to the peer."""
-
-    def spawn(self, task: Callable[..., Any], *args: object) -> None:
-        """Run a task until the network side ends."""
-
-
 class Streams:
     """One node's streams, which are the driver of its averager. ``log`` announces exchanges.
 
+    ``perform`` performs the effects of a report to the peer, and ``spawn`` runs a task until the network side ends.
     Everything runs in trio's thread, but for :meth:`allocate_memory`, and for jobs on large vectors.
     """
 
-    def __init__(self, peer: Peer, live: SharedModel, links: Links, tasks: Tasks, log: ExchangeLog) -> None:
+    def __init__(
+        self, peer: Peer, live: SharedModel, links: Links, log: ExchangeLog, faults: Faults,
+        perform: Callable[[Iterable[Effect]], None], spawn: Callable[..., None],
+    ) -> None:  # fmt: skip
         config, boundary, pool = peer.config, live.boundary, live.pool
         self.peer, self.config, self.pool, self.links, self.log = peer, config, pool, links, log
-        self.perform, self.spawn, self.faults = tasks.perform, tasks.spawn, tasks.faults
+        self.perform, self.spawn, self.faults = perform, spawn, faults
         self.sketch_seed = secrets.randbits(64)
         self.averager: Averager[LinkTransfer] = Averager(
             peer, config, boundary, pool, live.outer, self, live.outer_lock
