@@ -287,8 +287,7 @@ class OuterStep:
         if lesson is not None and not takes_step:
             self.learn(difference, weight, lesson)
         if self.is_plain:
-            count = self.parameters if positions is None else self.count_parameters(positions)
-            difference[:count] *= np.float32(weight)
+            difference[: self.places(positions)[0]] *= np.float32(weight)
             return difference
         if is_late:
             return self.shift_late(difference, weight, positions)
@@ -324,19 +323,22 @@ class OuterStep:
             self.alpha = measured_momentum(self.alpha, before, sample_of(self.state()[1]))
             self.beta = closest_rate(self.alpha)
 
-    def count_parameters(self, positions: NDArray[np.int64]) -> int:
-        """Return how many of these ascending positions are parameters. Those of buffers come after them."""
-        return int(np.searchsorted(positions, self.parameters))
+    def places(self, positions: NDArray[np.int64] | None) -> tuple[int, slice | NDArray[np.int64]]:
+        """Return how many of these ascending positions are parameters, and which; all of them without positions.
+
+        Those of buffers come after them.
+        """
+        if positions is None:
+            return self.parameters, slice(None)
+        count = int(np.searchsorted(positions, self.parameters))
+        return count, positions[:count]
 
     def shift_late(self, difference: Floats, weight: float, positions: NDArray[np.int64] | None) -> Floats:
         """Add the plain difference to ``phi`` too, so that it counts as no progress."""
         phi, _ = self.state()
-        count = self.parameters if positions is None else self.count_parameters(positions)
+        count, places = self.places(positions)
         difference[:count] *= np.float32(weight)
-        if positions is None:
-            phi += difference[:count]
-        else:
-            phi[positions[:count]] += difference[:count]
+        phi[places] += difference[:count]
         return difference
 
     def shift_overlapping(
@@ -345,8 +347,7 @@ class OuterStep:
     ) -> Floats:  # fmt: skip
         """Shift for a mix that overlaps with others, which have added ``added_since`` after the snapshot."""
         phi, momentum = self.state()
-        count = self.parameters if positions is None else self.count_parameters(positions)
-        places: slice | NDArray[np.int64] = slice(None) if positions is None else positions[:count]
+        count, places = self.places(positions)
         of_parameters, snapshot, added_since = difference[:count], snapshot[:count], added_since[:count]
         if plain:
             of_parameters *= np.float32(weight)
@@ -367,20 +368,17 @@ class OuterStep:
     ) -> Floats:
         """Move ``phi`` to the mean without momentum."""
         phi, _ = self.state()
-        count = self.parameters if positions is None else self.count_parameters(positions)
+        count, places = self.places(positions)
         difference[:count] *= np.float32(weight)
-        if positions is None:
-            np.add(snapshot[:count], difference[:count], out=phi)
-        else:
-            phi[positions[:count]] = snapshot[:count] + difference[:count]
+        phi[places] = snapshot[:count]  # Then the difference: the sum would take another vector.
+        phi[places] += difference[:count]
         return difference
 
     def shift_at(self, snapshot: Floats, difference: Floats, weight: float, positions: NDArray[np.int64]) -> Floats:
         """Take the outer step for some of the elements; the momentum of the others stays as it is."""
         phi, momentum = self.state()
-        count = self.count_parameters(positions)
+        count, places = self.places(positions)
         difference[:count] *= np.float32(weight)
-        places = positions[:count]
         new_phi = phi[places]  # A copy.
         new_momentum = np.float32(self.alpha) * momentum[places]
         new_momentum += np.float32(self.beta) * (snapshot[:count] + difference[:count] - new_phi)
