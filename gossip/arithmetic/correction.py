@@ -43,9 +43,8 @@ from numpy.typing import ArrayLike, NDArray
 
 from gossip import kernel
 from gossip.errors import ConfigError
-from gossip.kernel.squares import squares
+from gossip.kernel.squares import Floats, squares
 
-Floats = NDArray[np.float32]
 AddLesson = Callable[[Floats, Floats, float, float], tuple[float, float]]  # The type of add_lesson.
 
 BLOCK_ELEMENTS = 32_768  # Elements of one pass in numpy: arrays of 128 KiB stay in cache.

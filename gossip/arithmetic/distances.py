@@ -6,11 +6,9 @@ import math
 from collections.abc import Iterator
 
 import numpy as np
-from numpy.typing import NDArray
 
 from gossip.arithmetic.layout import Layout, quoted
-
-Floats = NDArray[np.float32]
+from gossip.kernel.squares import Floats
 
 
 def furthest_tensor(layout: Layout, own: Floats, difference: Floats) -> tuple[float, str]:

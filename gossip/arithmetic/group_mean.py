@@ -11,9 +11,7 @@ from numpy.typing import NDArray
 
 from gossip.arithmetic.mixing import subtract
 from gossip.codecs import ALIGN
-from gossip.kernel.squares import squares
-
-Floats = NDArray[np.float32]
+from gossip.kernel.squares import Floats, squares
 
 
 def member_slices(elements: int, members: int) -> list[slice]:

@@ -16,9 +16,7 @@ from numpy.typing import NDArray
 from gossip import kernel
 from gossip.arithmetic.correction import AddLesson, Correction, Lesson, add_lesson, fresh_zeros
 from gossip.errors import ConfigError
-from gossip.kernel.squares import PIECE, squares_numpy
-
-Floats = NDArray[np.float32]
+from gossip.kernel.squares import PIECE, Floats, squares_numpy
 
 STABLE_SHARE = 0.99  # Rates that an error advises stay a hundredth of the stable limit below it.
 # Elements of one pass of the outer step in numpy: five arrays of 128 KiB stay in cache, and one pass over memory

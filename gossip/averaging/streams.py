@@ -9,21 +9,17 @@ from typing import Protocol
 
 import numpy as np
 import xxhash
-from numpy.typing import NDArray
 
 from gossip.arithmetic.mixing import subtract
 from gossip.arithmetic.sketch import Sketcher
 from gossip.averaging.coverage import Coverage
 from gossip.averaging.vectors import Lease
-from gossip.codecs import ALIGN, Codec, Overflow, Spread, get_codec
+from gossip.codecs import ALIGN, Codec, Floats, Overflow, Spread, get_codec
 from gossip.codecs.base import block_peaks
 from gossip.errors import ProtocolError
 from gossip.kernel.squares import squares
 from gossip.wire.frames import encode
 from gossip.wire.messages import Chunk
-
-Floats = NDArray[np.float32]
-
 
 CODEC_OVERHEAD = 64  # Bytes of a chunk's body besides its values and scales: a hash, and what rounding adds.
 
