@@ -39,11 +39,9 @@ def largest_share(layout: Layout, difference: Floats) -> str:
 
 def exchanged_pieces(layout: Layout) -> Iterator[tuple[str, slice]]:
     """Yield the name of each tensor that exchanges carry, and its place in a vector."""
-    start = 0
-    for segment in layout.segments:
+    for segment, start, stop in layout.places():
         if segment.kind in ("parameter", "buffer"):
-            yield segment.name, slice(start, start + segment.size)
-            start += segment.size
+            yield segment.name, slice(start, stop)
 
 
 def norm(values: Floats) -> float:

@@ -367,10 +367,8 @@ class OuterStep:
         """Move ``phi`` to the mean without momentum."""
         phi, _ = self.state()
         count, places = self.places(positions)
-        difference[:count] *= np.float32(weight)
-        phi[places] = snapshot[:count]  # Then the difference: the sum would take another vector.
-        phi[places] += difference[:count]
-        return difference
+        phi[places] = snapshot[:count]
+        return self.shift_late(difference, weight, positions)
 
     def shift_at(self, snapshot: Floats, difference: Floats, weight: float, positions: NDArray[np.int64]) -> Floats:
         """Take the outer step for some of the elements; the momentum of the others stays as it is."""

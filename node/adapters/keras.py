@@ -167,7 +167,7 @@ class KerasWeights(State):
 
     def pieces(self, elements: int) -> Iterator[tuple[Any, Segment, int, int]]:
         """Yield the variables of a vector of this many elements, with their segments and bounds."""
-        for variable, (segment, start, stop) in zip(self.variables, self._places(), strict=True):
+        for variable, (segment, start, stop) in zip(self.variables, self.layout.places(), strict=True):
             if stop <= elements:
                 yield variable, segment, start, stop
 
