@@ -226,9 +226,9 @@ def top(
     every_s: Annotated[float, typer.Option("--every", metavar="SECONDS", min=0.2, help="Between two looks.")] = 2.0,
 ) -> None:
     """Watch a swarm in the terminal, as one of its nodes tells it."""
-    from node.cli import main as cli
+    from node.cli.top import run_top
 
-    raise typer.Exit(cli.top(address, secret_file=secret_file, timeout_s=timeout_s, every_s=every_s))
+    raise typer.Exit(run_top(address, secret_file, timeout_s, every_s))
 
 
 @app.command()
@@ -431,9 +431,9 @@ def plan(  # noqa: PLR0913  The options of a command.
 
     table = None
     if measure:
-        from node.cli import main as cli
+        from node.cli.links import measured_links
 
-        table = cli.links(measure, secret_file=secret_file)
+        table = measured_links(measure, secret_file)
     code = command.plan(
         links, table=table, model_mb=model_mb, step_s=step_s, nodes=nodes, seed=seed, seeds=seeds, more=more or (),
         out=out, as_json=json, quiet=quiet, jobs=jobs,

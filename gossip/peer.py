@@ -22,7 +22,8 @@ from gossip.effects import Dial, Effect, Send
 from gossip.exchange import reservation
 from gossip.exchange.exchanges import Exchanges
 from gossip.exchange.progress import RunProgress
-from gossip.exchange.session import Event, Local, LocalModel
+from gossip.exchange.session import Local, LocalModel
+from gossip.exchange.transitions import Event
 from gossip.handlers import HANDLERS
 from gossip.ids import Address, MemberRecord, PeerId
 from gossip.initiator import Initiator

@@ -21,8 +21,6 @@ class PeerView:
     Facts of a single part are read from that part, such as ``peer.membership.me`` or ``peer.exchanges.done_count``.
     """
 
-    __slots__ = ("_donating", "_exchanges", "_joining", "_local", "_members", "_moments")
-
     def __init__(
         self, local: Local, members: Members, exchanges: Exchanges[Any], joining: Newcomer, donating: Donor,
         moments: MomentMixing,

@@ -13,8 +13,6 @@ from typing import Any
 
 from node.observe.figures import line_of
 
-__all__ = ["Child", "LoggedNode", "last_lines"]
-
 TAIL_BYTES = 65_536  # Bytes read from the end of a child's output, enough for its last lines.
 LINES_BYTES = 1 << 20  # Bytes read from one output at a time.
 

@@ -204,9 +204,11 @@ def takes_options(cls: type[T]) -> type[T]:
     init: Callable[..., None] = vars(cls)["__init__"]
     signature = inspect.signature(init)
     own = [one for one in signature.parameters.values() if one.kind is not one.VAR_KEYWORD]
+    # The type in each annotation: itself, or its text where it was written as one.
+    types = {name: getattr(hint.__origin__, "__forward_arg__", hint.__origin__) for name, hint in ARGUMENTS.items()}
     options = [
-        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=type_of(hint))
-        for name, hint in ARGUMENTS.items()
+        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
+        for name, annotation in types.items()
     ]
     signature = signature.replace(parameters=own + options)
 
@@ -220,11 +222,6 @@ def takes_options(cls: type[T]) -> type[T]:
     text = "\n".join(map(entry, ARGUMENTS))
     cls.__doc__ = re.sub(r"^ *\*\*options:.*$", lambda _: text, cls.__doc__ or "", flags=re.MULTILINE)
     return cls
-
-
-def type_of(hint: Any) -> Any:
-    """Return the type in an annotation with a row: itself, or its text where it was written as one."""
-    return getattr(hint.__origin__, "__forward_arg__", hint.__origin__)
 
 
 def entry(name: str) -> str:

@@ -43,23 +43,8 @@ from numpy.typing import ArrayLike, NDArray
 
 from gossip import kernel
 from gossip.errors import ConfigError
-from gossip.kernel.squares import squares
+from gossip.kernel.squares import Floats, squares
 
-__all__ = [
-    "LEAK",
-    "MAX_STEP_SHARE",
-    "AddLesson",
-    "Correction",
-    "Lesson",
-    "add_lesson",
-    "check_correction",
-    "correction_limit",
-    "credit",
-    "limit_pull",
-    "steps_between_parts",
-]
-
-Floats = NDArray[np.float32]
 AddLesson = Callable[[Floats, Floats, float, float], tuple[float, float]]  # The type of add_lesson.
 
 BLOCK_ELEMENTS = 32_768  # Elements of one pass in numpy: arrays of 128 KiB stay in cache.
@@ -131,11 +116,6 @@ class Correction:
         applied_share: The share of ``pull`` that is applied, since the rest may be noise.
         zeros: Allocates ``pull``.
     """
-
-    __slots__ = (
-        "_learned_rate", "_noise_sq", "applied_share", "interval_steps", "kappa", "parameters", "pull", "rate",
-        "size", "version", "zeros",
-    )  # fmt: skip
 
     def __init__(self, size: int, parameters: int, kappa: float, every: int) -> None:
         """Make a correction that has learned nothing.

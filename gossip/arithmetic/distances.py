@@ -6,13 +6,9 @@ import math
 from collections.abc import Iterator
 
 import numpy as np
-from numpy.typing import NDArray
 
 from gossip.arithmetic.layout import Layout, quoted
-
-__all__ = ["furthest_tensor", "largest_share"]
-
-Floats = NDArray[np.float32]
+from gossip.kernel.squares import Floats
 
 
 def furthest_tensor(layout: Layout, own: Floats, difference: Floats) -> tuple[float, str]:
@@ -43,11 +39,9 @@ def largest_share(layout: Layout, difference: Floats) -> str:
 
 def exchanged_pieces(layout: Layout) -> Iterator[tuple[str, slice]]:
     """Yield the name of each tensor that exchanges carry, and its place in a vector."""
-    start = 0
-    for segment in layout.segments:
+    for segment, start, stop in layout.places():
         if segment.kind in ("parameter", "buffer"):
-            yield segment.name, slice(start, start + segment.size)
-            start += segment.size
+            yield segment.name, slice(start, stop)
 
 
 def norm(values: Floats) -> float:

@@ -11,11 +11,7 @@ from numpy.typing import NDArray
 
 from gossip.arithmetic.mixing import subtract
 from gossip.codecs import ALIGN
-from gossip.kernel.squares import squares
-
-__all__ = ["group_mean", "member_slices", "norm_refusal", "trimmed_mean"]
-
-Floats = NDArray[np.float32]
+from gossip.kernel.squares import Floats, squares
 
 
 def member_slices(elements: int, members: int) -> list[slice]:

@@ -6,13 +6,11 @@ import hashlib
 import json
 import math
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Final, Literal, cast
 
 from gossip.errors import LayoutError, ProtocolError
-
-__all__ = ["Layout", "LayoutSummary", "Segment"]
 
 Kind = Literal["parameter", "buffer", "frozen", "bits"]
 WIRE_KINDS: Final[dict[Kind, bool | int]] = {"parameter": False, "buffer": True, "frozen": 2, "bits": 3}
@@ -141,11 +139,14 @@ class Layout:
 
     def name_at(self, position: int) -> str:
         """Return the name of the tensor that has this position in the vector; empty behind all of them."""
+        return next((segment.name for segment, _, stop in self.places() if position < stop), "")
+
+    def places(self) -> Iterator[tuple[Segment, int, int]]:
+        """Yield each tensor with its bounds in the vector."""
+        start = 0
         for segment in self.segments:
-            position -= segment.size
-            if position < 0:
-                return segment.name
-        return ""
+            yield segment, start, start + segment.size
+            start += segment.size
 
     def summary(self) -> tuple[object, ...]:
         """Return the wire form, ``(fingerprint, size, count, ((name, shape, dtype, kind), ...))``.

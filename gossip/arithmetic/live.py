@@ -11,16 +11,13 @@ import threading
 from collections.abc import Iterator
 
 import numpy as np
-from numpy.typing import NDArray
 
 from gossip import kernel
-
-__all__ = ["add_read", "add_scaled", "split_rows"]
+from gossip.kernel.squares import Floats
 
 THREAD_ELEMENTS = 1 << 23  # Fewest elements of a thread, which takes a hundred microseconds to start and to end.
 MAX_THREADS = 8  # More threads do not make memory faster.
 
-Floats = NDArray[np.float32]
 Rows = list[tuple[Floats, Floats]]  # Pieces of the weights, each with as many elements of a vector.
 
 

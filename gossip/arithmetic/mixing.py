@@ -16,28 +16,7 @@ from numpy.typing import NDArray
 from gossip import kernel
 from gossip.arithmetic.correction import AddLesson, Correction, Lesson, add_lesson, fresh_zeros
 from gossip.errors import ConfigError
-from gossip.kernel.squares import PIECE, squares_numpy
-
-__all__ = [
-    "MAX_MASS",
-    "OuterStep",
-    "check_outer",
-    "closest_rate",
-    "is_finite",
-    "join_weight",
-    "learn_and_step",
-    "measured_momentum",
-    "outer_step",
-    "outer_step_overlapping",
-    "pair_cap",
-    "pair_weight",
-    "push_mass",
-    "sample_of",
-    "stability_limit",
-    "subtract",
-]
-
-Floats = NDArray[np.float32]
+from gossip.kernel.squares import PIECE, Floats, squares_numpy
 
 STABLE_SHARE = 0.99  # Rates that an error advises stay a hundredth of the stable limit below it.
 # Elements of one pass of the outer step in numpy: five arrays of 128 KiB stay in cache, and one pass over memory
@@ -218,8 +197,6 @@ class OuterStep:
             momentum (:func:`closest_rate`).
     """
 
-    __slots__ = ("_momentum", "_phi", "alpha", "beta", "correction", "measures", "parameters")
-
     def __init__(self, parameters: int, alpha: float, beta: float, group: int = 2, measures: bool = False) -> None:
         check_outer(alpha, beta, group)
         self.parameters = parameters
@@ -308,8 +285,7 @@ class OuterStep:
         if lesson is not None and not takes_step:
             self.learn(difference, weight, lesson)
         if self.is_plain:
-            count = self.parameters if positions is None else self.count_parameters(positions)
-            difference[:count] *= np.float32(weight)
+            difference[: self.places(positions)[0]] *= np.float32(weight)
             return difference
         if is_late:
             return self.shift_late(difference, weight, positions)
@@ -345,19 +321,22 @@ class OuterStep:
             self.alpha = measured_momentum(self.alpha, before, sample_of(self.state()[1]))
             self.beta = closest_rate(self.alpha)
 
-    def count_parameters(self, positions: NDArray[np.int64]) -> int:
-        """Return how many of these ascending positions are parameters. Those of buffers come after them."""
-        return int(np.searchsorted(positions, self.parameters))
+    def places(self, positions: NDArray[np.int64] | None) -> tuple[int, slice | NDArray[np.int64]]:
+        """Return how many of these ascending positions are parameters, and which; all of them without positions.
+
+        Those of buffers come after them.
+        """
+        if positions is None:
+            return self.parameters, slice(None)
+        count = int(np.searchsorted(positions, self.parameters))
+        return count, positions[:count]
 
     def shift_late(self, difference: Floats, weight: float, positions: NDArray[np.int64] | None) -> Floats:
         """Add the plain difference to ``phi`` too, so that it counts as no progress."""
         phi, _ = self.state()
-        count = self.parameters if positions is None else self.count_parameters(positions)
+        count, places = self.places(positions)
         difference[:count] *= np.float32(weight)
-        if positions is None:
-            phi += difference[:count]
-        else:
-            phi[positions[:count]] += difference[:count]
+        phi[places] += difference[:count]
         return difference
 
     def shift_overlapping(
@@ -366,8 +345,7 @@ class OuterStep:
     ) -> Floats:  # fmt: skip
         """Shift for a mix that overlaps with others, which have added ``added_since`` after the snapshot."""
         phi, momentum = self.state()
-        count = self.parameters if positions is None else self.count_parameters(positions)
-        places: slice | NDArray[np.int64] = slice(None) if positions is None else positions[:count]
+        count, places = self.places(positions)
         of_parameters, snapshot, added_since = difference[:count], snapshot[:count], added_since[:count]
         if plain:
             of_parameters *= np.float32(weight)
@@ -388,20 +366,15 @@ class OuterStep:
     ) -> Floats:
         """Move ``phi`` to the mean without momentum."""
         phi, _ = self.state()
-        count = self.parameters if positions is None else self.count_parameters(positions)
-        difference[:count] *= np.float32(weight)
-        if positions is None:
-            np.add(snapshot[:count], difference[:count], out=phi)
-        else:
-            phi[positions[:count]] = snapshot[:count] + difference[:count]
-        return difference
+        count, places = self.places(positions)
+        phi[places] = snapshot[:count]
+        return self.shift_late(difference, weight, positions)
 
     def shift_at(self, snapshot: Floats, difference: Floats, weight: float, positions: NDArray[np.int64]) -> Floats:
         """Take the outer step for some of the elements; the momentum of the others stays as it is."""
         phi, momentum = self.state()
-        count = self.count_parameters(positions)
+        count, places = self.places(positions)
         difference[:count] *= np.float32(weight)
-        places = positions[:count]
         new_phi = phi[places]  # A copy.
         new_momentum = np.float32(self.alpha) * momentum[places]
         new_momentum += np.float32(self.beta) * (snapshot[:count] + difference[:count] - new_phi)

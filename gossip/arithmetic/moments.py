@@ -24,8 +24,6 @@ from gossip.codecs.base import Floats
 from gossip.codecs.rows import Rows
 from gossip.codecs.tail import with_raw_tail
 
-__all__ = ["MAX_RATIO", "MomentForm", "Role"]
-
 Role = Literal["first", "second", "plain"]
 
 OCTAVES = 60.0  # Second moments travel down to 2^-60 of the largest one; those below count as 0.

@@ -7,8 +7,6 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Movement"]
-
 Floats = NDArray[np.float32]
 
 SAMPLED_ELEMENTS = 4_096  # Their sum of squares errs by 2 % if all elements are alike, and takes microseconds.

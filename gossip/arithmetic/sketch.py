@@ -5,8 +5,6 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["WIDTH", "Floats", "Sketcher"]
-
 Floats = NDArray[np.float32]
 
 # Numbers in a sketch. In attacks on Fashion-MNIST 251 were as good as 1,021. A prime number is no multiple of a layer's

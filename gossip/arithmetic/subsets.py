@@ -17,8 +17,6 @@ from numpy.typing import NDArray
 
 from gossip.errors import ConfigError
 
-__all__ = ["ALL", "Fragments", "Subset", "fragments_of", "lasting_parts"]
-
 Positions = NDArray[np.int64]
 
 MAX_FRAGMENTS = 256  # With more, a node would take hundreds of mixes to mix every element once.

@@ -29,12 +29,6 @@ from gossip.wire.messages import MAX_GROUP
 class GroupAverage:
     """One member's side of an all-reduce. A member's place is its index in ``members``."""
 
-    __slots__ = (
-        "codec", "config", "difference", "difference_sq", "excluded_places", "is_averaging", "is_released",
-        "is_reported", "late_means", "late_values", "members", "missing_means", "missing_values", "ours", "place",
-        "row_memory", "rows", "session", "slice_mean", "slice_squares", "slices", "vectors",
-    )  # fmt: skip
-
     def __init__(self, effect: Gather, snapshot: Vector, codec: Codec, config: Config, vectors: Vectors) -> None:
         self.codec, self.config, self.vectors = codec, config, vectors
         self.session, self.members, self.place = effect.session, effect.members, effect.place

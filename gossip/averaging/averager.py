@@ -12,26 +12,22 @@ back. Methods called ``report_...`` tell the peer what happened, and the driver 
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any
 
 import numpy as np
 
 from gossip.arithmetic.distances import largest_share
-from gossip.arithmetic.mixing import OuterStep, is_finite, subtract
-from gossip.arithmetic.sketch import Sketcher
-from gossip.arithmetic.subsets import ALL, Subset, lasting_parts
+from gossip.arithmetic.mixing import is_finite, subtract
+from gossip.arithmetic.subsets import Subset
 from gossip.averaging.all_reduce import GroupAverage
-from gossip.averaging.boundary import Boundary
 from gossip.averaging.delivery import deliver, is_sound, name_spoiled
-from gossip.averaging.jobs import AnyTransfer, AveragerState, Driver, FunctionJob, HashFrozenJob, MixJob
+from gossip.averaging.jobs import AnyTransfer, AveragerState, FunctionJob, HashFrozenJob, MixJob
 from gossip.averaging.pair import PairAverage
-from gossip.averaging.vectors import Cut, Floats, Moments, Vector, Vectors, count_weights
+from gossip.averaging.vectors import Cut, Floats, Moments, Vector, count_weights
 from gossip.averaging.visit import Adoption, Visit
-from gossip.codecs import Spread, get_codec, needs_spread
+from gossip.codecs import get_codec
 from gossip.codecs.tail import with_raw_tail
-from gossip.config import Config
 from gossip.effects import (
     Adopt,
     Confirm,
@@ -54,7 +50,6 @@ from gossip.effects import (
     Transfer,
     UseLastSnapshot,
 )  # fmt: skip
-from gossip.peer import Peer
 
 # A check of so many elements for finite values takes about a millisecond. The driver does it, in another thread if it
 # has one.
@@ -64,18 +59,6 @@ NO_SNAPSHOT = "layout"  # The code of a failure: the session has no snapshot of 
 
 class Averager(AveragerState[AnyTransfer]):
     """The averaging of one node. ``lock`` guards the outer step if jobs run in another thread than boundary visits."""
-
-    def __init__(
-        self, peer: Peer, config: Config, boundary: Boundary, vectors: Vectors, outer_step: OuterStep,
-        driver: Driver[AnyTransfer], lock: AbstractContextManager[object] | None = None,
-    ) -> None:  # fmt: skip
-        super().__init__(peer, config, boundary, vectors, outer_step, driver, lock)
-        self.next_part = ALL  # Part of our next mix.
-        size = peer.view.elements
-        parts = lasting_parts(config.part, size) if needs_spread(config.codec_name) else []
-        # The distance to other members in each part, for codecs that need a bound on it.
-        self.spreads = {part: Spread(part.elements(size)) for part in parts}
-        self.sketcher = Sketcher(size, driver.sketch_seed) if config.limits_directions else None
 
     def start_movement_at(self, sample: Floats) -> None:
         """Measure how far local steps move the model from weights whose sampled elements are ``sample``."""
@@ -364,14 +347,14 @@ class Averager(AveragerState[AnyTransfer]):
 
     def report_moments(self, session: int) -> None:
         """Decode a partner's moments, which have arrived whole, and report them."""
+
+        def report(is_sound: bool) -> None:
+            self.driver.perform(self.peer.on_moments(session, is_sound, self.driver.now))
+
         transfer = self.transfers.get(session)
         vector = None if transfer is None else transfer.moments
         if vector is not None and vector.moments is not None:
-            decode, elements = partial(vector.moments.decode, vector.array), vector.array.size
-            self.run_for(session, elements, decode, partial(self.report_decoded, session))
-
-    def report_decoded(self, session: int, is_sound: bool) -> None:
-        self.driver.perform(self.peer.on_moments(session, is_sound, self.driver.now))
+            self.run_for(session, vector.array.size, partial(vector.moments.decode, vector.array), report)
 
     def mix_moments(self, effect: MixMoments) -> None:
         """Mix a session's moments at the next boundary."""

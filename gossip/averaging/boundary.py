@@ -16,12 +16,15 @@ import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 from gossip.arithmetic.mixing import push_mass
 from gossip.arithmetic.subsets import ALL, Subset
 from gossip.averaging.model import Backup, Model, Pending
 from gossip.averaging.vectors import Cut, Floats, Moments, Positions, Statistics, Vector, Vectors
 from gossip.averaging.visit import Adoption, Update, Visit
+
+Beside = TypeVar("Beside", Statistics, Moments)
 
 NOWHERE = sys.maxsize  # Start of a piece that holds no elements, which has_piece() therefore always denies.
 
@@ -64,12 +67,6 @@ class Boundary:
     ``has_requests`` is read without the lock: a request that comes a moment too late waits for the next step. A new
     request calls ``wake``, in case the loop has nothing else to do; a visit that takes requests calls ``clear_wake``.
     """
-
-    __slots__ = (
-        "adoption", "arrived_moments", "arrived_updates", "backup", "clear_wake", "conserves_mass", "copying_visits",
-        "decided_updates", "has_requests", "is_open", "lock", "mass", "model", "must_restore", "next_cut",
-        "pending_updates", "replacements", "requests", "sampled_positions", "uploads_updates", "vectors", "wake",
-    )  # fmt: skip
 
     def __init__(
         self, model: Model, vectors: Vectors, backup: Backup, conserves_mass: bool = False,
@@ -252,7 +249,7 @@ class Boundary:
                 self.apply_update(update, visit, copies if update is fused else None) for update in ready.updates
             ]
         for moments in ready.moments:
-            self.mix_moments(moments, visit)
+            self.mix_beside(self.begin_mix_moments, moments, visit)
         if ready.adoption is not None:
             self.apply_adoption(ready.adoption, visit, on_replaced)
         if ready.requests:
@@ -410,7 +407,7 @@ class Boundary:
         into the update's own vector, which goes into ``copies``.
         """
         if update.statistics is not None:
-            self.mix_statistics(update.statistics, visit)
+            self.mix_beside(self.model.mix_statistics, update.statistics, visit)
         is_plain_sum = update.mass is None and update.positions is None and update.upload is None
         if copies is not None and is_plain_sum and self.model.add_read(update.vector.array, update.weight):
             update.vector.users, update.vector.is_finite = 0, self.model.finite
@@ -425,31 +422,22 @@ class Boundary:
             return 0.0
         if update.mass is not None:
             self.mass += update.mass
-        if self.record_copy(visit, pending):
-            visit.busy_vectors.append(update.vector)
-        else:  # The vector is free at once, and this visit may copy into it.
-            self.vectors.give(update.vector)
+        self.give_back(update.vector, pending, visit)
         return share
 
-    def mix_statistics(self, statistics: Statistics, visit: Visit) -> None:
-        """Mix a partner's statistics into the live ones. Without memory on a device they stay as they are."""
-        vector, pending = statistics.vector, None
-        with suppress(MemoryError):
-            pending = self.model.mix_statistics(statistics)
+    def give_back(self, vector: Vector, pending: Pending | None, visit: Visit) -> None:
+        """Return a vector to the pool once the copy that reads it is done. This visit may copy into a free one."""
         if self.record_copy(visit, pending):
             visit.busy_vectors.append(vector)
         else:
             self.vectors.give(vector)
 
-    def mix_moments(self, moments: Moments, visit: Visit) -> None:
-        """Mix a partner's moments into the optimizer's. Without memory on a device they stay as they are."""
+    def mix_beside(self, mix: Callable[[Beside], Pending | None], theirs: Beside, visit: Visit) -> None:
+        """Mix what a partner sent beside its weights into our own. Without memory on a device that stays as it is."""
         pending = None
         with suppress(MemoryError):
-            pending = self.begin_mix_moments(moments)
-        if self.record_copy(visit, pending):
-            visit.busy_vectors.append(moments.vector)
-        else:
-            self.vectors.give(moments.vector)
+            pending = mix(theirs)
+        self.give_back(theirs.vector, pending, visit)
 
     def begin_mix_moments(self, moments: Moments) -> Pending | None:
         return self.model.mix_moments(moments)

@@ -15,8 +15,6 @@ class Coverage:
     Its memory is bounded, since a vector has few chunks: each has at least ``MIN_CHUNK_ELEMENTS``, except the last.
     """
 
-    __slots__ = ("arrived_elements", "arriving", "frontier", "gaps", "size")
-
     def __init__(self, size: int) -> None:
         self.size = size
         self.frontier = 0  # End of the furthest chunk that has begun.

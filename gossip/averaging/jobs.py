@@ -20,15 +20,16 @@ from gossip.arithmetic.distances import furthest_tensor
 from gossip.arithmetic.layout import Layout
 from gossip.arithmetic.mixing import OuterStep, join_weight
 from gossip.arithmetic.movement import Movement
+from gossip.arithmetic.sketch import Sketcher
+from gossip.arithmetic.subsets import ALL, lasting_parts
 from gossip.averaging.boundary import Boundary
 from gossip.averaging.transfer import VectorTransfer
 from gossip.averaging.vectors import Floats, Positions, Statistics, Vector, Vectors, count_weights
 from gossip.averaging.visit import Update, Visit
+from gossip.codecs import Spread, needs_spread
 from gossip.config import Config
 from gossip.effects import Effect, HashFrozen, Merge, Mix, Rename
 from gossip.peer import Peer
-
-__all__ = ["AnyTransfer", "AveragerState", "Driver", "FunctionJob", "HashFrozenJob", "Job", "MixJob"]
 
 # Elements of the frozen weights that are hashed at once, in some 10 ms. Mixes wait for one block and not for all of a
 # large base. A block is longer than any job that a driver runs in its own thread.
@@ -46,8 +47,6 @@ class Job(Protocol):
     the order in which jobs were given. ``fail`` replaces both if either raises an error.
     """
 
-    __slots__ = ()
-
     elements: int
 
     @property
@@ -62,8 +61,6 @@ class Job(Protocol):
 
 class FunctionJob(Job, Generic[Result]):
     """A job of two functions: the first may run in any thread, and the second gets its result, where jobs finish."""
-
-    __slots__ = ("elements", "on_failed", "result", "takes_memory", "use", "work")
 
     def __init__(
         self, elements: int, work: Callable[[], Result], use: Callable[[Result], None],
@@ -130,6 +127,12 @@ class AveragerState(Generic[AnyTransfer]):
         self.hash_job: HashFrozenJob | None = None  # The hash of the frozen weights in progress.
         self.movement = Movement(outer_step.parameters) if config.finds_radius else None
         self.warnings_shown: set[str] = set()  # Sentences about failed copies that the user has seen.
+        self.next_part = ALL  # Part of our next mix.
+        size = peer.view.elements
+        parts = lasting_parts(config.part, size) if needs_spread(config.codec_name) else []
+        # The distance to other members in each part, for codecs that need a bound on it.
+        self.spreads = {part: Spread(part.elements(size)) for part in parts}
+        self.sketcher = Sketcher(size, driver.sketch_seed) if config.limits_directions else None
 
     # -- transfers -----------------------------------------------------------------------------------------------
     def open(self, session: int) -> AnyTransfer:
@@ -183,12 +186,6 @@ class MixJob(Job):
 
     ``run`` computes the update in the memory of the difference. It learns the correction from it first.
     """
-
-    __slots__ = (
-        "added_since", "averager", "credit", "difference", "elements", "interval_steps", "is_late",
-        "is_settlement", "joins", "leaves_weight", "mass", "newer_sums", "outside_replacements", "own_sq", "plain",
-        "positions", "result", "snapshot", "statistics", "weight", "weights",
-    )  # fmt: skip
 
     def __init__(
         self, averager: AveragerState[Any], snapshot: Vector, difference: Vector | None, positions: Positions | None,
@@ -349,8 +346,6 @@ class MixJob(Job):
 
 class HashFrozenJob(Job):
     """A job that hashes a block of the frozen weights, and then queues itself for the next one."""
-
-    __slots__ = ("averager", "block", "elements", "hash", "start", "stop")
 
     def __init__(self, averager: AveragerState[Any], effect: HashFrozen) -> None:
         self.averager, self.start, self.stop = averager, effect.start, effect.stop

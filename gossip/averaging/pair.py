@@ -27,11 +27,6 @@ class PairAverage:
     ``codec`` has its bounds, if it needs any. ``spread`` learns from the difference how far members are apart.
     """
 
-    __slots__ = (
-        "codec", "decoded_ours", "difference", "difference_sq", "elements", "is_complete", "ours", "own_sq", "partner",
-        "positions", "receiver", "receives", "sends", "session", "sketch", "sketcher", "spread", "vectors", "weights",
-    )  # fmt: skip
-
     def __init__(
         self, effect: Transfer, snapshot: Vector, codec: Codec, spread: Spread | None, vectors: Vectors,
         sketcher: Sketcher | None = None,

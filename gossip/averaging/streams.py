@@ -9,21 +9,17 @@ from typing import Protocol
 
 import numpy as np
 import xxhash
-from numpy.typing import NDArray
 
 from gossip.arithmetic.mixing import subtract
 from gossip.arithmetic.sketch import Sketcher
 from gossip.averaging.coverage import Coverage
 from gossip.averaging.vectors import Lease
-from gossip.codecs import ALIGN, Codec, Overflow, Spread, get_codec
+from gossip.codecs import ALIGN, Codec, Floats, Overflow, Spread, get_codec
 from gossip.codecs.base import block_peaks
 from gossip.errors import ProtocolError
 from gossip.kernel.squares import squares
 from gossip.wire.frames import encode
 from gossip.wire.messages import Chunk
-
-Floats = NDArray[np.float32]
-
 
 CODEC_OVERHEAD = 64  # Bytes of a chunk's body besides its values and scales: a hash, and what rounding adds.
 
@@ -186,8 +182,8 @@ class Receiver:
         return memoryview(buffer)[:expected]
 
     def body_buffer(self, where: slice, expected: int) -> memoryview:
-        """Return a buffer of ``expected`` bytes for the body of the elements ``where``."""
-        raise NotImplementedError
+        """Return a buffer of ``expected`` bytes for the body of the elements ``where``, by default one of its own."""
+        return self.scratch_buffer(expected)
 
     def use_chunk(self, where: slice, body: memoryview) -> None:
         """Use the elements ``where``, which ``body`` encodes. Raises Overflow if the codec's bound is exceeded."""
@@ -309,9 +305,6 @@ class PieceReceiver(Receiver):
         super().__init__(session, stop - start, get_codec("fp32"))
         self.out, self.start = out, start
 
-    def body_buffer(self, where: slice, expected: int) -> memoryview:
-        return self.scratch_buffer(expected)
-
     def use_chunk(self, where: slice, body: memoryview) -> None:
         self.out[self.start + where.start : self.start + where.stop] = finite_values(body)
 
@@ -326,9 +319,6 @@ class ComparingReceiver(Receiver):
         super().__init__(session, stop - start, get_codec("fp32"))
         self.ours, self.start = ours, start
         self.difference_sq = self.own_sq = 0.0
-
-    def body_buffer(self, where: slice, expected: int) -> memoryview:
-        return self.scratch_buffer(expected)
 
     def use_chunk(self, where: slice, body: memoryview) -> None:
         theirs = finite_values(body)

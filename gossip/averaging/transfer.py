@@ -13,8 +13,6 @@ class VectorTransfer:
     It exists from the first effect or message of its session until the session's Release.
     """
 
-    __slots__ = ("group", "moments", "pair", "requested_at", "session", "snapshot")
-
     def __init__(self, session: int) -> None:
         self.session = session
         self.requested_at: float | None = None  # The time at which an exchange asked for its snapshot.

@@ -67,7 +67,7 @@ class Config(Derived):
             return self
         kappa = KAPPA if self.correction is None and self.interval_steps is not None else self.correction
         interval = self.mix_every_steps
-        if interval is None and self.mix_every_s is None and interval_conflict(self) is None:
+        if interval is None and self.mix_every_s is None and not any(interval_conflict(self)):
             interval = AUTO
         return dataclasses.replace(self, outer_momentum=AUTO, correction=kappa, mix_every_steps=interval)
 

@@ -59,10 +59,8 @@ class Derived(Keys):
     @property
     def outer(self) -> tuple[float, float]:
         """Return momentum and rate of the first outer step; if left open or measured, the plain mean."""
-        momentum, rate = self.outer_momentum, self.outer_rate
-        return PLAIN[0] if momentum is None or isinstance(momentum, str) else momentum, PLAIN[
-            1
-        ] if rate is None else rate
+        momentum = self.outer_momentum if isinstance(self.outer_momentum, int | float) else PLAIN[0]
+        return momentum, PLAIN[1] if self.outer_rate is None else self.outer_rate
 
     @property
     def measures_momentum(self) -> bool:

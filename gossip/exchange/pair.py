@@ -11,8 +11,8 @@ from gossip.effects import Effect, Mix, Send
 from gossip.exchange import beginning
 from gossip.exchange.exchanges import Exchanges
 from gossip.exchange.offer import Exchange
-from gossip.exchange.session import State, clamp_version, version_gap
-from gossip.exchange.transitions import PAIR, Table
+from gossip.exchange.session import clamp_version, version_gap
+from gossip.exchange.transitions import PAIR, State, Table
 from gossip.ids import PeerId
 from gossip.misbehaviour import IMPOSSIBLE_COUNT
 from gossip.wire.messages import Settled

@@ -15,8 +15,7 @@ from gossip.arithmetic.mixing import MAX_MASS
 from gossip.effects import Effect, Merge
 from gossip.exchange import beginning
 from gossip.exchange.offer import Exchange
-from gossip.exchange.session import State
-from gossip.exchange.transitions import PUSH, Table
+from gossip.exchange.transitions import PUSH, State, Table
 from gossip.ids import PeerId
 from gossip.wire.messages import Offer
 

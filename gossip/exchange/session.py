@@ -22,21 +22,6 @@ from gossip.exchange.transitions import HANDLERS, Event, State, Table
 from gossip.ids import UNSTATED, Claim, PeerId
 from gossip.wire.messages import Invite, Offer, Refuse
 
-__all__ = [
-    "MAX_GAP_ROUNDS",
-    "MAX_NEIGHBOURS",
-    "MAX_VERSION",
-    "Event",
-    "Local",
-    "LocalModel",
-    "Session",
-    "State",
-    "clamp_version",
-    "session_class",
-    "settlement_class",
-    "version_gap",
-]
-
 MAX_NEIGHBOURS = 32  # Partners of one mix with all neighbours: each needs a vector. Others follow the next time.
 MAX_VERSION = 2**53  # Limit of a version in a member record: peers refuse a record with a larger one.
 # The largest difference of two versions, in rounds, that one exchange counts. A member that was away still catches up

@@ -10,8 +10,6 @@ import importlib
 import os
 from typing import Any, Protocol, cast
 
-__all__ = ["EDITION", "Passes", "implementation", "passes"]
-
 EDITION = 5  # Equal to passes.c's: a build of an older source, left in the folder, is not used.
 
 

@@ -400,18 +400,16 @@ PASS blockwise_known(const struct blockwise *b) {
     else blockwise(b, 64, 4);
 }
 
-AVX2 static void bf16_avx2(const struct chunk *c) { bf16(c); }
-static void bf16_any(const struct chunk *c) { bf16(c); }
-AVX2 static void blockwise_avx2(const struct blockwise *b) { blockwise_known(b); }
-static void blockwise_any(const struct blockwise *b) { blockwise_known(b); }
-AVX2 static void difference_avx2(const struct difference *d) { difference(d); }
-static void difference_any(const struct difference *d) { difference(d); }
-AVX2 static void squares_avx2(const struct squares *s) { squares(s); }
-static void squares_any(const struct squares *s) { squares(s); }
-AVX2 static void mix_avx2(const struct mix *m) { mix(m); }
-static void mix_any(const struct mix *m) { mix(m); }
-AVX2 static void add_read_avx2(const struct add_read *a) { add_read(a); }
-static void add_read_any(const struct add_read *a) { add_read(a); }
+#define VERSIONS(pass, kind)                                        \
+    AVX2 static void pass##_avx2(const struct kind *k) { pass(k); } \
+    static void pass##_any(const struct kind *k) { pass(k); }
+
+VERSIONS(bf16, chunk)
+VERSIONS(blockwise_known, blockwise)
+VERSIONS(difference, difference)
+VERSIONS(squares, squares)
+VERSIONS(mix, mix)
+VERSIONS(add_read, add_read)
 
 static int has_avx2(void) {
 #if defined(__x86_64__)
@@ -451,6 +449,12 @@ static int take(struct views *views, PyObject *object, Py_ssize_t bytes, int wri
     return 1;
 }
 
+/* Return 0 with an exception: the buffers of a call belong to no pass. */
+static int refuse(void) {
+    PyErr_SetString(PyExc_AssertionError, "these buffers are of no pass");
+    return 0;
+}
+
 static int take_table(struct views *views, PyObject *object, Py_ssize_t bytes, void *place) {
     if (object != Py_None) return take(views, object, bytes, 0, place);
     PyErr_SetString(PyExc_AssertionError, "a table is missing");
@@ -466,10 +470,8 @@ static int take_chunk(struct views *views, PyObject *const *arguments, Py_ssize_
         return 0;
     /* Refuse all but the four combinations that struct chunk names. */
     if ((c->values ? !c->encoded == !c->own : c->encoded || c->own || !c->data) || !c->data != !c->out ||
-        (c->data && c->encoded)) {
-        PyErr_SetString(PyExc_AssertionError, "these buffers are of no pass");
-        return 0;
-    }
+        (c->data && c->encoded))
+        return refuse();
     return 1;
 }
 
@@ -520,10 +522,7 @@ static PyObject *call_difference(PyObject *module, PyObject *const *arguments, P
     const Py_ssize_t floats = d.elements * (Py_ssize_t)sizeof(float);
     int is_valid = take(&views, arguments[1], floats, 0, &d.theirs) && take(&views, arguments[2], floats, 0, &d.ours) &&
                    take(&views, arguments[3], floats, 1, &d.out);
-    if (is_valid && !(d.theirs && d.ours && d.out)) {
-        is_valid = 0;
-        PyErr_SetString(PyExc_AssertionError, "these buffers are of no pass");
-    }
+    if (is_valid && !(d.theirs && d.ours && d.out)) is_valid = refuse();
     if (is_valid) RUN(difference, &d, d.elements);
     release(&views);
     return is_valid ? end_sums(&sums) : NULL;
@@ -545,10 +544,7 @@ static PyObject *call_mix(PyObject *module, PyObject *const *arguments, Py_ssize
                    take(&views, arguments[2], floats, 0, &m.snapshot) && take(&views, arguments[3], floats, 1, &m.phi) &&
                    take(&views, arguments[4], floats, 1, &m.momentum) && take(&views, arguments[5], floats, 1, &m.pull);
     const int steps = m.snapshot && m.phi && m.momentum, learns = m.pull && !(m.snapshot || m.phi || m.momentum);
-    if (is_valid && !(m.difference && (steps || learns))) {
-        is_valid = 0;
-        PyErr_SetString(PyExc_AssertionError, "these buffers are of no pass");
-    }
+    if (is_valid && !(m.difference && (steps || learns))) is_valid = refuse();
     if (is_valid) RUN(mix, &m, m.elements);
     release(&views);
     return is_valid ? end_sums(&sums) : NULL;
@@ -566,10 +562,7 @@ static PyObject *call_add_read(PyObject *module, PyObject *const *arguments, Py_
     const Py_ssize_t floats = a.elements * (Py_ssize_t)sizeof(float);
     int is_valid = take(&views, arguments[1], floats, 1, &a.live) && take(&views, arguments[2], floats, 0, &a.shift) &&
                    take(&views, arguments[3], floats, 1, &a.out);
-    if (is_valid && !(a.live && (a.shift || a.out))) {
-        is_valid = 0;
-        PyErr_SetString(PyExc_AssertionError, "these buffers are of no pass");
-    }
+    if (is_valid && !(a.live && (a.shift || a.out))) is_valid = refuse();
     if (is_valid) RUN(add_read, &a, a.elements);
     release(&views);
     return is_valid ? PyBool_FromLong(largest < INFINITE) : NULL;
@@ -621,7 +614,7 @@ static PyObject *call_blockwise(PyObject *module, PyObject *const *arguments, Py
         is_valid = b.offsets[i] >= 0 && b.offsets[i] < SEGMENT;
         if (!is_valid) PyErr_SetString(PyExc_AssertionError, "a segment's noise begins outside its table");
     }
-    if (is_valid) RUN(blockwise, &b, c->elements);
+    if (is_valid) RUN(blockwise_known, &b, c->elements);
     release(&views);
     return is_valid ? end_sums(&sums) : NULL;
 }

@@ -13,8 +13,6 @@ from numpy.typing import NDArray
 
 from gossip import kernel
 
-__all__ = ["BLOCK", "PIECE", "squares", "squares_numpy"]
-
 LANES = 64  # A row of squares is added to this many partial sums at once.
 BLOCK = 64 * LANES
 """Values whose squares are summed in float32. Chunks cut at multiples of it have the same sum.

@@ -47,9 +47,8 @@ class Membership:
     """
 
     def __init__(
-        self, me: MemberRecord, *, sign: Sign, verify: Verify, config: Config, rng: random.Random, now: float,
-        misbehaviour: MisbehaviourLog | None = None,
-    ) -> None:  # fmt: skip
+        self, me: MemberRecord, *, sign: Sign, verify: Verify, config: Config, rng: random.Random, now: float
+    ) -> None:
         me = signed(clamped_record(me), sign)
         self._my_id = me.id
         self._config, self._rng = config, rng
@@ -58,7 +57,7 @@ class Membership:
         self.sign, self.verify = sign, verify
         self._detector = Detector(self._table, self._rumours, config, rng, now)
         self._introductions = Introductions(self._table, rng, now)
-        self.misbehaviour = misbehaviour if misbehaviour is not None else MisbehaviourLog()
+        self.misbehaviour = MisbehaviourLog()
         self._states = MemberStates(self._detector, self._introductions, sign, verify, self.misbehaviour, now)
         self._own_record = OwnRecord(me, self._table, self._rumours, sign, config, now)
         self._push_pull = PushPull(me.id, self._table, config, rng, now)

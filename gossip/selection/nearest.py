@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Container
+from dataclasses import dataclass
 from statistics import median
 
 from gossip.errors import ConfigError
@@ -22,14 +23,12 @@ MAX_DRAWS = 8  # Draws to find an unmeasured member.
 SMOOTHING = 0.25  # The weight of a new measurement: one exchange on a busy link does not make a partner far.
 
 
+@dataclass(slots=True)
 class Measurement:
     """A partner's smoothed round trip and rate, None until measured."""
 
-    __slots__ = ("rate_mb_s", "round_trip_s")
-
-    def __init__(self) -> None:
-        self.round_trip_s: float | None = None
-        self.rate_mb_s: float | None = None
+    round_trip_s: float | None = None
+    rate_mb_s: float | None = None
 
 
 class Nearest(Uniform):

@@ -24,11 +24,6 @@ def selector(name: str, options: Options = DEFAULTS) -> Selector:
         raise ConfigError(f"selection = {name!r} is unknown: take one of {', '.join(SELECTIONS)}.")
     if options.graph is not None and not rule.file:
         raise ConfigError(f"selection = {name!r} uses no graph: leave the graph out, or set selection = 'graph'.")
-    if options.at_once and rule.free:
-        raise ConfigError(
-            f"selection = {name!r} makes all members neighbours, too many to mix with at once: mix with one of them, "
-            f"or set selection = 'ring', 'torus' or 'graph'."
-        )
     module, _, class_name = rule.home.partition(":")
     selector_class: type[Selector] = getattr(import_module(f"gossip.selection.{module}"), class_name)
     return selector_class.from_options(options)

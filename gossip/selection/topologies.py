@@ -120,9 +120,6 @@ class Exponential(Ranked):
         if not has_fitting:
             yield from circle_neighbours(order, rank, swarm.fits)[:1]
 
-    def weight(self, swarm: Candidates, partner: PeerId) -> float:
-        return 1 / 3 if self.at_once else 0.5  # For ourselves, the one ahead and the one behind.
-
 
 class Grid(Ranked):
     """A virtual grid of d dimensions with sides of at most ``group_size``.
@@ -136,15 +133,15 @@ class Grid(Ranked):
 
     name = "grid"
 
-    def __init__(self, at_once: bool = False, group_size: int = 4) -> None:
+    def __init__(self, group_size: int = 4) -> None:
         if not 2 <= group_size <= MAX_GROUP:
             raise ConfigError(f"group_size = {group_size!r} cannot work: a group has from 2 to {MAX_GROUP} members.")
-        super().__init__(at_once)
+        super().__init__()
         self.group_size = group_size
 
     @classmethod
     def from_options(cls, options: Options) -> Grid:
-        return cls(options.at_once, options.group_size)
+        return cls(options.group_size)
 
     def group(self, swarm: Candidates, size: int) -> list[PeerId]:
         """Return this round's group in groups of at most ``size``: ourselves and the fitting members, sorted."""
@@ -162,9 +159,6 @@ class Grid(Ranked):
             if fitting:
                 return fitting
         return circle_neighbours(order, rank, fits)
-
-    def weight(self, swarm: Candidates, partner: PeerId) -> float:
-        return 1 / self.group_size if self.at_once else 0.5
 
 
 class OnGraph(Ranked):

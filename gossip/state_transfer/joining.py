@@ -358,14 +358,13 @@ class Newcomer:
 
     def stop(self) -> list[Effect]:
         """Return to IDLE, after a success or a failure."""
-        senders = [(session, piece.donor) for session, piece in self.pieces.items()]
-        senders += [(session, comparison.other) for session, comparison in self.check.comparisons.items()]
+        awaited = self.awaited()
         self.check.comparisons, self.frozen_hash = {}, b""
         self.phase, self.deadline, self.starving_since = Phase.IDLE, math.inf, math.inf
         self.pieces, self.surveys, self.answers, self.missing = {}, {}, {}, []
         self.witnesses.stop_waiting()
         effects: list[Effect] = []
-        for session, sender in senders:
+        for session, (sender, _) in awaited.items():
             effects += [Send(sender, Abort(session, MOVED)), Release(session)]
         return effects
 
@@ -396,18 +395,19 @@ class Newcomer:
 
     def is_from(self, session: int, sender: PeerId) -> bool:
         """Return True if this member was asked for the piece or the compared chunk of this session."""
-        piece, comparison = self.pieces.get(session), self.check.comparisons.get(session)
-        asked = piece.donor if piece is not None else comparison.other if comparison is not None else None
-        return asked == sender
+        return self.awaited().get(session, (None, math.inf))[0] == sender
+
+    def awaited(self) -> dict[int, tuple[PeerId, float]]:
+        """Return who was asked for each piece and each compared chunk, and when its answer is late, by session."""
+        pieces = {session: (piece.donor, piece.deadline) for session, piece in self.pieces.items()}
+        return pieces | {session: (each.other, each.deadline) for session, each in self.check.comparisons.items()}
 
     def on_unlinked(self, peer: PeerId, now: float) -> list[Effect]:
         """Handle the loss of the last link to ``peer``."""
         effects: list[Effect] = []
         for session in [session for session, donor in self.surveys.items() if donor == peer]:
             effects += self.on_refused(peer, session, now)
-        for session in [session for session, piece in self.pieces.items() if piece.donor == peer]:
-            effects += self.on_failed(session, now, tell=False)
-        for session in [session for session, comparison in self.check.comparisons.items() if comparison.other == peer]:
+        for session in [session for session, (asked, _) in self.awaited().items() if asked == peer]:
             effects += self.on_failed(session, now, tell=False)
         return effects
 
@@ -419,18 +419,14 @@ class Newcomer:
         if self.witnesses.are_awaited and self.deadline <= now:
             return self.ask_witnesses(now)
         effects: list[Effect] = []
-        for session in [session for session, piece in self.pieces.items() if piece.deadline <= now]:
-            effects += self.on_failed(session, now)
-        comparisons = self.check.comparisons
-        for session in [session for session, comparison in comparisons.items() if comparison.deadline <= now]:
+        for session in [session for session, (_, deadline) in self.awaited().items() if deadline <= now]:
             effects += self.on_failed(session, now)
         return effects
 
     @property
     def next_deadline(self) -> float:
         """Return the time to call :meth:`tick`, or :meth:`on_starved` if we are starved."""
-        deadlines = [piece.deadline for piece in self.pieces.values()]
-        deadlines += [comparison.deadline for comparison in self.check.comparisons.values()]
+        deadlines = [deadline for _, deadline in self.awaited().values()]
         return min(deadlines) if deadlines else self.deadline
 
     # -- runs to avoid -------------------------------------------------------------------------------------------

@@ -68,7 +68,7 @@ class Pytree(State):
     def begin_read_piece(self, out: Floats, start: int) -> Arriving:
         stop = start + out.size
         pieces = []
-        for array, (_, array_start, array_stop) in zip(self._averaged_arrays(), self._places(), strict=True):
+        for array, (_, array_start, array_stop) in zip(self._averaged_arrays(), self.layout.places(), strict=True):
             low, high = max(array_start, start), min(array_stop, stop)
             if low < high:
                 pieces.append(array.reshape(-1)[low - array_start : high - array_start].astype(jnp.float32))
@@ -135,7 +135,7 @@ class Pytree(State):
     def _arrays_of(self, vector: Any) -> list[Any]:
         return [
             vector[start:stop].reshape(shape).astype(dtype)
-            for (shape, dtype), (_, start, stop) in zip(self._shapes_and_types, self._places(), strict=True)
+            for (shape, dtype), (_, start, stop) in zip(self._shapes_and_types, self.layout.places(), strict=True)
         ]
 
     def _sums(self, arrays: list[Any], shift: Any) -> list[Any]:
@@ -150,7 +150,7 @@ class Pytree(State):
         return [
             change(wide, vector[start:stop].reshape(wide.shape)).astype(dtype)
             for wide, (_, dtype), (_, start, stop)
-            in zip(wide_arrays, self._shapes_and_types, self._places(), strict=True)
+            in zip(wide_arrays, self._shapes_and_types, self.layout.places(), strict=True)
         ]  # fmt: skip
 
 

@@ -7,16 +7,13 @@ from typing import Any
 
 import keras
 import numpy as np
-from numpy.typing import NDArray
 
 from gossip.arithmetic.layout import Kind, Layout, Segment
 from gossip.errors import ConfigError, LayoutError
 from node.adapters.adapter import ContextAdapter
-from node.model.state import State
+from node.model.state import Floats, State
 
 __all__ = ["KerasGossip", "KerasWeights"]
-
-Floats = NDArray[np.float32]
 
 
 class KerasGossip(ContextAdapter, keras.callbacks.Callback):  # type: ignore[misc]
@@ -170,7 +167,7 @@ class KerasWeights(State):
 
     def pieces(self, elements: int) -> Iterator[tuple[Any, Segment, int, int]]:
         """Yield the variables of a vector of this many elements, with their segments and bounds."""
-        for variable, (segment, start, stop) in zip(self.variables, self._places(), strict=True):
+        for variable, (segment, start, stop) in zip(self.variables, self.layout.places(), strict=True):
             if stop <= elements:
                 yield variable, segment, start, stop
 

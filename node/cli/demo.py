@@ -20,8 +20,6 @@ from node.local import ERROR_LINES, POLL_PERIOD_S, LocalSwarm
 from node.settings import page_address
 from node.terminal import plain_console
 
-__all__ = ["DemoResult", "run_demo"]
-
 SAMPLES = 48_000  # Of the whole swarm: 33 epochs, three times what 96 % takes.
 STEP_DELAY_S = 0.03  # 750 steps of 16 samples on each of four nodes: some 25 s to watch.
 TARGET = 0.96  # Accuracy on the test set of the digits.

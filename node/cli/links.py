@@ -5,10 +5,12 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from gossip.errors import ConfigError, LocalError
 from gossip.ids import Address, parse_address
+from node.identity.keys import read_secret
 from node.observe.status import query
 
 MAX_NODES = 32  # Nodes that are asked: a plan is about links, and more nodes add nothing.
@@ -18,6 +20,12 @@ UNKNOWN_RATE_MB_S = 12.5  # The rate of all links if none was measured: 100 Mbit
 TIMEOUT_S = 5.0
 
 Answer = Mapping[str, Any]
+
+
+def measured_links(addresses: Sequence[str], secret_file: Path | None) -> dict[str, Any]:
+    """Return the links among the nodes of a running swarm, as tables of a scenario's file."""
+    secret = None if secret_file is None else read_secret(secret_file)
+    return scenario_tables(query_nodes([parse_address(address) for address in addresses], secret))
 
 
 def query_nodes(addresses: Sequence[Address], secret: bytes | None) -> list[Answer]:

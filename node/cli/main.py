@@ -314,13 +314,6 @@ def short_name(member: str) -> str:
     return member[:8] if from_hex(member) else member[:15]
 
 
-def top(address: str, *, secret_file: Path | None, timeout_s: float, every_s: float) -> int:
-    """Show a swarm in the terminal until ^C; without a terminal print it once."""
-    from node.cli.top import run_top
-
-    return run_top(lambda: ask(address, secret_file, timeout_s), every_s)
-
-
 def fetch(
     seeds: Sequence[str], path: Path, *, secret_file: Path | None, timeout_s: float, every_s: float | None
 ) -> None:  # fmt: skip
@@ -371,15 +364,6 @@ def ask(address: str, secret_file: Path | None, timeout_s: float) -> dict[str, A
     from node.observe.status import query  # Imported here, because it imports trio.
 
     return query(parsed, secret, timeout_s)
-
-
-# -- gossip plan -------------------------------------------------------------------------------------------------------
-def links(addresses: Sequence[str], *, secret_file: Path | None) -> dict[str, Any]:
-    """Return the links among the nodes of a running swarm, as tables of a scenario's file."""
-    from node.cli.links import query_nodes, scenario_tables
-
-    secret = None if secret_file is None else read_secret(secret_file)
-    return scenario_tables(query_nodes([parse_address(address) for address in addresses], secret))
 
 
 def shown(value: Any) -> str:

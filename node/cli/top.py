@@ -3,24 +3,25 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gossip.errors import LocalError
 from gossip.ids import quantity
 from node.cli.local import ending_on_signals
-from node.cli.main import shown
+from node.cli.main import ask, shown
 from node.terminal import plain_console
 
 if TYPE_CHECKING:
-    from rich.console import Console, RenderableType
+    from rich.console import RenderableType
 
 MAX_ROWS = 60  # Members shown: the height of a terminal.
 STATE_ORDER = {"alive": 0, "suspect": 1, "dead": 2, "left": 3}
 
 
-def run_top(ask: Callable[[], dict[str, Any]], every_s: float, console: Console | None = None) -> int:
-    """Show what ``ask`` answers until ^C; once where the output is no terminal.
+def run_top(address: str, secret_file: Path | None, timeout_s: float, every_s: float) -> int:
+    """Show what the node at an address answers until ^C; once where the output is no terminal.
 
     When the node stops answering, its last picture stays, with its age. Raises LocalError if the first query fails.
     """
@@ -28,8 +29,8 @@ def run_top(ask: Callable[[], dict[str, Any]], every_s: float, console: Console 
     from rich.live import Live
     from rich.text import Text
 
-    console = console or plain_console()
-    answer, before, answered_at = ask(), None, time.monotonic()
+    console = plain_console()
+    answer, before, answered_at = ask(address, secret_file, timeout_s), None, time.monotonic()
     if not console.is_terminal:
         console.print(picture_of(answer, None, 0.0))
         return 0
@@ -38,7 +39,7 @@ def run_top(ask: Callable[[], dict[str, Any]], every_s: float, console: Console 
             while True:
                 time.sleep(every_s)
                 try:
-                    before, answer = answer, ask()
+                    before, answer = answer, ask(address, secret_file, timeout_s)
                 except LocalError as error:
                     notice = f"{error}\nThis is {time.monotonic() - answered_at:.0f} s old:"
                     live.update(Group(Text(notice), picture_of(answer, None, 0.0)))

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Final, Protocol, Self
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -44,46 +44,6 @@ class Sharers:
     rank: int = 0  # The rank among the processes that form one node and divide its share.
     ranks: int = 1
     finished: Callable[[], bool] = bool  # Whether the run has finished; by default it never has.
-
-    @classmethod
-    def of(cls, side: Sharing) -> Self:
-        """Return sharers that read their values from this side of a training loop at each call."""
-        return cls(
-            lambda: side.me, lambda: side.view.owners, lambda: side.view.changes, lambda: side.swarm_samples,
-            lambda: side.trained_on, side.rank, side.size, lambda: side.finished,
-        )  # fmt: skip
-
-
-class Owners(Protocol):
-    """The members that share the data."""
-
-    @property
-    def owners(self) -> Sequence[PeerId]: ...
-
-    @property
-    def changes(self) -> int: ...
-
-
-class Sharing(Protocol):
-    """The side of a training loop that a sampler needs."""
-
-    rank: int
-    size: int
-
-    @property
-    def me(self) -> PeerId: ...
-
-    @property
-    def view(self) -> Owners: ...
-
-    @property
-    def swarm_samples(self) -> int: ...
-
-    @property
-    def trained_on(self) -> int: ...
-
-    @property
-    def finished(self) -> bool: ...
 
 
 @dataclass(frozen=True, slots=True, eq=False)

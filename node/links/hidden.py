@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
-from typing import Protocol
 
 import trio
 
@@ -23,6 +22,7 @@ from gossip.wire.frames import encode
 from gossip.wire.messages import Widen
 from node.links.connector import Connector
 from node.links.link import Link
+from node.links.pool import Links
 from node.transport.byte_stream import BrokenLinkError, ByteStream, PlainStream, socket_of
 from node.transport.tcp import punched
 from node.transport.tls import TlsStream
@@ -105,15 +105,6 @@ class HiddenLinks:
         return plain
 
 
-class Traffic(Protocol):
-    """The counts of this node's own links, a :class:`node.links.pool.Links`."""
-
-    @property
-    def bytes_sent(self) -> int: ...
-    @property
-    def bytes_received(self) -> int: ...
-
-
 async def confirmation(link: Link) -> None:
     """Read the message by which a relay, or a side of a tunnel, says that it is ready.
 
@@ -132,11 +123,11 @@ class Relay:
 
     Args:
         peer: The peer, which has agreed to each tunnel.
-        traffic: The counts of this node's own links.
+        links: This node's own links, by whose traffic the tunnels are limited.
     """
 
-    def __init__(self, peer: Peer, traffic: Traffic) -> None:
-        self.peer, self.traffic = peer, traffic
+    def __init__(self, peer: Peer, links: Links) -> None:
+        self.peer, self.links = peer, links
         self.waiting: dict[bytes, tuple[Link, trio.Event]] = {}  # Sides of tunnels whose other side has not come.
         self.relayed_bytes = 0
         self.free_at = 0.0  # The time from which on the next bytes may be passed on.
@@ -208,7 +199,7 @@ class Relay:
     def turn(self, count: int) -> float:
         """Return the time at which ``count`` bytes may be passed on, and count them."""
         now = trio.current_time()
-        rate = self.allowance.update(lambda: self.traffic.bytes_sent + self.traffic.bytes_received, now)
+        rate = self.allowance.update(lambda: self.links.bytes_sent + self.links.bytes_received, now)
         self.relayed_bytes += count
         begin = max(self.free_at, now)
         self.free_at = begin + count / rate

@@ -10,7 +10,7 @@ import os
 import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from gossip.effects import MemberState
 from gossip.errors import CheckpointError, DataError, LocalError
@@ -29,8 +29,8 @@ from node.storage.urls import beside, is_url, public_url
 LOADED_STATE = "The state of a checkpoint"  # The origin of a state whose weights the program has loaded itself.
 
 
-class OtherRanks(Protocol):
-    """The other ranks of a node, which make each change of the model too."""
+class OtherRanks:
+    """The other ranks of a node, which make each change of the model too. By default there are none."""
 
     def on_replaced(self) -> None:
         """Handle the replacement of this rank's weights."""
@@ -41,15 +41,7 @@ class OtherRanks(Protocol):
     @property
     def uncounted_samples(self) -> int:
         """Return an estimate of the samples that all ranks have trained on and that this rank has not counted yet."""
-
-
-class NoRanks:
-    """The other ranks of a node of one process: none."""
-
-    uncounted_samples = 0
-
-    def on_replaced(self) -> None: ...
-    def send_heartbeat(self) -> None: ...
+        return 0
 
 
 class HeldRun:

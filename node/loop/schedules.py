@@ -6,7 +6,7 @@ import math
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch.optim import Optimizer
@@ -26,15 +26,6 @@ from gossip.errors import ConfigError
 T = TypeVar("T")
 
 
-class RateSchedule(Protocol):
-    """A schedule of the learning rates of some optimizers."""
-
-    optimizers: Sequence[Optimizer]
-
-    def advance(self, progress: float) -> None:
-        """Set the rates for this progress of the run, 0 to 1. A smaller one than before changes nothing."""
-
-
 class Schedules:
     """The schedules of one node.
 
@@ -45,13 +36,13 @@ class Schedules:
 
     def __init__(self, optimizers: Sequence[Optimizer], progress: Callable[[int | None], float]) -> None:
         self.optimizers, self.progress = optimizers, progress
-        self.all: list[tuple[RateSchedule, int | None]] = []  # With the samples of the run.
+        self.all: list[tuple[Factor | SchedulerSteps, int | None]] = []  # With the samples of the run.
 
     def add(self, schedule: Any, total: int | None, steps: int | None) -> None:
         """Let a torch scheduler, or a function of the progress, follow the swarm in place of an earlier one."""
         schedule = getattr(schedule, "scheduler", schedule)  # Accelerate wraps it.
         if isinstance(schedule, LRScheduler):
-            made: RateSchedule = SchedulerSteps(schedule, steps)
+            made: Factor | SchedulerSteps = SchedulerSteps(schedule, steps)
         elif callable(schedule):
             made = Factor(schedule, self.optimizers)
         else:
@@ -94,6 +85,7 @@ class Factor:
         self.progress = 0.0
 
     def advance(self, progress: float) -> None:
+        """Set the rates for this progress of the run, 0 to 1. A smaller one than before changes nothing."""
         self.progress = max(self.progress, progress)
         factor = float(self.function(self.progress))
         if not 0 <= factor < math.inf:

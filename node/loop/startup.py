@@ -16,10 +16,10 @@ from node.faults import report_to
 from node.loop.held_run import HeldRun
 from node.loop.live import LiveModel
 from node.loop.network_side import NetworkSide
+from node.loop.settling import VISIT_PERIOD_S
 from node.observe.reduced import STARTED, mark_in
 from node.settings import Settings, beside
 
-VISIT_PERIOD_S = 0.02  # Seconds between two visits of the boundary while the loop waits.
 MEET_S = 5.0  # Seconds to meet all members once another one has counted them: a link takes about one.
 GONE = MemberState.LEFT, MemberState.DEAD
 COUNT_PERIOD_S = 0.1  # Seconds between two counts of members, each of which walks over all of them.

@@ -23,10 +23,10 @@ from gossip.averaging.visit import Visit
 from gossip.errors import GossipError, LocalError
 from gossip.ids import MemberRecord, PeerId, from_hex
 from node import running
-from node.data.division import Sharers, Sharing
+from node.data.division import Sharers
 from node.data.sampler import Samplers
 from node.loop.comparison import DataComparison
-from node.loop.held_run import LOADED_STATE, HeldRun, NoRanks, OtherRanks
+from node.loop.held_run import LOADED_STATE, HeldRun, OtherRanks
 from node.loop.live import LiveModel, OptimizerReport
 from node.loop.network_side import NetworkSide
 from node.loop.settling import Settling
@@ -48,8 +48,6 @@ from node.observe.reduced import Reduced, reduce
 from node.observe.timeline import LoopTimeline
 from node.settings import Settings
 
-__all__ = ["TrainingSide"]
-
 # Newcomers get the newest snapshot while this node's loop is idle. Another is taken for them once it is so old:
 LONE_COPY_S = 1.0  # For a node without other members.
 COPY_S = 10.0  # For a node with others, whose exchanges take snapshots anyway.
@@ -66,20 +64,21 @@ class TrainingSide:
     Args:
         live: The model that the loop trains.
         settings: The settings of the node.
-        ranks: The other processes that train the same model.
-        sharing: The side that tells the samplers which members share the data, by default this.
+        ranks: The other processes that train the same model, by default none.
+        samplers: The samplers, by default those of a node of one process.
     """
 
-    rank, size = 0, 1  # The place among the processes (ranks) that form one node, and their number: here one alone.
-
     def __init__(
-        self, live: LiveModel, settings: Settings, ranks: OtherRanks | None = None, sharing: Sharing | None = None
+        self, live: LiveModel, settings: Settings, ranks: OtherRanks | None = None, samplers: Samplers | None = None
     ) -> None:
         self.live, self.settings, self.config = live, settings, settings.config
-        self.ranks = NoRanks() if ranks is None else ranks
+        self.ranks = ranks or OtherRanks()
         self.loop = StepLoop(self.config, live.boundary, self, REPORT_S)
         self.service = Service(settings, live, self.loop.hints, self.source)
-        self.samplers = Samplers(Sharers.of(sharing or self))
+        self.samplers = samplers or Samplers(Sharers(
+            lambda: self.me, lambda: self.view.owners, lambda: self.view.changes, lambda: self.swarm_samples,
+            lambda: self.run.samples, finished=lambda: self.finished,
+        ))  # fmt: skip
         self.network = NetworkSide(self.service)
         self.run = HeldRun(live, self.network, self.samplers, self.ranks)
         self.settling = Settling(live, self.network, self.run, self.visit, self.on_replaced)
@@ -224,11 +223,6 @@ class TrainingSide:
     @property
     def swarm_samples(self) -> int:
         return self.run.swarm_samples
-
-    @property
-    def trained_on(self) -> int:
-        """Return the samples that this loop has trained on."""
-        return self.run.samples
 
     @property
     def address(self) -> str:

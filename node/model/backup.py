@@ -9,16 +9,14 @@ from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
 from torch import Tensor
 
 from gossip.arithmetic.correction import fresh_zeros
 from gossip.arithmetic.mixing import subtract
 from gossip.errors import CheckpointError
 from node.model.optimizers import Optimizers
-from node.model.state import State
+from node.model.state import Floats, State
 
-Floats = NDArray[np.float32]
 T = TypeVar("T")
 
 

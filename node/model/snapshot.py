@@ -121,10 +121,6 @@ class ModelState(State):
         """Return True if every weight is finite. Waits for the device."""
         return not self.spoiled_tensor()
 
-    def forget_spoiled(self) -> None:
-        """Drop optimizer state that is not finite: it would spoil sound weights in the next step."""
-        self.optimizer_state.clear_non_finite()
-
     def enter_thread(self) -> None:
         """Use the model's device in this thread, where another call would open a context on the first device."""
         device = self.device
@@ -449,7 +445,7 @@ class ModelState(State):
             except LayoutError as error:
                 self.state_refusal = str(error)
         self._write(vector[: self.layout.size], weights, (), {})
-        self.forget_spoiled()
+        self.optimizer_state.clear_non_finite()  # It would spoil sound weights in the next step.
 
     def tensors(self) -> dict[str, Tensor]:
         """Return a module's ``state_dict()``, integers included, or all of a mapping, by plain names."""

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from gossip.arithmetic.layout import Layout, Segment
+from gossip.arithmetic.layout import Layout
 from gossip.arithmetic.mixing import is_finite
 from gossip.arithmetic.moments import MomentForm
 from gossip.averaging.model import Pending, Upload
@@ -299,13 +299,13 @@ class VectorState(ABC):
         whole = torch.from_numpy(self._read(self.layout.size))
         return {
             segment.name: whole[start:stop].reshape(segment.shape).to(getattr(torch, segment.dtype))
-            for segment, start, stop in self._places()
+            for segment, start, stop in self.layout.places()
         }
 
     def load(self, tensors: Mapping[str, Tensor]) -> None:
         """Load what :meth:`tensors` returned. Raise :class:`~gossip.errors.CheckpointError` before any change."""
         vector = np.empty(self.layout.size, np.float32)
-        for segment, start, stop in self._places():
+        for segment, start, stop in self.layout.places():
             tensor = tensors.get(segment.name)
             if tensor is None or tuple(tensor.shape) != segment.shape:
                 in_file = "not there" if tensor is None else f"of shape {tuple(tensor.shape)}"
@@ -315,13 +315,6 @@ class VectorState(ABC):
                 )
             vector[start:stop] = tensor.to(torch.float32).reshape(-1).numpy()
         self.write(vector)
-
-    def _places(self) -> Iterator[tuple[Segment, int, int]]:
-        """Yield each segment with its bounds in a vector."""
-        start = 0
-        for segment in self.layout.segments:
-            yield segment, start, start + segment.size
-            start += segment.size
 
     def _read(self, elements: int) -> Floats:
         out = np.empty(elements, np.float32)

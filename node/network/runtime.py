@@ -17,23 +17,12 @@ import trio
 from gossip.effects import (
     Dial,
     Effect,
-    Gather,
-    LeaveOut,
     LookUp,
     MemberChanged,
-    Merge,
-    Mix,
     Notice,
     OpenPort,
     Punch,
-    ReceiveMoments,
-    ReceivePiece,
-    Release,
-    Rename,
     Send,
-    SendMoments,
-    SendPiece,
-    Transfer,
     TryDial,
     Tunnel,
 )  # fmt: skip
@@ -112,7 +101,7 @@ class Runtime:
             self.seed_lookup.log = lambda sentence: self.connector.notify_once(sentence, "seed")
         self.links, self.io_pool = Links(), BlockingIoPool()
         self.exchange_log = ExchangeLog(peer, config, reporter.announce)
-        self.streams = Streams(peer, live, self.links, self, self.exchange_log)
+        self.streams = Streams(peer, live, self.links, self.exchange_log, self.faults, self.perform, self.spawn)
         self.averager, self.transfers = self.streams.averager, self.streams.transfers
         self.stalls = Stalls(peer, lambda: self.read_progress is not None, reporter.announce, self.notify)
         self.striping = Striping(self.links, self.connector, config)
@@ -216,40 +205,17 @@ class Runtime:
         except Exception as error:
             self.fail(error)
 
-    def perform_one(self, effect: Effect) -> None:  # noqa: C901  One case for each effect.
-        """Perform one effect. Those of vectors alone go to the averager."""
-        streams = self.streams
+    def perform_one(self, effect: Effect) -> None:
+        """Perform one effect. Those of vectors go to the streams."""
         match effect:
             case Send(to, message):
                 self.send(to, message)
-            case Transfer():
-                streams.transfer(effect)
-            case Gather():
-                streams.gather(effect)
-            case LeaveOut():
-                streams.leave_out(effect)
-            case Mix():
-                streams.mix(effect)
-            case Merge():
-                streams.merge(effect)
-            case Rename():
-                streams.rename(effect)
-            case Release(session):
-                streams.release(session)
             case Dial(address, expect):
                 self.connector.dial(address, expect)
             case Punch():
                 self.hidden.open(effect, None if effect.via is None else self.links.newest(effect.via))
             case Tunnel():
                 self.hidden.open(effect)
-            case ReceivePiece():
-                streams.receive_piece(effect)
-            case SendPiece():
-                streams.send_piece(effect)
-            case ReceiveMoments():
-                streams.receive_moments(effect)
-            case SendMoments():
-                streams.send_moments(effect)
             case LookUp():
                 self.spawn(self.look_up_seeds)
             case OpenPort(port):
@@ -263,7 +229,7 @@ class Runtime:
             case MemberChanged(peer, before, after):
                 self.exchange_log.on_member_changed(peer, before, after)
             case _:
-                self.averager.perform(effect)
+                self.streams.perform_one(effect)
 
     def send(self, to: PeerId, message: Message) -> None:
         """Send a message over its session's link, else over the newest link to the peer, else dial the peer."""

@@ -64,8 +64,6 @@ class RanksBoundary(Boundary):
     opens. Until then an update counts as pending, so that no snapshot is exchanged without it.
     """
 
-    __slots__ = ("has_lost_update", "ranks")
-
     def __init__(self, ranks: Ranks, *args: Any) -> None:
         super().__init__(*args)
         self.ranks = ranks
@@ -146,8 +144,6 @@ class RanksBoundary(Boundary):
 
 class ShardedBoundary(RanksBoundary):
     """The step boundary of a sharded model. No rank holds all of it, so snapshots too wait until it is open."""
-
-    __slots__ = ("is_copy_due", "is_spare_due")
 
     def __init__(self, ranks: Ranks, *args: Any) -> None:
         super().__init__(ranks, *args)

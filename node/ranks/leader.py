@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 from gossip.errors import LocalError
 from gossip.ids import PeerId
+from node.loop.held_run import OtherRanks
 from node.loop.live import LiveModel, Trained
 from node.loop.training import TrainingSide
 from node.observe.members import SwarmView
@@ -24,7 +25,7 @@ SUM_S = 0.01  # Seconds between two all-reduces of counts (`Ranks`), each of whi
 REPORT_AGE_S = 1.0  # The age of members and metrics at which they are sent anew, which stops all ranks at a boundary.
 
 
-class Leader(RankSide):
+class Leader(RankSide, OtherRanks):
     """The training side on rank 0.
 
     Rank 0 announces in an all-reduce that a change of the model waits. All ranks read that at the same boundary, and
@@ -41,10 +42,10 @@ class Leader(RankSide):
         live = LiveModel(self.part.trained, settings.config, make_boundary, is_single_rank=False)
         assert isinstance(live.boundary, RanksBoundary)
         self.live, self.boundary = live, live.boundary
-        self.side = TrainingSide(live, settings, ranks=self, sharing=self)
+        self.side = TrainingSide(live, settings, self, self.samplers)
         self.side.owner = self
         self.network, self.run = self.side.network, self.side.run
-        self.samplers, self.listeners = self.side.samplers, self.side.listeners
+        self.listeners = self.side.listeners
 
     # -- life ----------------------------------------------------------------------------------------------------
     def addresses(self) -> dict[int, str]:

@@ -135,8 +135,6 @@ def checked(value: T, hint: Any) -> T:
 class Decoding:
     """The decoding of one value, with its remaining budgets of bytes and containers."""
 
-    __slots__ = ("bytes_left", "containers_left", "depth")
-
     def __init__(self, size: int) -> None:
         self.bytes_left, self.containers_left, self.depth = COPIES * size + SMALL_BYTES, MAX_CONTAINERS, 0
 

@@ -46,12 +46,15 @@ class RankSide:
     learning_rate = math.nan  # As the loop passes it; not used, since a node of several ranks learns no correction.
 
     def __init__(self, trained: Trained, ranks: Ranks) -> None:
-        self.ranks, self.rank, self.size = ranks, ranks.rank, ranks.size
+        self.ranks = ranks
         self.part, self.knowledge = part_of(trained, ranks), SwarmKnowledge(ranks)
         self.model, self.state = trained.model, self.part.state
         ranks.channel.device = device_of(self.state)
         self.listeners = Listeners(lambda: self.me.hex())  # It gets no events, since only rank 0 reports them.
-        self.samplers = Samplers(Sharers.of(self))
+        self.samplers = Samplers(Sharers(
+            lambda: self.me, lambda: self.view.owners, lambda: self.view.changes, lambda: self.swarm_samples,
+            lambda: self.trained_on, ranks.rank, ranks.size, lambda: self.finished,
+        ))  # fmt: skip
 
     # -- life ----------------------------------------------------------------------------------------------------
     def addresses(self) -> dict[int, str]:

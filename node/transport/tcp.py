@@ -17,7 +17,9 @@ from gossip.ids import Address, parse_address
 from node.transport.byte_stream import BrokenLinkError, ByteStream, PlainStream
 from node.transport.forks import keep_from_children
 
-BACKLOG = 128  # Connections that the kernel accepts ahead of this program.
+# Connections that the kernel accepts ahead of this program. A burst of strangers must not cost another the second after
+# which its SYN is sent again.
+BACKLOG = 128
 NOT_SENT_BYTES = 131_072  # Unsent bytes that the kernel may queue: a probe waits behind them.
 KEEPALIVE_S = 8  # Seconds without data before the kernel asks, each 3 s, whether the other side is still there.
 # Milliseconds until a connection ends whose data nobody acknowledges, as when a router has forgotten it. By default
@@ -111,16 +113,9 @@ class TcpNetwork:
         """Begin to listen; return the address with its real port. Raises LocalError: port in use, no such address."""
         if self.listen is None:
             return None
-        host = self.listen.host
-        try:
-            sock = await listening(self.listen, BACKLOG)
-        except OSError as error:
-            raise LocalError(
-                f"Cannot listen on {self.listen}: {(error.strerror or str(error)).lower()}; "
-                "choose another port with --listen, or port 0 for any free one."
-            ) from error
+        sock, address = await bound(self.listen, "Cannot", "--listen")
         self.sockets.append(sock)
-        return Address(host, int(sock.getsockname()[1]))
+        return address
 
     async def serve(self, handler: Callable[[ByteStream], Awaitable[None]], nursery: trio.Nursery) -> None:
         for sock in self.sockets:
@@ -269,6 +264,18 @@ async def punched(address: Address, local: Address, timeout_s: float) -> ByteStr
                 raise
             await trio.sleep(random.uniform(LEAST_AGAIN_S, MOST_AGAIN_S))
     raise failure
+
+
+async def bound(listen: Address, who_cannot: str, option: str) -> tuple[trio.socket.SocketType, Address]:
+    """Return a listening socket, and its address with the real port. Raises LocalError: in use, no such address."""
+    try:
+        sock = await listening(listen, BACKLOG)
+    except OSError as error:
+        raise LocalError(
+            f"{who_cannot} listen on {listen}: {(error.strerror or str(error)).lower()}; choose another port with "
+            f"{option}, or port 0 for any free one."
+        ) from error
+    return sock, Address(listen.host, int(sock.getsockname()[1]))
 
 
 async def listening(address: Address, backlog: int) -> trio.socket.SocketType:

@@ -40,7 +40,7 @@ def begin_mix(kind: Callable[..., Any], exchanges: Exchanges[Any], now: float) -
     """Begin a mix of our own: take the snapshot, after which the peers of the invite list are invited."""
     if any(session.state is not State.IN_DOUBT for session in exchanges.table.values()):
         return []
-    invite_list = peers_to_invite(exchanges, now)
+    invite_list = connectable_peers(exchanges, exchanges.partners.group(now))[: MAX_GROUP - 1]
     if not invite_list:
         return []
     group = kind(
@@ -71,11 +71,6 @@ def answer_invitation(
         timer_at=now + patience_s, codec=leaner(invite.codec, exchanges.config.codec_name), invite_list=invite.members,
     )  # fmt: skip
     return [*dropped, Snapshot(session)]
-
-
-def peers_to_invite(exchanges: Exchanges[Any], now: float) -> tuple[PeerId, ...]:
-    """Return the peers to invite now."""
-    return connectable_peers(exchanges, exchanges.partners.group(now))[: MAX_GROUP - 1]
 
 
 def connectable_peers(exchanges: Exchanges[Any], peers: list[PeerId]) -> tuple[PeerId, ...]:

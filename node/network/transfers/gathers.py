@@ -15,7 +15,7 @@ from gossip.averaging.vectors import Floats
 from gossip.config import Config
 from gossip.errors import ProtocolError
 from gossip.exchange.groups.group import Group
-from gossip.exchange.session import State
+from gossip.exchange.transitions import State
 from gossip.peer import Peer
 from gossip.wire.messages import MAX_GROUP, MIN_CHUNK_ELEMENTS, Chunk
 from node.links.link import Link

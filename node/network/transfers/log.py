@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from gossip.config import Config
 from gossip.effects import MemberState
-from gossip.exchange.session import State
+from gossip.exchange.transitions import State
 from gossip.ids import PeerId
 from gossip.peer import Peer
 from node.network.transfers.transfer import LinkTransfer

@@ -41,6 +41,7 @@ from gossip.effects import (
     Mix,
     ReceiveMoments,
     ReceivePiece,
+    Release,
     Rename,
     SendMoments,
     SendPiece,
@@ -82,28 +83,20 @@ class SharedModel(Protocol):
         """The lock of the outer step, which both threads move."""
 
 
-class Tasks(Protocol):
-    """The network side that runs the streams, a :class:`node.network.runtime.Runtime`."""
-
-    faults: Faults
-
-    def perform(self, effects: Iterable[Effect]) -> None:
-        """Perform the effects of a report to the peer."""
-
-    def spawn(self, task: Callable[..., Any], *args: object) -> None:
-        """Run a task until the network side ends."""
-
-
 class Streams:
     """One node's streams, which are the driver of its averager. ``log`` announces exchanges.
 
+    ``perform`` performs the effects of a report to the peer, and ``spawn`` runs a task until the network side ends.
     Everything runs in trio's thread, but for :meth:`allocate_memory`, and for jobs on large vectors.
     """
 
-    def __init__(self, peer: Peer, live: SharedModel, links: Links, tasks: Tasks, log: ExchangeLog) -> None:
+    def __init__(
+        self, peer: Peer, live: SharedModel, links: Links, log: ExchangeLog, faults: Faults,
+        perform: Callable[[Iterable[Effect]], None], spawn: Callable[..., None],
+    ) -> None:  # fmt: skip
         config, boundary, pool = peer.config, live.boundary, live.pool
         self.peer, self.config, self.pool, self.links, self.log = peer, config, pool, links, log
-        self.perform, self.spawn, self.faults = tasks.perform, tasks.spawn, tasks.faults
+        self.perform, self.spawn, self.faults = perform, spawn, faults
         self.sketch_seed = secrets.randbits(64)
         self.averager: Averager[LinkTransfer] = Averager(
             peer, config, boundary, pool, live.outer, self, live.outer_lock
@@ -230,6 +223,14 @@ class Streams:
         """Return the large vectors whose copies, which are done, did not check for finite values."""
         visit.record_checks()
         return visit.unchecked_vectors(CHECKED_BY_DRIVER_ELEMENTS)
+
+    def perform_one(self, effect: Effect) -> None:
+        """Perform an effect of vectors. Those that move nothing over links go to the averager."""
+        perform = PERFORM.get(type(effect))
+        if perform is None:
+            self.averager.perform(effect)
+        else:
+            perform(self, effect)
 
     # -- an exchange ---------------------------------------------------------------------------------------------
     def fail_later(self, session: int, code: str) -> None:
@@ -444,6 +445,15 @@ class Streams:
         values = copy.array if isinstance(effect, SendMoments) else copy.piece(effect.start, effect.stop)
         sender = self.make_sender(link, effect.session, values, codec, copy)
         self.start(transfer, link, sender, None, is_large(codec, values.size))
+
+
+PERFORM: dict[type, Callable[[Streams, Any], None]] = {
+    Transfer: Streams.transfer, Gather: Streams.gather, LeaveOut: Streams.leave_out, Mix: Streams.mix,
+    Merge: Streams.merge, Rename: Streams.rename, ReceivePiece: Streams.receive_piece,
+    SendPiece: Streams.send_piece, ReceiveMoments: Streams.receive_moments, SendMoments: Streams.send_moments,
+    Release: lambda streams, effect: streams.release(effect.session),
+}  # fmt: skip
+"""The effects that move vectors over links."""
 
 
 def is_large(codec: Codec, elements: int) -> bool:

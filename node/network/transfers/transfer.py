@@ -32,11 +32,6 @@ class LinkTransfer(VectorTransfer):
     In a group a member's *place* is its index among the members, and each member has a link of its own.
     """
 
-    __slots__ = (
-        "clock", "codec", "early", "exchange", "heard_at", "is_gathering", "is_over", "last_data", "link", "lock",
-        "moved_at", "offer", "outgoing", "partners", "receiver", "seconds", "sender", "uses_lanes",
-    )  # fmt: skip
-
     def __init__(self, session: int, clock: Callable[[], float]) -> None:
         super().__init__(session)
         self.clock = clock

@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from gossip.effects import MemberState
 from gossip.ids import MemberRecord, PeerId
-from node.observe.figures import SHOWN_ROWS
+from node.observe.status import rows_of
 
 MAX_ROWS = 256  # Members shown: a longer page is unreadable, and takes 64 KiB to send each second.
 MAX_CURVES = 64  # Members whose losses are kept: 20 kB each.
@@ -207,16 +207,10 @@ def row_of(metrics: Mapping[str, Any]) -> dict[str, Any]:
     row: dict[str, Any] = {name: number(metrics.get(name)) for name in names}
     for name in ("mixed", "failures"):
         rows = rows_of(metrics.get(name))
-        row[name] = [[text(member), text(label), number(value)] for member, label, value, *_ in rows]
+        row[name] = [[text(member), text(label), number(value)] for member, label, value in rows]
     row["codec"] = text(metrics.get("codec"))
     row["version"] = text(metrics.get("version"))
     return row
-
-
-def rows_of(value: Any) -> Iterable[Sequence[Any]]:
-    """Return the rows of at least three values in a figure of that shape, at most ``SHOWN_ROWS``."""
-    rows = value if isinstance(value, tuple | list) else ()
-    return [row for row in rows[:SHOWN_ROWS] if isinstance(row, tuple | list) and len(row) >= 3]
 
 
 def number(value: Any) -> float | int | None:

@@ -11,18 +11,16 @@ from http import HTTPStatus
 import h11
 import trio
 
-from gossip.errors import LocalError
 from gossip.ids import Address
 from node.links.handshake_pool import neighbourhood
 from node.transport.forks import keep_from_children
-from node.transport.tcp import listening
+from node.transport.tcp import bound
 
 MAX_WAITING = 64  # Connections without an admitted request: a browser opens six. Beyond it see ``drop_oldest``.
 MAX_ADMITTED = 64  # Connections whose request the guard has admitted: only event streams last.
 REQUEST_BYTES = 16_384  # Limit on a request's line and headers; a body is refused.
 REQUEST_S = 5.0  # Limit for a request to arrive.
 SEND_S = 10.0  # Limit for sending a piece of an answer: a visitor that does not read is disconnected.
-BACKLOG = 128  # A burst of strangers must not cost a monitor the second after which its SYN is sent again.
 HEADERS = (
     # Names, losses and sentences on the page come from others. The page inserts them as text. Should that fail, this
     # policy lets no foreign script run and nothing be sent elsewhere.
@@ -80,15 +78,8 @@ class WebServer:
 
     async def bind(self) -> Address:
         """Begin to listen; return the address with its real port. Raises LocalError: port in use, no such address."""
-        try:
-            sock = await listening(self.listen, BACKLOG)
-        except OSError as error:
-            raise LocalError(
-                f"The page cannot listen on {self.listen}: {(error.strerror or str(error)).lower()}; choose another "
-                "port with --page, or port 0 for any free one."
-            ) from error
-        self.sock = sock
-        return Address(self.listen.host, int(sock.getsockname()[1]))
+        self.sock, address = await bound(self.listen, "The page cannot", "--page")
+        return address
 
     def close(self) -> None:
         if self.sock is not None:

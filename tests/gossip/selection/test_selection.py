@@ -301,7 +301,7 @@ def test_a_graph_of_ids_has_metropolis_weights_the_same_on_both_sides_whatever_e
         assert mine == theirs == expected[a, b]
 
 
-@given(st.data(), st.sampled_from([name for name in SELECTIONS if name not in ("uniform", "nearest")]))
+@given(st.data(), st.sampled_from([name for name, rule in SELECTIONS.items() if rule.neighbours]))
 def test_both_sides_of_a_pair_give_it_one_weight_though_they_see_different_members(data, name):
     graph = graph_of(dumbbell(20)) if name == "graph" else None
     a, b = data.draw(st.lists(st.sampled_from(PEERS), min_size=2, max_size=2, unique=True))
@@ -309,7 +309,7 @@ def test_both_sides_of_a_pair_give_it_one_weight_though_they_see_different_membe
     assert one.weight(drawn_view(data, a, 0), b) == other.weight(drawn_view(data, b, 0), a)
 
 
-@pytest.mark.parametrize("name", ["ring", "torus", "exponential", "grid", "graph"])
+@pytest.mark.parametrize("name", [name for name, rule in SELECTIONS.items() if rule.neighbours])
 @pytest.mark.parametrize("n", [2, 5, 16])
 def test_weights_at_once_leave_every_node_a_share_of_itself(name, n):
     graph = graph_of(complete(n)) if name == "graph" else None
@@ -332,7 +332,6 @@ def test_weights_at_once_leave_every_node_a_share_of_itself(name, n):
         ("grid", {"group_size": 17}, "group_size = 17 cannot work"),
         ("nearest", {"shortcut": 0.0}, "shortcut = 0 cannot work"),
         ("nearest", {"shortcut": 1.5}, "shortcut = 1.5 cannot work"),
-        ("uniform", {"at_once": True}, "too many to mix with at once"),
     ],
 )
 def test_what_cannot_work_is_refused_naming_what_would(name, options, sentence):

@@ -6,8 +6,7 @@ import pytest
 from rich.console import Console
 
 from gossip.errors import LocalError
-from node.cli.main import top
-from node.cli.top import picture_of
+from node.cli.top import picture_of, run_top
 from tests.node.trainees import linear
 
 ANSWER = {
@@ -47,10 +46,10 @@ def test_one_of_another_version_has_what_it_says():
 
 def test_where_there_is_no_terminal_it_is_printed_once(train, capsys):
     node = train(linear()).node
-    assert top(node.address, secret_file=None, timeout_s=5.0, every_s=2.0) == 0
+    assert run_top(node.address, secret_file=None, timeout_s=5.0, every_s=2.0) == 0
     assert capsys.readouterr().out.count(f"node {node.id[:8]}") == 1
 
 
 def test_nobody_there_is_said_in_a_sentence():
     with pytest.raises(LocalError, match=r"No node answers at 127\.0\.0\.1:9"):
-        top("127.0.0.1:9", secret_file=None, timeout_s=1.0, every_s=2.0)
+        run_top("127.0.0.1:9", secret_file=None, timeout_s=1.0, every_s=2.0)

@@ -11,7 +11,7 @@ import torch
 from gossip.errors import LocalError
 from gossip.ids import parse_address
 from node import Node
-from node.loop.held_run import HeldRun, NoRanks
+from node.loop.held_run import HeldRun, OtherRanks
 from node.model import checkpoint
 from node.observe.members import SwarmView
 from tests.harness.configs import tuned
@@ -33,9 +33,8 @@ def run_size(trainee):
 
 def test_the_number_that_is_shown_falls_only_in_another_run_or_after_settling():
     service = SimpleNamespace(view=SwarmView(run=b"a", swarm_samples=1000, own_samples=300, sharers=4))
-    held = HeldRun(
-        SimpleNamespace(backup=SimpleNamespace()), SimpleNamespace(service=service, notify=None), None, NoRanks()
-    )
+    live, network = SimpleNamespace(backup=SimpleNamespace()), SimpleNamespace(service=service, notify=None)
+    held = HeldRun(live, network, None, OtherRanks())
 
     def shown(**changes):
         service.view = dataclasses.replace(service.view, **changes)
