@@ -41,8 +41,8 @@ exit $code
 """
 
 
-class Place(NamedTuple):
-    """Where one of the nodes runs."""
+class HostNode(NamedTuple):
+    """A node to start, on one of the hosts."""
 
     name: str  # Its host as the file has it, with a number for its second node and further ones.
     destination: str  # What ssh takes: [USER@]HOST.
@@ -90,7 +90,7 @@ def run_up(
         secret = secret_file.read_text("ascii").strip()
     given = {"wait_for": len(places)} | {name: value for name, value in options.items() if value is not None}
     what = (["-m"] if module else []) + [str(script), *args]
-    nodes: list[tuple[Place, subprocess.Popen[bytes]]] = []
+    nodes: list[tuple[HostNode, subprocess.Popen[bytes]]] = []
     with ending_on_signals(), folder_of(log_dir) as logs:
         readers = []
         try:
@@ -116,7 +116,7 @@ def run_up(
     return max(max(process.returncode, 0) for _, process in nodes)
 
 
-def read_places(hosts: Path, ssh: Sequence[str]) -> list[Place]:
+def read_places(hosts: Path, ssh: Sequence[str]) -> list[HostNode]:
     """Return the places of a file of hosts, which may name a host more than once.
 
     A line has a host as ssh takes it, perhaps ``folder=DIR`` (else the path of the current folder), ``python=COMMAND``
@@ -129,7 +129,7 @@ def read_places(hosts: Path, ssh: Sequence[str]) -> list[Place]:
         lines = hosts.read_text("utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"The file of hosts {hosts} cannot be read ({error}).") from None
-    places, taken, names = list[Place](), set[str](), Counter[str]()
+    places, taken, names = list[HostNode](), set[str](), Counter[str]()
     for line in lines:
         try:
             words = shlex.split(line, comments=True)
@@ -150,7 +150,7 @@ def read_places(hosts: Path, ssh: Sequence[str]) -> list[Place]:
         taken.add(f"{host}:{port}")
         names[words[0]] += 1
         name = words[0].rpartition("/")[2] + (f"-{names[words[0]]}" if names[words[0]] > 1 else "")
-        places.append(Place(name, words[0], f"{host}:{port}", **given))
+        places.append(HostNode(name, words[0], f"{host}:{port}", **given))
     if not places:
         raise ConfigError(f"{hosts} names no host: write one a line, as ssh takes it.")
     known = {place.address.rpartition(":")[0].strip("[]") for place in places}
@@ -184,7 +184,7 @@ def started(command: Sequence[str], secret: str) -> subprocess.Popen[bytes]:
     return process
 
 
-def show(place: Place, process: subprocess.Popen[bytes], log: Path) -> None:
+def show(place: HostNode, process: subprocess.Popen[bytes], log: Path) -> None:
     """Print what a node writes, a line at a time, and keep it."""
     assert process.stdout is not None
     with process.stdout, log.open("wb") as file:
@@ -194,7 +194,7 @@ def show(place: Place, process: subprocess.Popen[bytes], log: Path) -> None:
             print(f"{place.name}: {line.decode(errors='replace').rstrip()}", flush=True)
 
 
-def end(nodes: Sequence[tuple[Place, subprocess.Popen[bytes]]]) -> None:
+def end(nodes: Sequence[tuple[HostNode, subprocess.Popen[bytes]]]) -> None:
     """Close the input of all nodes, upon which they end in order, and what is left of ssh after ``END_S``."""
     for _, process in nodes:
         assert process.stdin is not None
