@@ -142,6 +142,8 @@ class Judge:
     def entered(self, host: Host, sign: int = 1) -> None:
         if not host.liar:
             mass, total = host.model.sums()
+            if self.world.config.conserves:  # The shifts of a settlement count once they are applied.
+                total -= host.model.mass * sum(host.model.pending)
             self.mass, self.total = self.mass + sign * mass, self.total + sign * total
 
     def learned(self, host: Host, grown: Fraction | float) -> None:
