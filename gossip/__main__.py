@@ -127,11 +127,7 @@ def version_command() -> None:
 @app.command(context_settings=SCRIPT_COMMAND)
 @with_options(lambda option: option.help)
 def run(
-    script: Script,
-    args: ScriptArgs = None,
-    module: IsModule = False,
-    threads: Threads = None,
-    **options: Any,
+    script: Script, args: ScriptArgs = None, module: IsModule = False, threads: Threads = None, **options: Any
 ) -> None:
     """Run a training script as one node of a swarm."""
     if threads is not None:  # before numpy and torch are imported, which read these once

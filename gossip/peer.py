@@ -186,7 +186,9 @@ class Peer:
         effects += self.moments.tick(now)
         if now >= self.seeds.deadline:
             listening = Listening(self.membership, self.linked_peers)
-            effects += self.seeds.tick(now, bool(self.linked_peers), listening, self.rng)
+            # Members that avoid a run look on for those who come to the next one.
+            has_link = bool(self.linked_peers) and (self.local.ready or not self.joining.avoided_runs)
+            effects += self.seeds.tick(now, has_link, listening, self.rng)
         if now >= self.reach.deadline:
             effects += self.reach.tick(now)
         if self.sightings:

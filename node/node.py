@@ -17,7 +17,7 @@ from gossip.codecs import self_test
 from gossip.errors import ConfigError
 from node import running
 from node.loop.arguments import checked_loss, checked_rate, checked_samples
-from node.loop.data_calls import DataCalls
+from node.loop.data_calls import LEFT, DataCalls
 from node.loop.live import LiveModel, Trained
 from node.loop.training import TrainingSide
 from node.model.inventory.items import Choices, Chosen, Inventory
@@ -120,7 +120,7 @@ class Node(DataCalls):
         GOSSIP_GRACE seconds (5), mostly in milliseconds. It does not after an error of the loop.
         If a checkpoint is on its way to a store, the call then waits for it.
         """
-        self._training.leave(sys.exception())
+        self.__exit__(None, sys.exception(), None)
 
     def __enter__(self) -> Self:
         return self.start()
@@ -128,6 +128,10 @@ class Node(DataCalls):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        is_apart = self._has_left and error is None and self._agreed_at != self._share.draws.steps
+        if is_apart and not self.finished and self.metrics().exchanges_done:
+            self._share.samplers.notify("apart", LEFT)
+        self._has_left = False
         self._training.leave(error)
 
     # -- the loop ------------------------------------------------------------------------------------------------
@@ -152,6 +156,8 @@ class Node(DataCalls):
         self._training.step(checked_loss(loss), count)
         if self._schedules.all:
             self._schedules.advance()
+        elif self._share.draws.epochs is not None:
+            self._schedules.look_at_own_steps(self._share.samplers)
 
     def settle(self, seconds: float = 5.0, wait_s: float = 0.0) -> float | None:
         """Mix without training until the nodes agree.

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import threading
 import weakref
 from itertools import count
 from multiprocessing import current_process
@@ -35,6 +36,8 @@ _places: dict[int, Side] = {}  # The Nodes that are not closed yet, by their pla
 _claim: tuple[int, TextIO] | None = None
 _running: list[Side] = []
 _made = _is_unstepped = False
+# The runs that Nodes of each thread have completed. A later Node of that thread trains another: a fold, a phase.
+_completed = threading.local()
 _stop_requested = False  # An exception alone can be lost: some imports catch all exceptions, also that of a signal.
 
 
@@ -109,6 +112,12 @@ def leave(side: Side) -> None:
     if not _running and _claim is not None:
         _claim[1].close()
         _claim = None
+
+
+def completed_runs() -> set[bytes]:
+    """Return the runs that earlier Nodes of this thread have completed."""
+    runs: set[bytes] = vars(_completed).setdefault("runs", set())
+    return runs
 
 
 def has_made_node() -> bool:

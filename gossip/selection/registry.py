@@ -32,10 +32,7 @@ def selector(name: str, options: Options = DEFAULTS) -> Selector:
 def selector_of(config: Config, elements: int, graph: Graph | None = None) -> Selector:
     """Return the selector that ``config`` asks for, for models of ``elements``.
 
-    Args:
-        config: The settings.
-        elements: The model's exchanged elements.
-        graph: The contents of the file ``config.graph``. The caller reads it, once for all its peers.
+    ``graph`` is the contents of the file ``config.graph``. The caller reads it, once for all its peers.
 
     Raises:
         ConfigError: As :func:`selector`.

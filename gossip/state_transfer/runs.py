@@ -19,7 +19,8 @@ from gossip.membership.members import Members
 from gossip.state_transfer.joining import Newcomer, Phase
 from gossip.state_transfer.trial import TrialEvaluator
 
-ALL_WAIT_S = 2.0  # Time without ready members before the smallest id begins the run.
+# Time without ready members before the smallest id begins the run, also where a seed may end one and begin the next.
+ALL_WAIT_S, NEXT_WAIT_S = 2.0, 8.0
 # Delay from the first link until a newcomer asks for weights. The table of members arrives within a round trip or two.
 # Before that the newcomer knows one donor, which would be the majority.
 FIRST_TABLE_S = 0.5
@@ -200,7 +201,7 @@ class RunChoice:
             return []
         others, my_id = self.membership.contacted(), self.membership.me.id
         if others and not self.membership.runs():
-            self.may_begin_at = min(self.may_begin_at, now + ALL_WAIT_S)
+            self.may_begin_at = min(self.may_begin_at, now + (NEXT_WAIT_S if self.joining.avoided_runs else ALL_WAIT_S))
             # A smaller id that we know by hearsay may exist: wait for it, but not for ever.
             has_waited = now >= self.may_begin_at + HEARSAY_S
             is_smallest = my_id < min(others) and (my_id < min(self.membership.alive()) or has_waited)

@@ -144,6 +144,7 @@ class DrawCount:
                 if unstepped == UNSTEPPED_PASSES:
                     raise LocalError(unstepped_text("epochs"))
         finally:
+            self.samplers.has_ended = epochs.is_over
             self.epochs = self.epochs_source = None
             self.counts_steps = True
 

@@ -239,6 +239,7 @@ class Samplers:
         self.sharers = sharers
         self.last = Recent[int, ShareSampler](MAX_LENGTHS)  # By length.
         self.states: dict[int, Mapping[str, Any]] = {}  # Loaded before their samplers were made.
+        self.has_ended = False  # The loop's last epochs are over.
         self.on_draw: Callable[[], object] = bool  # Called at each batch that the loop draws.
         self.notify: Callable[[str, str], object] = nowhere  # Tells the user of an event of a kind in a sentence.
         # Called at the begin and at the end (True) of each pass, with the likeness of its data.

@@ -20,6 +20,10 @@ from node.settings import checked_seconds
 # The times to settle at the end of epochs: to mix, and to wait for the other nodes. They cost time only if a node is
 # slow or never comes: a last step or an evaluation may take half a minute.
 SETTLE_S = 10.0, 60.0
+LEFT = (
+    "This loop left node.epochs before their end and has not settled since, so that its weights are this node's own: "
+    "call node.settle(10, wait_s=60) before they are evaluated or saved."
+)
 
 
 class DataCalls:
@@ -31,6 +35,7 @@ class DataCalls:
     def _prepare_data(self, samplers: Samplers, optimizers: Optimizers) -> None:
         self._share = Share(samplers)
         self._agreed_at = -1  # The steps of this loop at its last settle, if all nodes then agreed.
+        self._has_left = False  # The loop has left its last epochs before their end.
         self._schedules = Schedules(optimizers.all, self.progress)
 
     def epochs(self, n: int, data: Any, settle: tuple[float, float] | None = SETTLE_S) -> Iterator[int]:
@@ -59,7 +64,9 @@ class DataCalls:
         """Yield the epochs, and settle after the last."""
         if self._share.samplers.sharers.finished():  # This node holds the final weights.
             return
+        self._has_left = True
         yield from epochs
+        self._has_left = False
         if self._agreed_at != self._share.draws.steps:
             self.settle(*times)
 

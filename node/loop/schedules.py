@@ -22,8 +22,15 @@ from torch.optim.lr_scheduler import (
 )
 
 from gossip.errors import ConfigError
+from node.data.sampler import Samplers
 
 T = TypeVar("T")
+
+OWN_CHANGES = 32  # Steps in a row at each of which a scheduler of the loop's own has changed the rate.
+OWN_STEPS = (
+    "A scheduler of torch counts this node's steps, which are a part of those of one process, so that the run ends "
+    "in the middle of the schedule: give it to node.schedule, and leave calls of its step out."
+)
 
 
 class Schedules:
@@ -37,6 +44,9 @@ class Schedules:
     def __init__(self, optimizers: Sequence[Optimizer], progress: Callable[[int | None], float]) -> None:
         self.optimizers, self.progress = optimizers, progress
         self.all: list[tuple[Factor | SchedulerSteps, int | None]] = []  # With the samples of the run.
+        self.rates: list[object] = []  # Of optimizers with a scheduler of torch, at the last step in epochs.
+        self.own_changes = 0  # Steps in a row that have changed them.
+        self.is_told = False
 
     def add(self, schedule: Any, total: int | None, steps: int | None) -> None:
         """Let a torch scheduler, or a function of the progress, follow the swarm in place of an earlier one."""
@@ -58,6 +68,17 @@ class Schedules:
         for schedule, total in self.all:
             if must_know or total is not None:
                 schedule.advance(self.progress(total))
+
+    def look_at_own_steps(self, samplers: Samplers) -> None:
+        """Tell once if the loop steps a scheduler itself where others train too. Each step in epochs calls it."""
+        if not self.is_told:
+            rates = [one.param_groups[0]["lr"] for one in self.optimizers if hasattr(one.step, "_wrapped_by_lr_sched")]
+            pairs = zip(rates, self.rates, strict=False)
+            has_changed = any(isinstance(rate, float) and rate != last for rate, last in pairs)
+            self.rates, self.own_changes = rates, self.own_changes + 1 if has_changed else 0
+            if self.own_changes >= OWN_CHANGES and len(samplers.sharers.members()) > 1:
+                self.is_told = True
+                samplers.notify("rate", OWN_STEPS)
 
     def followed(self, epochs: Iterator[T]) -> Iterator[T]:
         """Yield epochs, at each of which the rates are set: those of a late node are right in its first step."""

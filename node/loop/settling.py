@@ -93,11 +93,7 @@ class Settling:
         self.changes = self.live.state.changes
 
     def pause(self, drops: bool) -> None:
-        """Keep the weights as they are: settle no longer, and begin no exchange.
-
-        Args:
-            drops: Drop the exchanges in progress and their updates, which are for other weights.
-        """
+        """Keep the weights as they are: begin no exchange, and drop (``drops``) those in progress, of other weights."""
 
         def pause() -> None:
             runtime = self.network.runtime

@@ -22,6 +22,7 @@ from node.settings import Settings, beside
 
 MEET_S = 5.0  # Seconds to meet all members once another one has counted them: a link takes about one.
 GONE = MemberState.LEFT, MemberState.DEAD
+NEXT_RUN_S = 15.0  # Seconds in which members that end a run that is over here come to this one.
 COUNT_PERIOD_S = 0.1  # Seconds between two counts of members, each of which walks over all of them.
 
 
@@ -98,7 +99,8 @@ class Startup:
         may_connect = bool(connector.dialling) or len(self.network.runtime.links) > 0
         # A seed that closes connections at once may be busy, or a forwarder whose node is down. That is final only when
         # the peer has given up waiting for it: it would train alone, although its seed exists.
-        if refusal is not None and not may_connect and is_ready == (refusal.code == "closed"):
+        is_early = bool(self.network.service.completed_runs) and waited_s < NEXT_RUN_S
+        if refusal is not None and not (may_connect or is_early) and is_ready == (refusal.code == "closed"):
             raise LocalError(f"Could not join: {refusal}") from refusal
         if limit_s is not None and waited_s > limit_s and not is_ready:
             raise LocalError(f"Could not join within {limit_s:g} s: {connector.seeds.why_alone()}.")

@@ -89,7 +89,7 @@ class StepWatch:
         if self.is_told or self.run.steps:
             return
         writes = [weight._version - before for weight, before in zip(self.weights, self.versions, strict=False)]
-        if max(writes, default=0) >= least or self.optimizer_steps >= least:
+        if (self.optimizer_steps or max(writes, default=0)) >= least:  # One step of LBFGS writes many times.
             self.is_told = True
             self.notify("unstepped", FORGOTTEN)
 

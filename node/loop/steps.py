@@ -37,12 +37,8 @@ class LoopOwner(Protocol):
 class StepLoop:
     """The schedule of visits to the step boundary, and of reports. Times are those of the network's clock.
 
-    Args:
-        config: The node's configuration.
-        boundary: The step boundary.
-        owner: The receiver of reports.
-        report_s: The most seconds between two reports.
-        visit_gap_s: The least seconds between two visits; in lockstep there is no such limit.
+    The ``owner`` gets reports, at most ``report_s`` seconds apart. Visits are at least ``visit_gap_s`` apart, except in
+    lockstep.
     """
 
     def __init__(

@@ -127,6 +127,7 @@ class TrainingSide:
         self.handle_sigterm()
         began = time.monotonic()
         try:
+            self.service.completed_runs = frozenset(running.completed_runs())
             self.network.start()
             if replaced_nodes:
                 self.network.notify("replaced", REPLACED_NOTICE)
@@ -154,11 +155,9 @@ class TrainingSide:
         self.close(error)
 
     def close(self, error: BaseException | None = None, is_handing_over: bool = True) -> None:
-        """Mix a last time, announce LEFT and stop. Do nothing in a forked child, whose parent runs the node.
+        """Mix a last time, if the node ``is_handing_over``, announce LEFT and stop, after ``error`` of the loop.
 
-        Args:
-            error: The reason for which the loop has ended.
-            is_handing_over: False if other ranks would have to take part in last mixes.
+        Do nothing in a forked child, whose parent runs the node. Other ranks would have to take part in last mixes.
         """
         if self.network.forked:
             return
@@ -187,6 +186,8 @@ class TrainingSide:
         """Announce LEFT, and end the threads, within about a second."""
         self.step_watch.close()
         self.optimizer_watch.close()
+        if self.service.runtime is not None and (self.finished or self.samplers.has_ended):
+            running.completed_runs().add(self.network.peer.view.run_id)
         self.network.call(self.comparison.compare)  # A short program may not have reached a report.
         self.service.state_dir.is_closing = True
         if self.service.leaving is not None:
@@ -285,13 +286,14 @@ class TrainingSide:
         self.run.samples += samples
         if loss is not None:
             self.loss.set(loss)
-        self.model_watch.on_step(loss is not None)
+        is_training = loss is not None or samples > 0
+        self.model_watch.on_step(is_training)
         if self.live.outer.correction is not None:
             self.apply_correction(self.live.outer.correction)
         self.loop.step(self.run.steps, start + self.service.clock_s)
         if self.loop.is_lockstep:
             self.wait_for_mix()
-        self.model_watch.on_stepped(loss is not None)
+        self.model_watch.on_stepped(is_training)
         self.settling.note_weights()
         self.overheads_s.append(time.perf_counter() - start)
         if self.timeline is not None:

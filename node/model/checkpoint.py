@@ -362,16 +362,7 @@ class Archive:
         self.written = ""  # Where the model was last written.
 
     def save(self, path: str | os.PathLike[str], meta: Mapping[str, Any], keep: int = 1) -> dict[str, Any]:
-        """Write the model, the optimizers and this metadata to ``path``; return what :func:`save` does.
-
-        Args:
-            path: As in :func:`save`.
-            meta: The metadata.
-            keep: As in :func:`save`.
-
-        Raises:
-            CheckpointError: As in :func:`save`.
-        """
+        """Write the model, the optimizers and this metadata, by :func:`save`, which may raise CheckpointError."""
         meta = {"fingerprint": self.state.layout.contents_fingerprint, **meta}
         replaced = save(path, self.state.tensors(), self.optimizers.state_dict(), meta, keep)
         self.written = str(_with_suffix(path))

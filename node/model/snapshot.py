@@ -236,13 +236,13 @@ class ModelState(State):
         named = zip(self.layout.segments, self._tensors.current(), strict=False)
         return [(segment.name, tensor) for segment, tensor in named if segment.kind in kinds]
 
-    def range_tensors(self) -> list[tuple[str, Tensor]]:
-        """Return by name the floats that have no mean and are copied, unless the user has named them in copy=."""
+    def kept_tensors(self) -> list[tuple[str, Tensor]]:
+        """Return by name what has no mean and is copied, unless it is a counter or the user has named it in copy=."""
         kept = {item.name for item in self._tensors.items if item.reason == NAMED_COPY}
         names = [segment.name for segment in self.layout.segments if segment.kind == "bits"]
         return [
             (name, tensor) for name, tensor in zip(names, self._tensors.bits(), strict=True)
-            if tensor.is_floating_point() and tensor.element_size() > 1 and name not in kept
+            if (tensor.numel() > 1 or tensor.is_floating_point()) and name not in kept
         ]  # fmt: skip
 
     def spoiled_tensor(self) -> str:
@@ -409,7 +409,8 @@ class ModelState(State):
         host = host_tensor(vector, self.layout.size + len(keys) * self.trained_elements)
         state = self.optimizer_state.create(keys, examples)
         self._guard.order_after_copies()
-        with self.optimizer_state.moving() if not keys else contextlib.nullcontext():
+        following = self.optimizer_state.moving() if not keys else contextlib.nullcontext()
+        with following, self._mixer.keeping(self._buffers()):
             torch._foreach_copy_(weights, views_like(host[: count_elements(weights)], weights))
         self._mixer.begin(self._buffers())
         write_words(self.layout, self._tensors.bits(), vector)

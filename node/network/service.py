@@ -82,6 +82,7 @@ class Service:
         self.runtime: Runtime | None = None  # The newest one. After a fault it has ended, until another starts.
         self.read_progress: Callable[[], tuple[int, int]] | None = None  # Returns the loop's steps and samples.
         self.faults = Faults(self.notify)
+        self.completed_runs: frozenset[bytes] = frozenset()  # By earlier Nodes of the loop's thread.
         self.book = AddressBook(self.state_dir, self.faults, self.notify)
         self.bound: Address | None = None  # The address on which this node listens, kept after a fault.
         self.has_started = False  # A network side has run, at least once.
@@ -322,12 +323,13 @@ class Service:
             layout.frozen_stop - layout.exchanged, layout.size - layout.frozen_stop,
             measure_machine(kernel.implementation()),
         )  # fmt: skip
+        finished_run = self.state_dir.finished_run()
         bootstrap = Bootstrap(
             lookup.fixed,
             settings.expected,
             lookup.is_needed,
             self.book.stored.book,
-            self.state_dir.finished_run(),
+            b"" if finished_run in self.completed_runs else finished_run,
             must_join=settings.join_or_fail_s is not None,
             wait_until=now + settings.wait_s if settings.wait_for > 1 else -math.inf,  # -inf: do not wait.
         )
@@ -335,6 +337,7 @@ class Service:
             Membership(record, sign=identity.sign, verify=verify, config=config, rng=rng, now=now), config, model,
             rng=rng, bootstrap=bootstrap, selector=selector_of(config, layout.exchanged, graph), now=now,
         )  # fmt: skip
+        peer.joining.avoided_runs.update(dict.fromkeys(self.completed_runs, math.inf))
         if last_state is not None:
             peer.continue_from(last_state, now)
         return peer

@@ -35,12 +35,8 @@ def log(node_id: str, kind: str, sentence: str, last_resort: bool, error: BaseEx
     The record has ``node`` (32 hexadecimal digits) and ``kind`` besides its message. Handlers run in the network
     thread, which must survive: exceptions of a handler are ignored, but a slow handler delays this node.
 
-    Args:
-        node_id: The node's id.
-        kind: The kind of notice, which sets its level.
-        sentence: The message.
-        last_resort: Also use Python's last-resort handler, which shows warnings on stderr if no logging is set up.
-        error: An exception of the user's program, logged with its traceback.
+    ``last_resort`` also uses Python's last-resort handler, which shows warnings on stderr if no logging is set up. An
+    ``error`` of the user's program is logged with its traceback.
     """
     if not last_resort and not LOGGER.hasHandlers():
         return

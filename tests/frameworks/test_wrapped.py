@@ -14,10 +14,6 @@ def test_an_optimizer_that_frameworks_wrap_is_seen_for_what_it_is():
     lightning = pytest.importorskip("lightning.pytorch.core.optimizer")
     optimizer = torch.optim.SGD(nn.Linear(2, 2).parameters(), lr=0.1)
     accelerated = accelerate.Accelerator(cpu=True).prepare(optimizer)
-    for wrapped in (
-        accelerated,
-        lightning.LightningOptimizer(optimizer),
-        lightning.LightningOptimizer(accelerated),
-    ):
+    for wrapped in (accelerated, lightning.LightningOptimizer(optimizer), lightning.LightningOptimizer(accelerated)):
         assert wrapped is not optimizer
         assert Optimizers([wrapped]).all == (optimizer,)

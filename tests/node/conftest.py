@@ -14,7 +14,7 @@ from torch import nn
 
 from gossip.config import Config
 from gossip.errors import LocalError
-from node import Node
+from node import Node, running
 from node.identity.keys import new_secret
 from tests.harness import warm
 
@@ -94,6 +94,7 @@ def until(what, seconds=20.0):
 @pytest.fixture(autouse=True)
 def _plain_environment(monkeypatch):
     torch.set_num_threads(1)
+    running.completed_runs().clear()
     for name in list(os.environ):
         if name.startswith("GOSSIP_"):
             monkeypatch.delenv(name)

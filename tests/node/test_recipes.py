@@ -19,8 +19,7 @@ HEAVY = {
 
 
 @pytest.mark.parametrize(
-    ("title", "block"),
-    [pytest.param(*recipe, id=recipe[0], marks=HEAVY.get(recipe[0], ())) for recipe in RECIPES],
+    ("title", "block"), [pytest.param(*recipe, id=recipe[0], marks=HEAVY.get(recipe[0], ())) for recipe in RECIPES]
 )
 def test_a_recipe_runs(title, block, monkeypatch, tmp_path):
     if title == "Ignite":

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor
@@ -44,7 +45,20 @@ class StatisticsMixer:
         self._last = self._mixed(now, live, statistics, values)
         parts = torch.split(self._last, [tensor.numel() for tensor in live])
         views = [part.view(tensor.shape) for part, tensor in zip(parts, live, strict=True)]
-        torch._foreach_copy_(list(live), views)
+        with self.keeping(live):
+            torch._foreach_copy_(list(live), views)
+
+    @contextmanager
+    def keeping(self, live: Sequence[Tensor]) -> Iterator[None]:
+        """Keep float64 constants as they are if they are written in this block as the float32 that they round to."""
+        before = {place: tensor.clone() for place, tensor in enumerate(live) if tensor.dtype == torch.float64}
+        yield
+        for place, old in before.items():
+            tensor, is_kept = live[place], old.float() == live[place]
+            if self._varies is not None:
+                varies = torch.split(self._varies, [each.numel() for each in live])[place]
+                is_kept &= ~varies.view(tensor.shape).to(tensor.device)
+            tensor.copy_(torch.where(is_kept, old, tensor))
 
     def _mixed(self, now: Tensor, live: Sequence[Tensor], statistics: Statistics, target: Tensor) -> Tensor:
         """Return the mixed statistics, flat; ``now`` are the live ones."""

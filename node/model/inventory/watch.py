@@ -13,7 +13,8 @@ from node.model.snapshot import ModelState
 from node.model.state import State
 
 SAMPLED_ELEMENTS = 16  # Of each tensor, by which a change is found that the program makes to the whole.
-UNCHANGED_STEPS = 32  # Steps with a loss that change no weight. The first ones of a warm-up may change none.
+KEPT_ELEMENTS = 4_096  # The same of each that has no mean: a mask may change in a few places.
+UNCHANGED_STEPS = 32  # Steps with a loss or samples that change no weight. The first ones of a warm-up may change none.
 # The relative difference between the lengths of rows that are of one length, and of rows that are not any more.
 SAME_LENGTH, OTHER_LENGTH = 1e-4, 1e-2
 
@@ -38,7 +39,7 @@ class ModelWatch:
         self.unchanged_steps = 0
         self.change: HostCopy | None = None  # Whether a step has changed any, on its way from the device.
         self.normalised: list[str] = []  # Averaged buffers whose rows or columns were of one length at the begin.
-        self.range_sample: list[Tensor] | None = None  # The same of ranges, as the run began here.
+        self.kept_sample: list[Tensor] | None = None  # The same of what has no mean, as the run began here.
 
     def begin(self) -> None:
         """Say what travels how, before the first step."""
@@ -48,19 +49,19 @@ class ModelWatch:
             self.state.optimizer_state.begin()
             buffers = self.state.named_tensors("buffer")
             self.normalised = [name for name, tensor in buffers if has_directions(tensor)]
-            self.look_at_ranges(self.state.range_tensors())
+            self.look_at_kept(self.state.kept_tensors())
 
-    def on_step(self, has_loss: bool) -> None:
+    def on_step(self, is_training: bool) -> None:
         """Look whether this step has changed the weights, and whether it has undone a mix. Every step calls it."""
         state = self.state
-        if self.averaged_sample and state is not None and has_loss:
+        if self.averaged_sample and state is not None and is_training:
             self.look_at_changes(list(map(sampled, state.exchanged_tensors())), self.averaged_sample)
         if state is not None and state.probe.is_waiting and state.probe.on_step():
             names = " or ".join(dict.fromkeys(type(optimizer).__name__ for optimizer in state.optimizers.all))
             self.notify_once(
-                f"What a mix changes is gone one step later, so that the nodes train apart: {names or 'the program'} "
-                "keeps a copy of the weights where this node does not see it. Keep it in optimizer.state, or write the "
-                "weights into it before each step.",
+                f"What a mix changes is gone one step later, so that the nodes train apart: {names or 'no optimizer'}, "
+                "or the program, keeps a copy of the weights where this node does not see it. Keep it in "
+                "optimizer.state, or write the weights into it before each step.",
                 "undone",
             )
 
@@ -84,19 +85,19 @@ class ModelWatch:
                 "unchanged",
             )
 
-    def on_stepped(self, has_loss: bool) -> None:
-        """Handle the end of a call of ``step``, which may have mixed. Without a loss it costs nothing."""
+    def on_stepped(self, is_training: bool) -> None:
+        """Handle the end of a call of ``step``, which may have mixed. Without a loss and samples it costs nothing."""
         is_watched = self.averaged_sample is not None and self.unchanged_steps < UNCHANGED_STEPS
-        if has_loss and is_watched and self.state is not None:
+        if is_training and is_watched and self.state is not None:
             self.averaged_sample = list(map(sampled, self.state.exchanged_tensors()))
 
     def on_adopted(self) -> None:
         """Say why a newcomer's weights came without the optimizer's state, if they did."""
         if self.state is not None and self.state.state_refusal:
             self.notify_once(f"The optimizer's state begins afresh here: {self.state.state_refusal}", "optimizer")
-        self.frozen_sample = self.range_sample = None
+        self.frozen_sample = self.kept_sample = None
         if self.state is not None:
-            self.look_at_ranges(self.state.range_tensors())
+            self.look_at_kept(self.state.kept_tensors())
 
     def look(self) -> None:
         """Look at the optimizers and the frozen tensors, some seconds apart.
@@ -132,7 +133,7 @@ class ModelWatch:
             )
         self.look_at_buffers(self.state.named_tensors("buffer"))
         self.look_at_frozen(self.state.named_tensors("frozen"))
-        self.look_at_ranges(self.state.range_tensors())
+        self.look_at_kept(self.state.kept_tensors())
 
     def look_at_buffers(self, named: Sequence[tuple[str, Tensor]]) -> None:
         """Notice averaged buffers of normalised rows that mixes have made shorter: a queue, codes, random features."""
@@ -157,16 +158,16 @@ class ModelWatch:
                 "teacher",
             )
 
-    def look_at_ranges(self, named: Sequence[tuple[str, Tensor]]) -> None:
-        """Notice ranges that each node observes for itself, as in quantisation-aware training."""
-        now = [sampled(tensor) for _, tensor in named]
-        if self.range_sample is None:
-            self.range_sample = now
-        if changed := changed_names(named, self.range_sample, now):
+    def look_at_kept(self, named: Sequence[tuple[str, Tensor]]) -> None:
+        """Notice ranges that each node observes for itself, masks that it draws, and memories that it fills."""
+        now = [sampled(tensor, KEPT_ELEMENTS).view(torch.uint8) for _, tensor in named]
+        if self.kept_sample is None:
+            self.kept_sample = now
+        if changed := changed_names(named, self.kept_sample, now):
             self.notify_once(
-                f"Tensor {and_more(changed)} has no mean (it began as infinite, or is the range of a quantiser) and "
-                "changes while this node trains: each node keeps its own, so that nodes evaluate differently even once "
-                "they have settled. Let all see the same batches then, or take the checkpoint of one node.",
+                f"Tensor {and_more(changed)} has no mean (whole numbers, a mask, the range of a quantiser, or one that "
+                "began as infinite) and changes while this node trains: each node keeps its own, so that they evaluate "
+                "differently even once settled. Let all make the same change then, or take the checkpoint of one node.",
                 "ranges",
             )
 
@@ -202,7 +203,7 @@ def and_more(names: Sequence[str]) -> str:
 
 
 @torch.no_grad()
-def sampled(tensor: Tensor) -> Tensor:
+def sampled(tensor: Tensor, elements: int = SAMPLED_ELEMENTS) -> Tensor:
     """Return a copy of some elements, evenly spaced."""
     flat = tensor.detach().reshape(-1)
-    return flat[:: max(1, flat.numel() // SAMPLED_ELEMENTS)].clone()
+    return flat[:: max(1, flat.numel() // elements)].clone()

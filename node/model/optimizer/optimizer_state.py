@@ -12,14 +12,7 @@ from torch import Tensor
 
 from gossip.errors import LayoutError
 from node.model.device.copies import memory_errors
-from node.model.inventory.examples import (
-    Example,
-    can_be_told,
-    is_scalar,
-    is_state_of,
-    listed,
-    probe_state,
-)
+from node.model.inventory.examples import Example, can_be_told, is_scalar, is_state_of, listed, probe_state
 from node.model.inventory.items import Choices, Item, foreign_sentence
 from node.model.optimizers import Optimizers, with_inner
 from node.model.scalars import HostCopy, largest

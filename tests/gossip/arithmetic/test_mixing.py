@@ -71,10 +71,7 @@ def exchange(a, b, codec, weight):
 
 
 @pytest.mark.parametrize("codec", UNBOUND.values(), ids=UNBOUND)
-@given(
-    pair=hnp.arrays(np.float32, st.tuples(st.just(2), st.integers(1, 50)), elements=finite),
-    gap=st.floats(0, 100),
-)
+@given(pair=hnp.arrays(np.float32, st.tuples(st.just(2), st.integers(1, 50)), elements=finite), gap=st.floats(0, 100))
 def test_a_pair_moves_its_mean_by_exactly_nothing_whatever_the_codec_loses(codec, pair, gap):
     to_a, to_b = exchange(pair[0], pair[1], codec, pair_weight(gap, 0.5))
     assert np.all(to_a + to_b == 0.0)

@@ -75,8 +75,7 @@ def test_moments_that_are_not_finite_or_below_zero_are_not_sent(spoiled):
 
 
 @pytest.mark.parametrize(
-    ("place", "value"),
-    [(0, np.nan), (ALIGN * 4, np.nan), (-1, np.nan), (-1, 200.0), (-1, -200.0), (-1, 3e38)],
+    ("place", "value"), [(0, np.nan), (ALIGN * 4, np.nan), (-1, np.nan), (-1, 200.0), (-1, -200.0), (-1, 3e38)]
 )
 def test_values_that_are_not_finite_and_largest_second_moments_that_no_float_holds_are_refused(place, value):
     vector = vector_of(ADAM, *adam_moments())

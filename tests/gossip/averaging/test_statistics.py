@@ -75,6 +75,22 @@ def test_constants_stay_while_the_node_trains_and_agree_when_it_settles():
     assert flat(live).tolist() == [1.25, 2.25, 3.75]
 
 
+def test_a_constant_of_float64_keeps_what_float32_cannot_hold():
+    model = nn.Module()
+    model.register_buffer("since", torch.tensor([1_700_000_503.25], dtype=torch.float64))
+    model.register_buffer("mean", torch.tensor([0.0], dtype=torch.float64))
+    state = ModelState(model)
+    for moves_all in (False, True):
+        model.mean += 0.1
+        state.mix_statistics(said([1_700_000_503.25, 0.2], 0.5, moves_all=moves_all)[0])
+    vector = np.array([1_700_000_503.25, float(model.mean)], np.float32)
+    state.adopt_exchanged(vector, (), {})
+    assert model.since.tolist() == [1_700_000_503.25]
+    assert model.mean == model.mean.float(), "nodes agree on what varies in float32"
+    state.write(vector + 512)
+    assert model.since.tolist() == [1_700_001_024.0]
+
+
 def test_a_part_of_the_statistics_moves_alone():
     live, mixer = trained([1.0, 2.0, 3.0, 4.0, 5.0, 6.0])
     mixer.mix(live, *said([np.nan, 4.0, np.nan, np.nan, 8.0, np.nan], 0.5))

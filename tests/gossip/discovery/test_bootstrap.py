@@ -7,14 +7,7 @@ import random
 import pytest
 
 from gossip.config import Config
-from gossip.discovery.reachability import (
-    ASKED_MEMBERS,
-    HOME_PING_S,
-    PATIENCE_S,
-    ROUND_S,
-    UNANSWERED_S,
-    Reachability,
-)
+from gossip.discovery.reachability import ASKED_MEMBERS, HOME_PING_S, PATIENCE_S, ROUND_S, UNANSWERED_S, Reachability
 from gossip.discovery.seeds import Bootstrap, Seeds
 from gossip.discovery.sightings import Sighting
 from gossip.effects import Dial, LookUp, Send, TryDial

@@ -80,10 +80,7 @@ def test_a_loop_that_trained_on_after_it_had_settled_did_not_settle_at_the_end(t
 
 def test_each_model_of_a_script_with_several_nodes_has_a_sentence(tmp_path):
     rows = [settled("aa", node="g"), settled("cc", node="d")], [settled("aa", node="G"), settled("dd", 0.5, node="D")]
-    children = [
-        child(tmp_path, 0, *rows[0], nodes=("g", "d")),
-        child(tmp_path, 1, *rows[1], nodes=("G", "D")),
-    ]
+    children = [child(tmp_path, 0, *rows[0], nodes=("g", "d")), child(tmp_path, 1, *rows[1], nodes=("G", "D"))]
     assert describe_agreement(children) == [
         "The nodes of model 1 agree to the bit.",
         "The nodes of model 2 do not agree, and all differ: largest relative difference 0.5.",

@@ -84,8 +84,7 @@ def test_a_local_swarm_runs_a_module(tmp_path, local_command, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("options", "waits"),
-    [([], ["2", "600"]), (["--wait-for", "1"], ["1", "600"]), (["--wait-s", "7.5"], ["2", "7.5"])],
+    ("options", "waits"), [([], ["2", "600"]), (["--wait-for", "1"], ["1", "600"]), (["--wait-s", "7.5"], ["2", "7.5"])]
 )
 def test_a_local_swarm_trains_when_all_are_here_unless_told_otherwise(tmp_path, local_command, options, waits):
     script = pretended(

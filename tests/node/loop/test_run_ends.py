@@ -2,6 +2,7 @@
 
 import contextlib
 import time
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -13,7 +14,7 @@ from node.loop.settling import Settling
 from tests.node.loop.test_settling import bits, ending, events, training
 from tests.node.ranks.rank_loops import no_errors, ranks
 from tests.node.ranks.rank_threads import play
-from tests.node.trainees import children, linear, state_of
+from tests.node.trainees import children, linear, state_of, towards
 
 
 def further(nodes, samples=400):
@@ -73,20 +74,22 @@ def settled(monkeypatch):
     return calls
 
 
-@pytest.mark.parametrize("way", ["break", "error", "off"])
-def test_a_loop_that_is_left_or_says_so_does_not_settle(way, quick, settled):
-    options = {"settle": None} if way == "off" else {}
+@pytest.mark.parametrize(("way", "goes_on"), [("break", False), ("break", True), ("error", True), ("off", True)])
+def test_a_loop_that_is_left_or_says_so_does_not_settle_and_is_told(way, goes_on, quick, settled, monkeypatch):
+    monkeypatch.setattr(Node, "metrics", lambda node: SimpleNamespace(exchanges_done=1))
     with Node(nn.Linear(4, 2), config=quick) as node:
         with contextlib.suppress(KeyError):
-            for _ in node.epochs(2, 8, **options):
+            for _ in node.epochs(2, 8, None if way == "off" else (10.0, 60.0)):
                 node.step(samples=4)
                 if way == "break":
                     break
                 if way == "error":
                     raise KeyError(way)
         assert settled == []
-        assert list(node.epochs(1, 4)) == []
-        assert settled == [(10.0, 60.0)], "nothing is left to train, and others may wait"
+        assert not goes_on or list(node.epochs(1, 4)) == []
+        assert settled == [(10.0, 60.0)] * goes_on, "nothing is left to train, and others may wait"
+    told = [str(event) for event in node.history() if event.kind == "apart"]
+    assert [sentence.startswith("This loop left node.epochs") for sentence in told] == [True][goes_on:]
 
 
 def test_a_run_that_has_finished_is_not_settled(quick, settled):
@@ -116,6 +119,23 @@ def test_a_late_node_that_trains_nothing_has_the_weights_of_those_that_settled(s
         assert "all nodes have the same weights" in str(node.history()[-1])
     assert bits(late) == weights
     assert not steps
+
+
+@pytest.mark.parametrize("has_company", [True, False])
+def test_a_later_node_of_a_program_trains_anew_what_an_earlier_one_has_completed(has_company, train, quick, tmp_path):
+    """As in cross-validation, where one node is still in the last fold."""
+    seeds = [train(linear()).node.address] if has_company else []
+    runs = []
+    for seed in (1, 2):
+        model = linear(seed)
+        with Node(model, seeds=seeds, config=quick, state_dir=tmp_path) as node:
+            for _ in node.epochs(1, node.swarm_samples + 200, settle=None):
+                towards(model, seed)()
+                node.step(samples=10)
+            assert node.metrics().steps > 1
+            node.finish(0.0)
+            runs.append(node.state_dict()["run_id"])
+    assert runs[0] != runs[1]
 
 
 def test_limits_that_cannot_be_are_refused_before_the_run(quick):

@@ -1,11 +1,12 @@
 """Learning rates follow the swarm's progress: at each progress the rate that a plain loop of one process has there."""
 
 import warnings
+from dataclasses import replace
 
 import pytest
 import torch
 from torch import nn
-from torch.optim import lr_scheduler as torch_schedulers
+from torch.optim import lr_scheduler as lr
 from torch.utils.data import DataLoader, TensorDataset
 
 from gossip.errors import ConfigError
@@ -16,28 +17,21 @@ STEPS = 100  # Of one process, in all of the run.
 TOTAL = 100 * STEPS
 
 MAKERS = {
-    "one cycle": (lambda sgd: torch_schedulers.OneCycleLR(sgd, 0.4, total_steps=STEPS), None),
-    "cosine": (lambda sgd: torch_schedulers.CosineAnnealingLR(sgd, STEPS), None),
-    "polynomial": (lambda sgd: torch_schedulers.PolynomialLR(sgd, STEPS, power=2.0), None),
-    "steps": (lambda sgd: torch_schedulers.StepLR(sgd, 30), STEPS),
-    "milestones": (lambda sgd: torch_schedulers.MultiStepLR(sgd, [10, 80]), STEPS),
-    "exponential": (lambda sgd: torch_schedulers.ExponentialLR(sgd, 0.97), STEPS),
-    "lambda": (lambda sgd: torch_schedulers.LambdaLR(sgd, lambda step: min(1.0, (step + 1) / 20)), STEPS),
-    "restarts": (lambda sgd: torch_schedulers.CosineAnnealingWarmRestarts(sgd, 25), STEPS),
+    "one cycle": (lambda sgd: lr.OneCycleLR(sgd, 0.4, total_steps=STEPS), None),
+    "cosine": (lambda sgd: lr.CosineAnnealingLR(sgd, STEPS), None),
+    "polynomial": (lambda sgd: lr.PolynomialLR(sgd, STEPS, power=2.0), None),
+    "steps": (lambda sgd: lr.StepLR(sgd, 30), STEPS),
+    "milestones": (lambda sgd: lr.MultiStepLR(sgd, [10, 80]), STEPS),
+    "exponential": (lambda sgd: lr.ExponentialLR(sgd, 0.97), STEPS),
+    "lambda": (lambda sgd: lr.LambdaLR(sgd, lambda step: min(1.0, (step + 1) / 20)), STEPS),
+    "restarts": (lambda sgd: lr.CosineAnnealingWarmRestarts(sgd, 25), STEPS),
     "warm-up": (
-        lambda sgd: torch_schedulers.SequentialLR(
-            sgd,
-            [torch_schedulers.LinearLR(sgd, 0.1, total_iters=20), torch_schedulers.CosineAnnealingLR(sgd, STEPS - 20)],
-            milestones=[20],
+        lambda sgd: lr.SequentialLR(
+            sgd, [lr.LinearLR(sgd, 0.1, total_iters=20), lr.CosineAnnealingLR(sgd, STEPS - 20)], milestones=[20]
         ),
         None,
     ),
-    "chained": (
-        lambda sgd: torch_schedulers.ChainedScheduler(
-            [torch_schedulers.ConstantLR(sgd, 0.5, 10), torch_schedulers.CosineAnnealingLR(sgd, STEPS)]
-        ),
-        None,
-    ),
+    "chained": (lambda sgd: lr.ChainedScheduler([lr.ConstantLR(sgd, 0.5, 10), lr.CosineAnnealingLR(sgd, STEPS)]), None),
 }
 
 
@@ -124,9 +118,9 @@ def test_a_function_scales_the_rates_of_all_groups_and_optimizers():
 @pytest.mark.parametrize(
     ("schedule", "options", "said"),
     [
-        (lambda sgd: torch_schedulers.StepLR(sgd, 30), {}, "StepLR does not say for how many steps"),
-        (lambda sgd: torch_schedulers.StepLR(sgd, 30), {"steps": 0}, "steps is 0"),
-        (torch_schedulers.ReduceLROnPlateau, {}, "node.reduce"),
+        (lambda sgd: lr.StepLR(sgd, 30), {}, "StepLR does not say for how many steps"),
+        (lambda sgd: lr.StepLR(sgd, 30), {"steps": 0}, "steps is 0"),
+        (lr.ReduceLROnPlateau, {}, "node.reduce"),
         (lambda sgd: 0.1, {}, "A float is no schedule"),
         (lambda sgd: lambda progress: -1.0, {}, "factor at progress 0.000 is -1"),
         (lambda sgd: lambda progress: 1.0, {"total": -5}, "total is -5"),
@@ -159,7 +153,7 @@ def test_in_a_loop_of_epochs_one_cycle_ends_with_the_run_and_a_second_life_goes_
     loader, seen, progress = DataLoader(TensorDataset(torch.zeros(96, 4)), 16), [], []
 
     def one_cycle(sgd):
-        return torch_schedulers.OneCycleLR(sgd, 0.4, epochs=4, steps_per_epoch=len(loader))
+        return lr.OneCycleLR(sgd, 0.4, epochs=4, steps_per_epoch=len(loader))
 
     for stop_at in (15, 10**6):
         model = nn.Linear(4, 2)
@@ -181,6 +175,23 @@ def test_in_a_loop_of_epochs_one_cycle_ends_with_the_run_and_a_second_life_goes_
             node.save(tmp_path / "run")
     assert seen == pytest.approx(plain_rates(one_cycle, 24))
     assert progress == pytest.approx([(step + 1) / 24 for step in range(24)])
+
+
+@pytest.mark.parametrize(("every", "members", "is_told"), [(1, 2, True), (1, 1, False), (8, 2, False)])
+def test_a_scheduler_that_the_loop_steps_itself_is_told_once_where_others_train_too(every, members, is_told, quick):
+    sgd, loader = optimizer(), DataLoader(TensorDataset(torch.zeros(256, 4)), 4)
+    scheduler = lr.OneCycleLR(sgd, 0.4, total_steps=STEPS)
+    with Node({"w": sgd.param_groups[0]["params"][0]}, sgd, config=quick) as node:
+        samplers = node._share.samplers
+        samplers.sharers = replace(samplers.sharers, members=lambda: [samplers.sharers.me()] * members)
+        for _ in node.epochs(1, loader):
+            for number, _ in enumerate(node.loader(loader)):
+                sgd.step()
+                if number % every == 0:
+                    scheduler.step()
+                node.step()
+        told = [str(event) for event in node.history() if event.kind == "rate"]
+    assert ["counts this node's steps" in sentence for sentence in told] == [True] * is_told
 
 
 def test_a_finished_run_is_at_its_end(quick):

@@ -11,15 +11,7 @@ import pytest
 
 from gossip.kernel import implementation
 from node import Metrics
-from node.observe.figures import (
-    FIGURES,
-    VERSION,
-    Source,
-    reading,
-    reference_page,
-    refusals_of,
-    status_reading,
-)
+from node.observe.figures import FIGURES, VERSION, Source, reading, reference_page, refusals_of, status_reading
 from node.observe.status import METRICS
 from sim import Scenario
 from tests.harness.marks import slow

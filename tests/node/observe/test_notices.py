@@ -14,6 +14,7 @@ from node.cli.local import free_port
 from node.observe.notices import LEVELS, LOGGER
 from tests.harness import warm
 from tests.node.conftest import QUICK
+from tests.node.trainees import linear, towards
 
 ROOT = Path(__file__).parents[3]
 
@@ -123,8 +124,8 @@ def test_a_healthy_start_warns_of_nothing(caplog, train, launch, until):
     """The newcomer starts first and its seed a moment later, as happens with processes that are started together."""
     config = replace(QUICK, join_timeout_s=20.0)
     port = free_port()
-    late = launch(torch.nn.Linear(2, 1), seeds=[f"127.0.0.1:{port}"], config=config)
+    late = launch(model := linear(), None, towards(model, 1.0), seeds=[f"127.0.0.1:{port}"], config=config)
     until(lambda: late.side.network.runtime.connector.seeds.failures)
-    first = train(torch.nn.Linear(2, 1), listen=f"127.0.0.1:{port}", config=config)
+    first = train(model := linear(), None, towards(model, 1.0), listen=f"127.0.0.1:{port}", config=config)
     until(lambda: late.node is not None and first.node.metrics().exchanges_done > 0)
     assert [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING] == []

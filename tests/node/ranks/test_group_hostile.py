@@ -70,7 +70,13 @@ def from_below(tmp_path_factory, bystander):
 
 
 def ended(pair, name):
-    return json.loads((pair.folder / "ended").read_text())[name]
+    """Return the sentence with which a rank has ended, within its bounds."""
+    end = json.loads((pair.folder / "ended").read_text())[name]
+    assert end["kind"] == "LocalError", end
+    assert is_clean(end["text"])
+    assert end["grown_mb"] < MOST_MB
+    assert end["seconds"] < 2 * PATIENCE_S + 2.0
+    return end["text"]
 
 
 def is_clean(text):
@@ -80,12 +86,8 @@ def is_clean(text):
 
 @pytest.mark.parametrize("name", BY_RANK_0)
 def test_the_other_rank_ends_with_a_sentence_and_bounded_memory_whatever_rank_0_sends(from_above, name):
-    end = ended(from_above, name)
-    assert end["kind"] == "LocalError", end
-    assert end["text"].startswith(OTHERS.get(name, UNREADABLE)) or OTHERS.get(name, "?") in end["text"]
-    assert is_clean(end["text"])
-    assert end["grown_mb"] < MOST_MB
-    assert end["seconds"] < 2 * PATIENCE_S + 2.0
+    text = ended(from_above, name)
+    assert text.startswith(OTHERS.get(name, UNREADABLE)) or OTHERS.get(name, "?") in text
     assert not (from_above.folder / "ran").exists(), "something was unpickled"
 
 
@@ -100,12 +102,8 @@ def test_rank_0_is_told_why_the_other_has_gone(from_above):
 
 @pytest.mark.parametrize("name", BY_RANK_1)
 def test_rank_0_ends_with_a_sentence_and_bounded_memory_whatever_another_rank_does(from_below, name):
-    end = ended(from_below, name)
-    assert end["kind"] == "LocalError", end
-    assert BY_OTHERS[name] in end["text"] or SLOWLY.get(name, BY_OTHERS[name]) in end["text"]
-    assert is_clean(end["text"])
-    assert end["grown_mb"] < MOST_MB
-    assert end["seconds"] < 2 * PATIENCE_S + 2.0
+    text = ended(from_below, name)
+    assert BY_OTHERS[name] in text or SLOWLY.get(name, BY_OTHERS[name]) in text
 
 
 @pytest.mark.parametrize("pair", ["from_above", "from_below"])

@@ -22,10 +22,7 @@ from tests.sim.scenarios import played, small
 
 NAMES = [str(index) for index in range(40)]
 HELD = np.linspace(-1, 1, 1000, dtype=np.float32)
-IDEAL = {
-    "membership": {"mode": "ideal"},
-    "network": {"latency": {"kind": "constant", "value_ms": 0}},
-}
+IDEAL = {"membership": {"mode": "ideal"}, "network": {"latency": {"kind": "constant", "value_ms": 0}}}
 
 
 def averaging(config, kind="nan", share=0.25, **changes):
@@ -94,8 +91,7 @@ def test_alie_is_a_few_deviations_below_the_honest_mean():
 
 
 @pytest.mark.parametrize(
-    ("peers", "attackers", "expected"),
-    [(50, 24, 1.4261), (40, 4, 0.0697), (40, 8, 0.2372), (40, 1, 0.0), (2, 1, 0.0)],
+    ("peers", "attackers", "expected"), [(50, 24, 1.4261), (40, 4, 0.0697), (40, 8, 0.2372), (40, 1, 0.0), (2, 1, 0.0)]
 )
 def test_alie_takes_as_many_deviations_as_the_paper_gives(peers, attackers, expected):
     """The 24 attackers of 50 peers need 2 others for a majority, and 24 of the 26 honest ones lie below.

@@ -78,8 +78,7 @@ QUICK = ("no latency",)  # make test-slow plays the others
 
 
 @pytest.mark.parametrize(
-    "changes",
-    [pytest.param(CASES[name], id=name, marks=[pytest.mark.slow] * (name not in QUICK)) for name in CASES],
+    "changes", [pytest.param(CASES[name], id=name, marks=[pytest.mark.slow] * (name not in QUICK)) for name in CASES]
 )
 def test_the_two_levels_agree(changes):
     found = both(**changes)

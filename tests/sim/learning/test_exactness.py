@@ -71,11 +71,7 @@ COSINE = Optimizer(name="adamw", lr=0.003, schedule="cosine", schedule_steps=150
 
 @pytest.mark.parametrize(
     ("mode", "model", "optimizer"),
-    [
-        ("protocol", "linear", MOMENTUM),
-        ("ideal", "linear", MOMENTUM),
-        ("ideal", "mlp", COSINE),
-    ],
+    [("protocol", "linear", MOMENTUM), ("ideal", "linear", MOMENTUM), ("ideal", "mlp", COSINE)],
     ids=["protocol", "ideal", "falling rate"],
 )
 def test_batched_steps_are_exact_where_peers_come_and_go(mode, model, optimizer, monkeypatch):

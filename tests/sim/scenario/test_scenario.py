@@ -163,9 +163,7 @@ anything = {
     "churn": churns,
     "membership": st.sampled_from([MembershipSpec(), MembershipSpec(start="seed", join_every_s=0.5)]),
     "fleet": st.sampled_from([(), FLEET]),
-    "attackers": st.sampled_from(
-        [None, AttackersSpec(share=0.1), AttackersSpec(share=0.2, kind="scaled", scale=3.0)],
-    ),
+    "attackers": st.sampled_from([None, AttackersSpec(share=0.1), AttackersSpec(share=0.2, kind="scaled", scale=3.0)]),
 }
 reports = st.builds(ReportSpec, every_s=st.none() | st.floats(25, 1e4))
 scenarios = st.builds(Scenario, rounds=st.floats(0.5, 1e4), **anything) | st.builds(
