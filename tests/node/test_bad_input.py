@@ -37,7 +37,9 @@ def one_sentence(error):
 def test_windows_is_led_to_wsl():
     code = "import os; os.name = 'nt'; from gossip import Node"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert done.stderr.splitlines()[-1].startswith("ImportError: gossip-trainer needs Linux or macOS: on Windows run it")
+    assert done.stderr.splitlines()[-1].startswith(
+        "ImportError: gossip-trainer needs Linux or macOS: on Windows run it"
+    )
 
 
 def write_secret(path):

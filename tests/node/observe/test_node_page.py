@@ -11,7 +11,9 @@ from node import Member, Node
 from node.observe.figures import MEASURED
 from node.options import reference_page
 
-LOOP, NODE = ((Path(__file__).parents[3] / "docs" / page).read_text(encoding="utf-8") for page in ("loop.md", "node.md"))
+LOOP, NODE = (
+    (Path(__file__).parents[3] / "docs" / page).read_text(encoding="utf-8") for page in ("loop.md", "node.md")
+)
 PAGE = LOOP + NODE
 OPTIONS = (Path(__file__).parents[3] / "docs" / "options.md").read_text(encoding="utf-8")
 FIGURES = (Path(__file__).parents[3] / "docs" / "figures.md").read_text(encoding="utf-8")
