@@ -116,8 +116,7 @@ class Peer:
             members, self.exchanges, self.joining, self.donating, self.moments, self.ending, self.schedule
         )
         self.run_choice = RunChoice(self.joining, members, self.linked_peers, self.own_run, rng, now)
-        self.run_choice.must_join = bootstrap.must_join
-        self.run_choice.join_by = max(self.run_choice.join_by, bootstrap.wait_until)
+        self.run_choice.begin(bootstrap.must_join, bootstrap.wait_until, bootstrap.completed)
         self.joining.find_donors = self.run_choice.donors
         self.joining.has_unmet_members = lambda: len(members.alive()) > len(members.contacted())
         self.initiator = Initiator(self.exchanges, self.partners, self.schedule, self.joining, rng)

@@ -29,6 +29,7 @@ class Bootstrap:
         finished: The id of the run that this node had finished in an earlier life; empty if there is none.
         must_join: True if this peer may only join a run. It begins none, even if no member offers one.
         wait_until: The time before which this peer begins no run of its own, because other members are expected.
+        completed: Runs that this program has completed before, and takes no part in again.
     """
 
     seeds: tuple[Address, ...] = ()
@@ -38,6 +39,7 @@ class Bootstrap:
     finished: bytes = b""
     must_join: bool = False
     wait_until: float = -math.inf
+    completed: frozenset[bytes] = frozenset()
 
 
 class Seeds:

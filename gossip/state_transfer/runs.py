@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from typing import NamedTuple, Protocol
 
 from gossip.effects import Effect, Notice
@@ -90,6 +90,12 @@ class RunChoice:
         self.has_reported_alone = False
         # Weights that are not finite.
         self.spoiled_at, self.mend_delay_s = -math.inf, MEND_S
+
+    def begin(self, must_join: bool, wait_until: float, completed: Iterable[bytes]) -> None:
+        """Take over the terms of the start (:class:`gossip.discovery.seeds.Bootstrap`)."""
+        self.must_join, self.join_by = must_join, max(self.join_by, wait_until)
+        for run_id in completed:
+            self.joining.avoid_run(run_id, math.inf)
 
     @property
     def deadline(self) -> float:

@@ -186,7 +186,7 @@ class TrainingSide:
         """Announce LEFT, and end the threads, within about a second."""
         self.step_watch.close()
         self.optimizer_watch.close()
-        if self.service.runtime is not None and (self.finished or self.samplers.has_ended):
+        if self.service.runtime is not None and (self.samplers.has_ended or self.finished):
             running.completed_runs().add(self.network.peer.view.run_id)
         self.network.call(self.comparison.compare)  # A short program may not have reached a report.
         self.service.state_dir.is_closing = True

@@ -332,12 +332,12 @@ class Service:
             b"" if finished_run in self.completed_runs else finished_run,
             must_join=settings.join_or_fail_s is not None,
             wait_until=now + settings.wait_s if settings.wait_for > 1 else -math.inf,  # -inf: do not wait.
+            completed=self.completed_runs,
         )
         peer = Peer(
             Membership(record, sign=identity.sign, verify=verify, config=config, rng=rng, now=now), config, model,
             rng=rng, bootstrap=bootstrap, selector=selector_of(config, layout.exchanged, graph), now=now,
         )  # fmt: skip
-        peer.joining.avoided_runs.update(dict.fromkeys(self.completed_runs, math.inf))
         if last_state is not None:
             peer.continue_from(last_state, now)
         return peer

@@ -63,7 +63,11 @@ def test_an_example_imports_public_names_of_gossip_and_adapters_alone(path):
 def test_whatever_launches_is_on_its_page():
     root = EXAMPLES.parent
     page = (root / "docs" / "launching.md").read_text()
-    files = [path for path in (root / "deploy").rglob("*") if path.is_file() and path.parent.name != "grafana"]
+    files = [
+        path
+        for path in (root / "deploy").rglob("*")
+        if path.is_file() and path.parent.name not in ("grafana", "prometheus")
+    ]
     for path in [*OF_ENGINES, *files]:
         assert f"](../{path.relative_to(root)})" in page
     for name in re.findall(r"`(test_\w+\.py)`", page):
