@@ -167,7 +167,9 @@ def test_no_snapshot_is_told_before_the_outer_step_has_begun():
     taken, told = [], []
     side.service.runtime = SimpleNamespace(
         streams=SimpleNamespace(allocate_memory=lambda: taken.append(side.live.outer.has_weights)),
-        peer=SimpleNamespace(local=SimpleNamespace(optimizer_keys=()), view=SimpleNamespace(sound=True, finished=False)),
+        peer=SimpleNamespace(
+            local=SimpleNamespace(optimizer_keys=()), view=SimpleNamespace(sound=True, finished=False)
+        ),
     )  # fmt: skip
     side.network.call = lambda *arguments: told.append(side.live.outer.has_weights) or True
     side.report(Visit())
