@@ -17,8 +17,9 @@ SEED_ID = PeerId(bytes(range(16)))
 NODE = "import torch, node; node.Node({'w': torch.zeros(4)})"
 
 
-def secret_of(folder: Path) -> Path:
-    path = script_of(folder, new_secret(), "secret")
+def secret_of(folder: Path, name: str = "secret") -> Path:
+    """Write a swarm's secret into a file that only its owner can read."""
+    path = script_of(folder, new_secret(), name)
     path.chmod(0o600)
     return path
 
