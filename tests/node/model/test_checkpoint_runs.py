@@ -309,13 +309,6 @@ def test_where_a_swarm_lives_its_weights_are_taken_and_nothing_counts_twice(trai
         assert torch.equal(model.weight, donor.model.weight)
 
 
-def test_inside_the_block_the_weights_that_are_here_are_the_runs(quick):
-    with Node(linear(), config=quick) as node:
-        node.load_state_dict({"run_id": "ab" * 16, "swarm_samples": 1000, "version": 3.0})
-        assert node.swarm_samples == 1000
-        assert node.state_dict()["run_id"] == "ab" * 16
-
-
 @pytest.mark.parametrize(
     ("state", "sentence"),
     [
