@@ -88,6 +88,11 @@ def sentences_in(log, kind):
     return [row["sentence"] for row in rows if row["event"] == kind]
 
 
+def heard_of(caplog, kind):
+    """Return the sentences of a kind that logging has heard."""
+    return [record.getMessage() for record in caplog.records if getattr(record, "kind", "") == kind]
+
+
 def state_of(node, peer):
     return next((member.state for member in node.members if member.id == peer), None)
 
