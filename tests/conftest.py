@@ -1,6 +1,8 @@
 """Settings and fixtures for all tests."""
 
 import gc
+import subprocess
+import sys
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -25,6 +27,20 @@ def pytest_collection():
     gc.freeze()
     gc.set_threshold(50_000, 20, 50)
     return result
+
+
+@pytest.fixture
+def called(monkeypatch, capsys):
+    """``called(*words)`` runs ``gossip`` with these words in this process; return its exit code and what it printed."""
+    from gossip import __main__ as command
+
+    def run(*words):
+        monkeypatch.setattr(sys, "argv", ["gossip", *map(str, words)])
+        with pytest.raises(SystemExit) as ended:
+            command.main()
+        return subprocess.CompletedProcess(words, ended.value.code or 0, *capsys.readouterr())
+
+    return run
 
 
 @pytest.fixture(autouse=True)

@@ -50,15 +50,23 @@ def states(outcome: Outcome) -> dict[int, str]:
     return {number[peer]: state for peer, (state, _, _) in outcome.members.items()}
 
 
+OUTER: dict[str, Any] = {"outer_momentum": 0.5, "outer_rate": 0.7}
+GROUP: dict[str, Any] = {"mixing": "group"}
+
+
 @pytest.mark.parametrize(
     "changes",
-    [{}, {"codec": "bf16"}, {"outer_momentum": 0.5, "outer_rate": 0.7}, {"mix_every_steps": None, "mix_every_s": 0.3}],
-    ids=["default", "bf16", "outer momentum", "by the clock"],
-)
+    [{}, {"codec": "bf16"}, OUTER, {"mix_every_steps": None, "mix_every_s": 0.3}, GROUP, GROUP | {"codec": "int8"},
+     GROUP | {"group_size": 0, "codec": "bf16"}, GROUP | {"selection": "grid", "group_size": 2}, GROUP | OUTER,
+     GROUP | {"filter": "trimmed"}],
+    ids=["default", "bf16", "outer momentum", "by the clock", "group", "group in int8", "group of everybody in bf16",
+         "grid", "group, outer momentum", "trimmed"],
+)  # fmt: skip
 def test_three_peers_join_through_one_seed_and_mix(changes: dict[str, Any]) -> None:
     ends = both(Scenario(trio_of_peers(), 20.0, tuned(chunk_elements=1024, **changes)))
     assert {end.run_id for end in ends.values()} == {ends[0].run_id}
     assert all(end.ready and end.exchanges[0] > 13 for end in ends.values())
+    assert "mixing" not in changes or all(end.exchanges[1] == 0 for end in ends.values())
     assert all(set(states(end).values()) == {"alive"} for end in ends.values())
     # The newcomers took the first one's weights; later each was driven apart by steps of size 1.
     spread = np.ptp([end.values for end in ends.values()], axis=0).max()

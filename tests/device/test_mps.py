@@ -6,6 +6,7 @@ from torch import nn
 from gossip.config import Config
 from tests.device.cuda import simulated
 from tests.node.conftest import _plain_environment, train, until  # noqa: F401, fixtures
+from tests.node.trainees import step_of
 
 
 def trainee(seed):
@@ -13,15 +14,7 @@ def trainee(seed):
     model = nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8), nn.Linear(8, 4)).to("mps")
     optimizer = torch.optim.AdamW(model.parameters(), 1e-3, foreach=False, fused=False)
     batch = torch.arange(32.0).view(4, 8).to("mps")
-
-    def work():
-        optimizer.zero_grad()
-        loss = model(batch).square().mean()
-        loss.backward()
-        optimizer.step()
-        return loss.detach()
-
-    return model, optimizer, work
+    return model, optimizer, step_of(lambda: model(batch).square().mean(), optimizer)
 
 
 def test_two_nodes_with_the_default_settings_mix_and_stay_on_their_device(train):  # noqa: F811

@@ -19,6 +19,7 @@ from node.ranks.channel import Channel
 from node.ranks.optimizers import RankOptimizers
 from node.ranks.ranks import Ranks
 from tests.device.cuda import simulated
+from tests.node.conftest import world  # noqa: F401, a fixture
 from tests.node.vectors import mlp, vector_of
 
 cuda = pytest.mark.cuda
@@ -246,18 +247,13 @@ def test_a_model_that_moves_ends_the_addition_in_progress_and_takes_an_update_wh
     assert set(model["w"].tolist()) == {4.0}
 
 
-def test_vectors_of_ranks_go_over_the_models_device(monkeypatch, tmp_path):
+def test_vectors_of_ranks_go_over_the_models_device(monkeypatch, world):  # noqa: F811
     """The current device would be the first one on every rank that has not called set_device."""
-    dist = torch.distributed
-    dist.init_process_group("gloo", init_method=f"file://{tmp_path / 'store'}", rank=0, world_size=1)
-    try:
-        monkeypatch.setattr(dist, "get_backend_config", lambda group: "cpu:gloo,cuda:nccl")
-        monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
-        for place, expected in ((None, "cuda:0"), (torch.device("cuda", 1), "cuda:1")):
-            channel = Channel(dist.group.WORLD)
-            channel.device = place
-            channel.open()
-            channel.close()
-            assert str(channel.vector_device) == expected
-    finally:
-        dist.destroy_process_group()
+    monkeypatch.setattr(torch.distributed, "get_backend_config", lambda group: "cpu:gloo,cuda:nccl")
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    for place, expected in ((None, "cuda:0"), (torch.device("cuda", 1), "cuda:1")):
+        channel = Channel(torch.distributed.group.WORLD)
+        channel.device = place
+        channel.open()
+        channel.close()
+        assert str(channel.vector_device) == expected

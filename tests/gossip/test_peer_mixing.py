@@ -12,10 +12,11 @@ from gossip.wire.messages import Busy
 from tests.harness.world import World
 
 
-@pytest.mark.parametrize("every", [4, 8, 32])
-def test_nodes_finish_about_one_exchange_per_interval(every):
+@pytest.mark.parametrize(("every", "by_steps"), [(4, True), (8, True), (32, True), (20, False)])
+def test_nodes_finish_about_one_exchange_per_interval(every, by_steps):
     """An exchange takes two or three step boundaries, which nearly fill the shortest interval here."""
-    swarm = World(9, config=Config(mix_every_steps=every), latency_s=0.001)
+    schedule = {"mix_every_steps": every} if by_steps else {"mix_every_steps": None, "mix_every_s": 0.1 * every}
+    swarm = World(9, config=Config(**schedule), latency_s=0.001)
     swarm.network.stream_s = 0.001
     nodes = swarm.swarm(8, step_s=0.1)
     swarm.run(10.0)
@@ -27,13 +28,6 @@ def test_nodes_finish_about_one_exchange_per_interval(every):
     ]
     assert mean(rates) == pytest.approx(1.0, abs=0.1)
     assert min(rates) > 0.7
-
-
-def test_mixing_by_the_clock_needs_no_steps_to_count():
-    swarm = World(9, config=Config(mix_every_steps=None, mix_every_s=2.0))
-    nodes = swarm.swarm(6)
-    swarm.run(70.0)
-    assert mean(len(node.mixes) for node in nodes) == pytest.approx(33, abs=3)
 
 
 def test_no_snapshot_is_taken_along_where_there_was_nobody_to_mix_with():

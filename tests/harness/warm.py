@@ -88,6 +88,14 @@ class Python(subprocess.Popen):
             return self.returncode
 
 
+def is_running(pid: int) -> bool:
+    """Return False for a zombie, too: an orphan may wait to be reaped."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
 def run(*words: object, timeout: float = 60.0, **options: Any) -> subprocess.CompletedProcess[str]:
     """Run a Python process to its end and return its exit code and what it printed."""
     streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True} | options

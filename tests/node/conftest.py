@@ -6,17 +6,19 @@ import subprocess
 import sys
 import threading
 import time
+from datetime import timedelta
 from types import SimpleNamespace
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
 
 from gossip.config import Config
 from gossip.errors import LocalError
 from node import Node, running
-from node.identity.keys import new_secret
 from tests.harness import warm
+from tests.node.commands import secret_of
 
 NEVER_RAN = LocalError("The test ended before this node trained.")
 QUICK = Config(mix_every_steps=2, join_timeout_s=3.0)
@@ -172,11 +174,15 @@ def quick():
 
 @pytest.fixture
 def secret(tmp_path):
-    """Return a file with a swarm's secret that only its owner can read."""
-    path = tmp_path / "secret"
-    path.write_text(new_secret())
-    path.chmod(0o600)
-    return path
+    return secret_of(tmp_path)
+
+
+@pytest.fixture
+def world():
+    """Yield a process group of this process alone."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1, timeout=timedelta(seconds=30))
+    yield dist.group.WORLD
+    dist.destroy_process_group()
 
 
 @pytest.fixture

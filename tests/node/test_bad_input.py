@@ -14,10 +14,11 @@ import pytest
 
 from gossip.errors import ConfigError, LocalError
 from node import Node
-from node.identity.keys import INVITE_PREFIX, new_secret
+from node.identity.keys import INVITE_PREFIX
 from node.identity.statedir import StateDir
 from tests.harness.configs import tuned
 from tests.harness.ports import free_port
+from tests.node.commands import secret_of
 from tests.node.trainees import linear, sentences_in
 
 MALFORMED = ["nowhere", "host:port", "127.0.0.1:99999", "127.0.0.1:", ":7700", "http://a:1", ""]
@@ -40,12 +41,6 @@ def test_windows_is_led_to_wsl():
     assert done.stderr.splitlines()[-1].startswith(
         "ImportError: gossip-trainer needs Linux or macOS: on Windows run it"
     )
-
-
-def write_secret(path):
-    path.write_text(new_secret())
-    path.chmod(0o600)
-    return path
 
 
 # Addresses ------------------------------------------------------------------------------------------------------------
@@ -121,7 +116,7 @@ def test_a_seed_that_accepts_connections_and_never_greets_keeps_no_node_from_sta
     monkeypatch.setenv("GOSSIP_LOG", str(tmp_path / "log"))
     seed = strange_seed(answer)
     config = tuned(quick, join_timeout_s=1.0, hello_timeout_s=0.4)
-    options = {"secret": write_secret(tmp_path / "secret")} if secret else {}
+    options = {"secret": secret_of(tmp_path)} if secret else {}
     node = Node(linear(), seeds=[seed], config=config, **options)
     starter = threading.Thread(target=node.start, daemon=True)
     starter.start()
@@ -163,7 +158,7 @@ def test_a_port_in_use_is_named_with_what_to_do(quick):
 
 def test_an_address_of_another_machine_cannot_be_listened_on(quick, tmp_path):
     with pytest.raises(LocalError) as error:
-        Node(linear(), listen="192.0.2.1:7700", secret=write_secret(tmp_path / "s"), config=quick).__enter__()
+        Node(linear(), listen="192.0.2.1:7700", secret=secret_of(tmp_path), config=quick).__enter__()
     assert "192.0.2.1:7700" in one_sentence(error)
 
 
@@ -204,7 +199,7 @@ def test_a_newcomer_without_the_swarms_secret_is_refused_in_a_sentence_and_costs
     of_swarm, of_newcomer, train, until, quick, tmp_path
 ):
     def options(name):
-        return {} if name is None else {"secret": write_secret(tmp_path / name)}
+        return {} if name is None else {"secret": secret_of(tmp_path, name)}
 
     first = train(linear(), **options(of_swarm))
     config = tuned(quick, hello_timeout_s=1.0, join_timeout_s=1.0)

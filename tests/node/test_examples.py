@@ -43,6 +43,17 @@ def result_of(script: str, *args: str, **variables: str) -> dict[str, float]:
     return result
 
 
+def results_of_two(script: str, *args: str) -> list[dict[str, float]]:
+    """Run an example as two nodes, each with one thread, and return what each prints."""
+    address = f"127.0.0.1:{free_port()}"
+    words = ("--threads", "1", EXAMPLES / script, *args)
+    wait = {"GOSSIP_WAIT_FOR": "2", "GOSSIP_WAIT_S": "60"}
+    with ThreadPoolExecutor() as pool:
+        nodes = list(pool.map(lambda place: play(place, address, *words, **wait), ("--listen", "--seed")))
+    assert [node.returncode for node in nodes] == [0, 0], [node.stderr for node in nodes]
+    return [json.loads(node.stdout) for node in nodes]
+
+
 @pytest.mark.parametrize("path", [*SCRIPTS, *OF_FRAMEWORKS, *OF_ENGINES], ids=lambda path: path.stem)
 def test_an_example_imports_public_names_of_gossip_and_adapters_alone(path):
     ours = {folder.name for folder in EXAMPLES.parent.iterdir() if (folder / "__init__.py").exists()}
@@ -111,13 +122,7 @@ SMALL = ("--layers", "1", "--width", "32", "--context", "64", "--test-windows", 
 
 @pytest.mark.parametrize("optimizer", ["muon", "adamw"])
 def test_two_nodes_learn_the_next_byte(optimizer):
-    address = f"127.0.0.1:{free_port()}"
-    script = ("--threads", "1", EXAMPLES / "gpt.py", "--optimizer", optimizer, "--samples", "1600", *SMALL)
-    wait = {"GOSSIP_WAIT_FOR": "2", "GOSSIP_WAIT_S": "60"}
-    with ThreadPoolExecutor() as pool:
-        nodes = list(pool.map(lambda place: play(place, address, *script, **wait), ("--listen", "--seed")))
-    assert [node.returncode for node in nodes] == [0, 0], [node.stderr for node in nodes]
-    results = [json.loads(node.stdout) for node in nodes]
+    results = results_of_two("gpt.py", "--optimizer", optimizer, "--samples", "1600", *SMALL)
     assert len({result["node"] for result in results}) == 2
     assert all(result["steps"] > 10 and result["loss"] < 3.5 for result in results)  # knowing nothing is ln 256 = 5.5
 

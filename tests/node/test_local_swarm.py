@@ -13,6 +13,7 @@ import pytest
 from gossip.errors import ConfigError, LocalError
 from node import local
 from node.local import LocalSwarm
+from tests.harness import warm
 from tests.node.pretended import pretended, script_of
 
 pytestmark = pytest.mark.usefixtures("warm_nodes")
@@ -191,15 +192,7 @@ def test_a_process_that_ignores_sigterm_is_killed_with_all_that_it_started(tmp_p
         until(lambda: local.last_lines(child.out, 1))
         worker = int(local.last_lines(child.out, 1)[0])
     assert child.code == 128 + signal.SIGKILL
-    until(lambda: not alive(worker))  # The kernel ends a killed process when it next runs it.
-
-
-def alive(pid: int) -> bool:
-    """Return False for a zombie, too: an orphan may wait to be reaped."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except (FileNotFoundError, ProcessLookupError):
-        return False
+    until(lambda: not warm.is_running(worker))  # The kernel ends a killed process when it next runs it.
 
 
 def test_a_row_still_being_written_is_left_for_later(tmp_path):

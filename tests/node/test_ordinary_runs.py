@@ -10,6 +10,7 @@ from torch.nn import functional as F
 from gossip import Config
 from tests.harness.marks import slow
 from tests.node.loop.test_settling import events, settle_all, sharing
+from tests.node.trainees import step_of
 
 NODES, FEATURES, CLASSES = 4, 16, 4
 EXCHANGES = 60  # Of each node, so that usual distances are known and budgets fill.
@@ -26,11 +27,7 @@ def network(*between):
 
 
 def classify(model, optimizer, rows, labels):
-    loss = F.cross_entropy(model(rows), labels)
-    optimizer.zero_grad()
-    loss.backward()
-    optimizer.step()
-    return loss.detach()
+    return step_of(lambda: F.cross_entropy(model(rows), labels), optimizer)()
 
 
 def sgd(model):
@@ -72,18 +69,14 @@ def reinforcement(node, generator):
     model = nn.Sequential(nn.Linear(FEATURES, 32), nn.Tanh(), nn.Linear(32, CLASSES))
     optimizer = torch.optim.Adam(model.parameters(), 3e-3)
 
-    def work():
+    def loss_of():
         rows, labels = samples(8, generator)
         chances = model(rows).softmax(dim=1)
         actions = torch.multinomial(chances.detach(), 1, generator=generator)
         rewards = (actions[:, 0] == labels) * torch.randn(8, generator=generator).exp()
-        loss = -((rewards - 0.3) * chances.gather(1, actions)[:, 0].log()).mean()
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        return loss.detach()
+        return -((rewards - 0.3) * chances.gather(1, actions)[:, 0].log()).mean()
 
-    return model, optimizer, work
+    return model, optimizer, step_of(loss_of, optimizer)
 
 
 def fine_tuning(node, generator):

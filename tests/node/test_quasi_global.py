@@ -1,17 +1,14 @@
 """The example of quasi-global momentum: its optimizer has the paper's two equations, and its loop follows the mixes."""
 
 import copy
-import json
 import random
 import runpy
-from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
 from torch import nn
 
-from node.cli.local import free_port
-from tests.node.test_examples import EXAMPLES, play
+from tests.node.test_examples import EXAMPLES, results_of_two
 
 DECAY = 0.01
 QuasiGlobal = runpy.run_path(str(EXAMPLES / "quasi_global.py"))["QuasiGlobal"]
@@ -76,11 +73,5 @@ def test_before_its_first_mix_it_is_sgd_without_momentum_bit_for_bit():
 
 
 def test_two_nodes_learn_the_digits_and_follow_their_mixes():
-    address = f"127.0.0.1:{free_port()}"
-    words = ("--threads", "1", EXAMPLES / "quasi_global.py", "--samples", "30000", "--settle", "1")
-    wait = {"GOSSIP_WAIT_FOR": "2", "GOSSIP_WAIT_S": "60"}
-    with ThreadPoolExecutor() as pool:
-        nodes = list(pool.map(lambda place: play(place, address, *words, **wait), ("--listen", "--seed")))
-    assert [node.returncode for node in nodes] == [0, 0], [node.stderr for node in nodes]
-    results = [json.loads(node.stdout) for node in nodes]
+    results = results_of_two("quasi_global.py", "--samples", "30000", "--settle", "1")
     assert all(result["mixes"] > 10 and result["accuracy"] > 0.9 for result in results), results

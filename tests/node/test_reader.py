@@ -15,7 +15,7 @@ from gossip.averaging.vectors import Vector
 from gossip.errors import LayoutError, LocalError
 from node.network.transfers.streams import Streams
 from tests.harness import warm
-from tests.node.commands import gossip, refused
+from tests.node.commands import gossip
 from tests.node.trainees import alive, linear, spread
 
 WIDTH = 4_000  # Enough weights for a piece of each donor.
@@ -98,15 +98,16 @@ def test_with_a_secret_a_reader_needs_it(swarm, secret):
         Reader(nodes[0].node.address).read()
 
 
-def test_what_cannot_be_read_is_one_sentence(launch, tmp_path, monkeypatch, capsys):
-    code, told = refused(monkeypatch, capsys, "fetch", "127.0.0.1:9", tmp_path / "out")
-    assert (code, told.count("\n")) == (3, 1)
-    assert "No node answers at 127.0.0.1:9" in told
+def test_what_cannot_be_read_is_one_sentence(launch, tmp_path, monkeypatch, called):
+    done = called("fetch", "127.0.0.1:9", tmp_path / "out")
+    assert (done.returncode, done.stderr.count("\n")) == (3, 1)
+    assert "No node answers at 127.0.0.1:9" in done.stderr
     monkeypatch.setattr("node.reader.NOT_READY_S", 1.0)
     waiting = launch(linear(), seeds=["127.0.0.1:9"], join_or_fail_s=30.0)
     address = str(waiting.side.service.bound)
-    code, told = refused(monkeypatch, capsys, "fetch", address, tmp_path / "out")
-    assert (code, told) == (3, "gossip: The swarm has no weights yet: try again once a node trains there.\n")
+    done = called("fetch", address, tmp_path / "out")
+    assert done.returncode == 3
+    assert done.stderr == "gossip: The swarm has no weights yet: try again once a node trains there.\n"
 
 
 def test_every_replaces_the_file_as_a_whole_and_outlives_the_nodes(swarm, until, tmp_path):

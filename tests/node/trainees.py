@@ -38,18 +38,24 @@ def filled(model, value):
     return model
 
 
-def step_towards(model, optimizers, target):
-    """Return a training step that pulls every parameter towards a number by these optimizers."""
+def step_of(loss_of, *optimizers):
+    """Return a training step: the gradients of ``loss_of()``, and a step of each optimizer. It returns the loss."""
 
     def work():
-        loss = sum(((p - target) ** 2).sum() for p in model.parameters()) / 2
-        model.zero_grad()
+        loss = loss_of()
+        for optimizer in optimizers:
+            optimizer.zero_grad()
         loss.backward()
         for optimizer in optimizers:
             optimizer.step()
         return loss
 
     return work
+
+
+def step_towards(model, optimizers, target):
+    """Return a training step that pulls every parameter towards a number by these optimizers."""
+    return step_of(lambda: sum(((p - target) ** 2).sum() for p in model.parameters()) / 2, *optimizers)
 
 
 def towards(model, target, rate=0.1):
@@ -80,6 +86,11 @@ def sentences_in(log, kind):
     """Return the sentences of a kind in a node's log."""
     rows = [json.loads(line) for line in log.read_text().splitlines()]
     return [row["sentence"] for row in rows if row["event"] == kind]
+
+
+def heard_of(caplog, kind):
+    """Return the sentences of a kind that logging has heard."""
+    return [record.getMessage() for record in caplog.records if getattr(record, "kind", "") == kind]
 
 
 def state_of(node, peer):

@@ -4,6 +4,8 @@ import numpy as np
 import torch
 from torch import nn
 
+from tests.node.trainees import step_of
+
 
 def mlp():
     return nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 3))
@@ -13,17 +15,13 @@ def train(model, optimizers, steps, seed):
     """Train with one optimizer or several on batches that the seed draws. Return the losses."""
     optimizers = [optimizers] if isinstance(optimizers, torch.optim.Optimizer) else optimizers
     generator = torch.Generator().manual_seed(seed)
-    losses = []
-    for _ in range(steps):
+
+    def loss_of():
         x, y = torch.randn(16, 8, generator=generator), torch.randint(0, 3, (16,), generator=generator)
-        loss = nn.functional.cross_entropy(model(x), y)
-        for optimizer in optimizers:
-            optimizer.zero_grad()
-        loss.backward()
-        for optimizer in optimizers:
-            optimizer.step()
-        losses.append(loss.item())
-    return losses
+        return nn.functional.cross_entropy(model(x), y)
+
+    step = step_of(loss_of, *optimizers)
+    return [step().item() for _ in range(steps)]
 
 
 def vector_of(state, full=False):

@@ -13,6 +13,7 @@ import pytest
 from benchmarks.replay import links as emulated
 from benchmarks.replay.links import EmulatedLinks, missing
 from gossip.errors import LocalError
+from tests.harness.warm import is_running
 
 PORT = 5001
 WAIT_S = 10.0
@@ -165,23 +166,14 @@ def test_no_router_outlives_a_process_that_is_killed_with_signal_9():
     )
     owner = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True)
     router = int(owner.stdout.readline())
-    assert alive(router)
+    assert is_running(router)
     owner.kill()
     owner.wait()
     owner.stdout.close()
     until = time.monotonic() + WAIT_S
-    while alive(router) and time.monotonic() < until:
+    while is_running(router) and time.monotonic() < until:
         time.sleep(0.02)
-    assert not alive(router)
-
-
-def alive(pid):
-    """Return True if the process runs; a zombie does not count."""
-    try:
-        with open(f"/proc/{pid}/stat") as file:
-            return file.read().rsplit(")", 1)[1].split()[0] != "Z"
-    except OSError:
-        return False
+    assert not is_running(router)
 
 
 # -- where there can be none -------------------------------------------------------------------------------------------

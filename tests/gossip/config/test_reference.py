@@ -1,12 +1,10 @@
 """The reference of the settings: whole, up to date, and what `gossip config` says."""
 
 import json
-import sys
 from pathlib import Path
 
 import pytest
 
-from gossip import __main__ as command
 from gossip.config import Config
 from gossip.config.reference import all_keys, as_json, explained, page
 from gossip.config.setting import settings_of
@@ -50,18 +48,8 @@ def test_one_key_is_explained_with_what_the_presets_make_of_it():
     assert explained("stall_s").endswith("\n  preset wan      10.0\n  preset datacentre 2.0")
 
 
-def run(monkeypatch, *args: str) -> None:
-    monkeypatch.setattr(sys, "argv", ["gossip", "config", *args])
-    with pytest.raises(SystemExit):
-        command.main()
-
-
-def test_the_command_lists_explains_and_refuses(monkeypatch, capsys):
-    run(monkeypatch)
-    assert capsys.readouterr().out.strip() == all_keys()
-    run(monkeypatch, "codec")
-    assert capsys.readouterr().out.strip() == explained("codec")
-    run(monkeypatch, "--json")
-    assert set(json.loads(capsys.readouterr().out)) == set(settings_of(Config))
-    run(monkeypatch, "codek")
-    assert capsys.readouterr().err == "gossip: 'codek' is not a setting (did you mean 'codec'?).\n"
+def test_the_command_lists_explains_and_refuses(called):
+    assert called("config").stdout.strip() == all_keys()
+    assert called("config", "codec").stdout.strip() == explained("codec")
+    assert set(json.loads(called("config", "--json").stdout)) == set(settings_of(Config))
+    assert called("config", "codek").stderr == "gossip: 'codek' is not a setting (did you mean 'codec'?).\n"

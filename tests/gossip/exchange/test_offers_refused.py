@@ -50,10 +50,6 @@ def test_a_possible_offer_is_not_refused(mixing, changes):
     assert effects == [Snapshot(7, part=Subset.parse(changes.get("part", "all")))]
 
 
-def test_a_peer_that_is_not_ready_refuses():
-    assert Side(ready=False).exchanges.on_offer(B, offer(), 0.0) == [Send(B, Refuse(7, "run_id"))]
-
-
 # -- Busy ------------------------------------------------------------------------------------------------------------
 def test_a_peer_whose_training_loop_is_paused_answers_busy():
     side = Side(boundary_at=0.0)

@@ -72,14 +72,11 @@ def neighbourhood(choose, n, **view):
 
 
 # -- equal views -------------------------------------------------------------------------------------------------------
-@pytest.mark.parametrize("n", [1, 2, 3, 7, 30])
-def test_a_ring_of_ranks_is_the_ring(n):
-    assert np.array_equal(neighbourhood(selector("ring"), n), ring(n))
-
-
-@pytest.mark.parametrize("q", [1, 2, 3, 5])
-def test_a_square_of_ranks_is_the_torus(q):
-    assert np.array_equal(neighbourhood(selector("torus"), q * q), torus(q, q))
+@pytest.mark.parametrize(
+    ("name", "graph"), [*(("ring", ring(n)) for n in (1, 2, 3, 7, 30)), *(("torus", torus(q, q)) for q in (1, 2, 3, 5))]
+)
+def test_ranks_form_the_ring_and_a_square_of_them_the_torus(name, graph):
+    assert np.array_equal(neighbourhood(selector(name), len(graph)), graph)
 
 
 @pytest.mark.parametrize(("n", "gap"), [(2, 0.3), (7, 0.3), (20, 0.2), (32, 0.16), (50, 0.1), (63, 0.11)])

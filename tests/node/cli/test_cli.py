@@ -15,7 +15,7 @@ from node.cli import main as cli
 from node.identity.keys import InviteToken, new_secret, parse_secret, read_secret
 from node.options import NodeOptions
 from node.settings import Settings
-from tests.node.commands import SEED_ID, gossip, refused, secret_of
+from tests.node.commands import SEED_ID, gossip, secret_of
 from tests.node.pretended import script_of
 
 
@@ -68,7 +68,7 @@ def test_how_to_keep_a_secret_is_said_to_those_who_have_not(mask, said, tmp_path
 
 
 # -- gossip run: what is refused ---------------------------------------------------------------------------------------
-def test_each_setting_that_cannot_work_gets_its_own_sentence_and_code_2(monkeypatch, capsys, tmp_path):
+def test_each_setting_that_cannot_work_gets_its_own_sentence_and_code_2(called, tmp_path):
     script = script_of(tmp_path, "raise AssertionError('the script ran')")
     broken = script_of(tmp_path, "mix_every_stepz = 3", "broken.toml")
     junk = script_of(tmp_path, "password", "junk.secret")
@@ -91,11 +91,11 @@ def test_each_setting_that_cannot_work_gets_its_own_sentence_and_code_2(monkeypa
         (["--config", broken, script], "'mix_every_stepz' is not a setting (did you mean 'mix_every_steps'?)."),
         (["--log", gone / "log", script], f"The log's folder {gone} does not exist: make it first."),
     ):
-        code, told = refused(monkeypatch, capsys, "run", *options)
-        assert code == 2
-        assert sentence in told
-        assert told.startswith("gossip: ")
-        assert told.count("\n") == 1
+        done = called("run", *options)
+        assert done.returncode == 2
+        assert sentence in done.stderr
+        assert done.stderr.startswith("gossip: ")
+        assert done.stderr.count("\n") == 1
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.8.9.1", "::1", "localhost"])

@@ -13,7 +13,7 @@ import pytest
 
 from node.cli import main as cli
 from tests.harness import warm
-from tests.node.commands import NODE, gossip, refused
+from tests.node.commands import NODE, gossip
 from tests.node.pretended import script_of
 
 # Note that a Node was made, as Node does, but without the import of torch.
@@ -242,8 +242,8 @@ def test_a_second_interrupt_while_the_interpreter_ends_cuts_it_short_without_a_t
     assert process.returncode == -signal.SIGINT
 
 
-def test_the_demo_without_scikit_learn_says_how_to_get_it(monkeypatch, capsys):
+def test_the_demo_without_scikit_learn_says_how_to_get_it(monkeypatch, called):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    code, told = refused(monkeypatch, capsys, "demo")
-    assert code == 3
-    assert told.endswith("pip install 'gossip-trainer[examples]'.\n")
+    done = called("demo")
+    assert done.returncode == 3
+    assert done.stderr.endswith("pip install 'gossip-trainer[examples]'.\n")

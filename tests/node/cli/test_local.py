@@ -1,6 +1,7 @@
 """`gossip local`, and the demo that it stages with a swarm of processes on this machine."""
 
 import contextlib
+import functools
 import json
 import signal
 import socket
@@ -12,7 +13,6 @@ from types import SimpleNamespace
 
 import pytest
 
-from gossip import __main__ as command
 from node.child import Child
 from node.cli import demo, demo_job, local
 from tests.harness import warm
@@ -23,16 +23,9 @@ pytestmark = pytest.mark.usefixtures("warm_nodes")
 
 
 @pytest.fixture
-def local_command(monkeypatch, capsys):
+def local_command(called):
     """`gossip local` as a user types it, in this process."""
-
-    def run(*words):
-        monkeypatch.setattr(sys, "argv", ["gossip", "local", *map(str, words)])
-        with pytest.raises(SystemExit) as ended:
-            command.main()
-        return subprocess.CompletedProcess(words, ended.value.code or 0, *capsys.readouterr())
-
-    return run
+    return functools.partial(called, "local")
 
 
 # -- gossip local ------------------------------------------------------------------------------------------------------

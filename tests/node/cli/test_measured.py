@@ -4,7 +4,6 @@ import json
 
 import pytest
 
-from gossip import __main__ as command
 from gossip.errors import LocalError
 from gossip.ids import parse_address
 from node.cli.links import query_nodes, scenario_tables
@@ -21,7 +20,7 @@ def answer(identity, **known):
     }
 
 
-def test_a_node_tells_of_its_links_and_one_address_is_enough(train, until, capsys, monkeypatch):
+def test_a_node_tells_of_its_links_and_one_address_is_enough(train, until, called, monkeypatch):
     first = train(linear(1))
     second = train(linear(2), seeds=[first.node.address])
     until(mixed(first, second))
@@ -40,11 +39,9 @@ def test_a_node_tells_of_its_links_and_one_address_is_enough(train, until, capsy
     assert 0 < rtt_ms[0][1] == rtt_ms[1][0] < 1_000
     assert all(each["rate_mbit_s"] > 0 for each in table["fleet"])
     monkeypatch.setattr("sim.planner.command.plan", lambda links, table, **_: print(json.dumps(table)) or 0)
-    monkeypatch.setattr("sys.argv", ["gossip", "plan", "--measure", first.node.address])
-    with pytest.raises(SystemExit) as ended:
-        command.main()
-    assert not ended.value.code
-    assert json.loads(capsys.readouterr().out)["peers"] == 2
+    done = called("plan", "--measure", first.node.address)
+    assert done.returncode == 0
+    assert json.loads(done.stdout)["peers"] == 2
 
 
 def test_what_is_measured_is_a_world():

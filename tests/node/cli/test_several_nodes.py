@@ -10,11 +10,10 @@ from gossip.errors import ConfigError, LayoutError, LocalError
 from gossip.ids import Address
 from node import Node, running
 from node.cli.local import free_port, run_local
-from node.identity.keys import new_secret
 from node.options import NodeOptions
 from node.settings import Settings
 from tests.harness import warm
-from tests.node.commands import gossip
+from tests.node.commands import gossip, secret_of
 from tests.node.pretended import script_of
 
 
@@ -55,8 +54,7 @@ def test_what_the_program_names_stays_as_it_is(tmp_path):
 
 
 def test_a_second_node_uses_the_secret_that_the_first_has_kept(tmp_path):
-    (tmp_path / "swarm.secret").write_text(new_secret())
-    (tmp_path / "swarm.secret").chmod(0o600)
+    secret_of(tmp_path, "swarm.secret")
     first, second = (gathered(place, {"GOSSIP_STATE_DIR": str(tmp_path)}) for place in (0, 1))
     assert first.secret == second.secret is not None
 

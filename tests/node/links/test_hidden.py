@@ -77,11 +77,12 @@ def test_both_connect_at_once(mixed, until, encrypted, monkeypatch):
         assert {address.port for address in proven} - listening
 
 
+async def in_vain(address, local, timeout_s):
+    raise BrokenLinkError("A router maps each destination anew.")
+
+
 @pytest.mark.parametrize("encrypted", [False, True])
 def test_a_contact_passes_their_bytes_on_where_connections_do_not_meet(mixed, until, encrypted, monkeypatch):
-    async def in_vain(address, local, timeout_s):
-        raise BrokenLinkError("A router maps each destination anew.")
-
     monkeypatch.setattr(hidden, "punched", in_vain)
     contact, inside, have_mixed = mixed(encrypted)
     until(have_mixed, PATIENCE_S)
@@ -93,9 +94,6 @@ def test_a_contact_passes_their_bytes_on_where_connections_do_not_meet(mixed, un
 
 
 def test_a_node_that_relays_nothing_is_asked_in_vain(mixed, until, monkeypatch):
-    async def in_vain(address, local, timeout_s):
-        raise BrokenLinkError("A router maps each destination anew.")
-
     monkeypatch.setattr(hidden, "punched", in_vain)
     quick = {"mix_every_steps": 2, "join_timeout_s": 3.0}
     contact, inside, have_mixed = mixed(False, config=Config(**quick, internal=Internal(max_tunnels=0)))

@@ -7,7 +7,6 @@ import threading
 import time
 
 import pytest
-import torch
 from torch import nn
 
 from gossip.config import Config
@@ -15,6 +14,7 @@ from gossip.ids import parse_address
 from node.links import bulk
 from node.network.transfers import streams
 from tests.harness.configs import tuned
+from tests.node.trainees import filled
 
 BYTES_S = 1.25e6
 ELEMENTS = 1 << 18  # 1 MiB, so that a vector takes 0.84 s: almost three times as long as a stream may stand still
@@ -70,13 +70,6 @@ class Throttle:
             sock.close()
 
 
-def wide(value, elements):
-    model = nn.Linear(elements, 1, bias=False)
-    with torch.no_grad():
-        model.weight.fill_(value)
-    return model
-
-
 @pytest.fixture
 def passed_over(train, until, caplog):
     """Let a newcomer join over a slow link and mix; return the bytes that passed, after nobody was blamed."""
@@ -84,10 +77,11 @@ def passed_over(train, until, caplog):
 
     def passed(bytes_s, elements, exchanges, seconds, **options):
         caplog.set_level("INFO", "gossip")
-        first = train(wide(1.0, elements), **options)
+        near, far = (filled(nn.Linear(elements, 1, bias=False), value) for value in (1.0, 2.0))
+        first = train(near, **options)
         slow = Throttle(parse_address(first.node.address), bytes_s)
         made.append(slow)
-        second = train(wide(2.0, elements), seeds=[slow.address], listen="none", **options)
+        second = train(far, seeds=[slow.address], listen="none", **options)
         peers = [one.side.network.peer for one in (first, second)]
         assert peers[1].view.run_id == peers[0].view.run_id, "it began no run of its own"
         until(lambda: min(peer.exchanges.done_count for peer in peers) >= exchanges, seconds)

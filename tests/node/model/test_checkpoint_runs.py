@@ -19,7 +19,7 @@ from node import Node
 from node.loop import network_side
 from node.loop.held_run import HeldRun
 from node.model import checkpoint
-from tests.node.trainees import filled, linear
+from tests.node.trainees import filled, heard_of, linear
 
 MOST = 2**53 - 1
 RUN_ID = "ab" * 16
@@ -104,7 +104,7 @@ def test_weights_of_no_run_begin_one_and_what_is_not_loaded_is_said(quick, tmp_p
         node.save(tmp_path / "ours")
         node.load(tmp_path / "ours.safetensors")
         node._training.network.sync()
-    assert [sentence.split(": ", 1)[1] for sentence in told(caplog, "load")] == [
+    assert [sentence.split(": ", 1)[1] for sentence in heard_of(caplog, "load")] == [
         f"{tmp_path / name} is not loaded: the run that this node holds has 4 samples behind it, and stays."
         for name in ("pretrained.safetensors", "ours.safetensors")
     ]
@@ -178,12 +178,8 @@ def test_load_returns_when_the_network_thread_has_dropped_what_was_pending(train
     assert second.do(load) == (True, 1)
 
 
-def told(caplog, kind):
-    return [record.getMessage() for record in caplog.records if getattr(record, "kind", "") == kind]
-
-
 def overwritten(caplog):
-    return told(caplog, "overwritten")
+    return heard_of(caplog, "overwritten")
 
 
 def test_nodes_of_a_run_that_save_to_one_path_are_told_once(train, until, caplog, tmp_path):
@@ -307,13 +303,6 @@ def test_where_a_swarm_lives_its_weights_are_taken_and_nothing_counts_twice(trai
         assert node.state_dict()["run_id"] == "cd" * 16
         assert 10**6 <= node.swarm_samples < 2 * 10**6
         assert torch.equal(model.weight, donor.model.weight)
-
-
-def test_inside_the_block_the_weights_that_are_here_are_the_runs(quick):
-    with Node(linear(), config=quick) as node:
-        node.load_state_dict({"run_id": "ab" * 16, "swarm_samples": 1000, "version": 3.0})
-        assert node.swarm_samples == 1000
-        assert node.state_dict()["run_id"] == "ab" * 16
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from node.adapters.adapter import ScaleWatch
 from node.model.device.copies import HalfPart
 from node.model.device.downloads import Downloads
 from tests.harness.marks import slow
-from tests.node.trainees import mixed
+from tests.node.trainees import mixed, step_of
 
 pytestmark = pytest.mark.cuda
 QUICK = {"mix_every_steps": 2, "join_timeout_s": 3.0}
@@ -37,15 +37,7 @@ def trainee(seed, dtype=torch.float32, width=16):
     model = nn.Sequential(nn.Linear(width, width), between, nn.Linear(width, 4)).to("cuda", dtype)
     optimizer = torch.optim.AdamW(model.parameters(), 1e-3, fused=True)
     batch = torch.arange(16, device="cuda").to(dtype).repeat(8, width // 16)
-
-    def work():
-        optimizer.zero_grad()
-        loss = model(batch).float().square().mean()
-        loss.backward()
-        optimizer.step()
-        return loss.detach()
-
-    return model, optimizer, work
+    return model, optimizer, step_of(lambda: model(batch).float().square().mean(), optimizer)
 
 
 # -- waits -----------------------------------------------------------------------------------------------------------

@@ -14,6 +14,7 @@ from gossip.errors import LayoutError, LocalError
 from node import Node
 from node.model.inventory.items import Choices
 from node.model.snapshot import ModelState
+from tests.node.trainees import step_of
 from tests.node.vectors import slow_vector, vector_of
 
 FROZEN, TRAINED = 900, 100  # elements
@@ -73,15 +74,7 @@ def test_a_parameter_that_is_trained_after_all_is_told_and_one_that_no_longer_is
 
 def pulled(model, optimizer):
     """Return a training step that moves only the trained parameters."""
-
-    def work():
-        optimizer.zero_grad()
-        loss = ((model.adapter - model.base[: TRAINED - 1]) ** 2).sum()
-        loss.backward()
-        optimizer.step()
-        return loss
-
-    return work
+    return step_of(lambda: ((model.adapter - model.base[: TRAINED - 1]) ** 2).sum(), optimizer)
 
 
 def trainee(train, model, rate=0.01, **options):

@@ -14,6 +14,7 @@ from torch.nn.utils import prune
 from gossip.errors import ConfigError, LayoutError
 from node.model.inventory.items import Choices
 from node.model.snapshot import ModelState
+from tests.node.trainees import step_of
 from tests.node.vectors import mlp, vector_of
 
 
@@ -344,15 +345,11 @@ def job():
     model = Everything()
     optimizer = torch.optim.SGD([one for one in model.parameters() if one.requires_grad], lr=0.01)
 
-    def work():
+    def loss_of():
         x = torch.randint(0, 16, (32,))
-        loss = F.cross_entropy(model(x), x)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        return loss.detach()
+        return F.cross_entropy(model(x), x)
 
-    return model, optimizer, work
+    return model, optimizer, step_of(loss_of, optimizer)
 
 
 def test_a_model_of_every_kind_of_tensor_mixes(train, until):

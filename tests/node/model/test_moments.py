@@ -12,6 +12,7 @@ from node.model.snapshot import ModelState
 from sim.learning.optimizer.moments import MomentPlan
 from tests.node.loop.test_settling import sharing
 from tests.node.storage.stores import notices
+from tests.node.trainees import step_of
 
 ADAM = (("exp_avg", "exp_avg_sq"), ("first", "second"))
 
@@ -22,13 +23,9 @@ def trained(make, steps: int = 3, model: nn.Module | None = None, mix_state: str
     model = model or nn.Sequential(nn.Linear(20, 16), nn.Tanh(), nn.Linear(16, 4))
     made = make(model)
     optimizers = list(made) if isinstance(made, tuple) else [made]
+    step = step_of(lambda: model(torch.randn(8, 20)).square().mean(), *optimizers)
     for _ in range(steps):
-        loss = model(torch.randn(8, 20)).square().mean()
-        for optimizer in optimizers:
-            optimizer.zero_grad()
-        loss.backward()
-        for optimizer in optimizers:
-            optimizer.step()
+        step()
     state = ModelState(model, optimizers)
     state.mix_state = mix_state
     return state

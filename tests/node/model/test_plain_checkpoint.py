@@ -1,11 +1,9 @@
 """Plain PyTorch reads a checkpoint's weights, and an optimizer's state of another save is never taken with them."""
 
 import os
-from datetime import timedelta
 
 import pytest
 import torch
-import torch.distributed as dist
 from safetensors import safe_open
 from safetensors.torch import load_file
 from torch import nn
@@ -59,13 +57,6 @@ def moments(optimizer):
     return [value for state in optimizer.state.values() for value in state.values()]
 
 
-@pytest.fixture
-def group():
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1, timeout=timedelta(seconds=30))
-    yield
-    dist.destroy_process_group()
-
-
 # Plain PyTorch -------------------------------------------------------------------------------------------------------
 class Compiled(nn.Module):
     """A module that is wrapped as by torch.compile, without minutes of compilation."""
@@ -95,7 +86,7 @@ def wrapped_for(way, model):
     ],
 )
 def test_torch_loads_the_weights_strictly_and_a_wrapped_model_has_the_plain_models_names(
-    way, call, quick, tmp_path, group
+    way, call, quick, tmp_path, world
 ):
     (model, _), other, loading = trained(), Tied(2), Tied(3)
     with Node(wrapped_for(way, model), config=quick) as node:

@@ -183,14 +183,7 @@ def test_an_array_that_cannot_say_what_may_be_written_is_taken_at_its_word():
 ImmutableArray = type("ArrayImpl", (Foreign,), {"__module__": "jaxlib._jax"})  # it lends its memory out as writable
 
 
-@pytest.fixture
-def one_process(tmp_path):
-    torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path / 'store'}", rank=0, world_size=1)
-    yield
-    torch.distributed.destroy_process_group()
-
-
-@pytest.mark.usefixtures("one_process")
+@pytest.mark.usefixtures("world")
 def test_a_module_of_the_first_fsdp_is_refused():
     from torch.distributed.fsdp import FullyShardedDataParallel, ShardingStrategy
 

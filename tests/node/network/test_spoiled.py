@@ -1,12 +1,11 @@
 """Weights that are no longer finite: noticed, reported once, given to no node, and replaced by the swarm's."""
 
-import json
 import math
 import time
 
 import torch
 
-from tests.node.trainees import linear
+from tests.node.trainees import linear, sentences_in, step_of
 
 QUIET_S = 1.5
 
@@ -14,24 +13,15 @@ QUIET_S = 1.5
 def work_of(model, optimizer, broken):
     """Return a step that pulls all weights to 1; while ``broken`` is not empty, its loss is NaN."""
 
-    def work():
+    def loss_of():
         scale = math.nan if broken else 1.0
-        loss = scale * sum(((p - 1.0) ** 2).sum() for p in model.parameters())
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        return loss
+        return scale * sum(((p - 1.0) ** 2).sum() for p in model.parameters())
 
-    return work
+    return step_of(loss_of, optimizer)
 
 
 def finite(model):
     return all(bool(torch.isfinite(p).all()) for p in model.parameters())
-
-
-def said(log, kind):
-    rows = [json.loads(line) for line in log.read_text().splitlines()]
-    return [row["sentence"] for row in rows if row["event"] == kind]
 
 
 def pair(train, quick, monkeypatch, tmp_path, broken):
@@ -64,9 +54,9 @@ def test_spoiled_weights_are_said_once_given_to_nobody_and_replaced_by_the_swarm
     until(lambda: two.node.metrics().exchanges_done >= done + 3, 20)
     assert finite(model), "with Adam's spoiled state its next step would spoil the weights again"
     assert finite(first)
-    assert 1 <= len(said(log, "spoiled")) <= 4, "once each time, and ever more rarely"
-    assert "gives them to no member" in said(log, "spoiled")[0]
-    assert not said(log, "loss")
+    assert 1 <= len(sentences_in(log, "spoiled")) <= 4, "once each time, and ever more rarely"
+    assert "gives them to no member" in sentences_in(log, "spoiled")[0]
+    assert not sentences_in(log, "loss")
 
 
 def test_a_loss_that_is_no_number_beside_sound_weights_is_said_once_and_stops_nothing(
@@ -75,10 +65,10 @@ def test_a_loss_that_is_no_number_beside_sound_weights_is_said_once_and_stops_no
     one, two, _, model, log = pair(train, quick, monkeypatch, tmp_path, [])
     work = two.work
     two.work = lambda: work() * math.inf
-    until(lambda: said(log, "loss"), 10)
+    until(lambda: sentences_in(log, "loss"), 10)
     done = two.node.metrics().exchanges_done
     until(lambda: two.node.metrics().exchanges_done >= done + 5, 20)
-    assert len(said(log, "loss")) == 1
+    assert len(sentences_in(log, "loss")) == 1
     assert two.side.network.peer.local.sound
     assert finite(model)
     assert one.side.network.peer.local.sound

@@ -10,7 +10,7 @@ from torch import nn
 from gossip.errors import ConfigError
 from gossip.timeline import merge
 from node import Node
-from tests.node.trainees import linear
+from tests.node.trainees import heard_of, linear
 
 
 def events(path):
@@ -76,7 +76,7 @@ def test_a_full_disk_costs_the_timeline_and_no_step(train, until, caplog):
     until(lambda: trainee.node.metrics().steps > 300)
     trainee.stop()
     assert trainee.error is None
-    assert [row.message for row in caplog.records if row.kind == "timeline"] == [
+    assert heard_of(caplog, "timeline") == [
         f"Node {trainee.made._training.me.hex()[:8]}: The timeline /dev/full is incomplete, as it could not be "
         "written: No space left on device."
     ]

@@ -9,8 +9,6 @@ import time
 from pathlib import Path
 
 import pytest
-import torch
-from torch import nn
 
 pytest.importorskip("h11", reason="the page needs gossip-trainer[page]")
 prometheus_parser = pytest.importorskip("prometheus_client.parser", reason="the page needs gossip-trainer[page]")
@@ -21,6 +19,7 @@ from node.identity.keys import read_secret  # noqa: E402
 from node.observe.figures import FIGURES  # noqa: E402
 from node.observe.page import page, web  # noqa: E402
 from node.observe.page.guard import token_of  # noqa: E402
+from tests.node.trainees import linear  # noqa: E402
 
 PAGE = {"page": "127.0.0.1:0"}
 
@@ -75,16 +74,11 @@ def stream():
         yield lambda port: stack.enter_context(contextlib.closing(Stream(port)))
 
 
-def model():
-    torch.manual_seed(0)
-    return nn.Linear(4, 2)
-
-
 @pytest.mark.parametrize("is_secret", [False, True], ids=["open", "secret"])
 def test_one_nodes_page_shows_the_whole_swarm_who_mixed_with_whom_and_who_left(train, until, stream, secret, is_secret):
     options = {"secret": secret} if is_secret else {}
-    first = train(model(), work=lambda: 0.5, **PAGE, **options)
-    second = train(model(), work=lambda: 0.25, seeds=[first.node.address], **options)
+    first = train(linear(), work=lambda: 0.5, **PAGE, **options)
+    second = train(linear(), work=lambda: 0.25, seeds=[first.node.address], **options)
     events = stream(port_of(first))
     begin = events.next("begin")
     assert begin["swarm"] == "default"
@@ -106,7 +100,7 @@ def test_one_nodes_page_shows_the_whole_swarm_who_mixed_with_whom_and_who_left(t
 
 
 def test_every_metric_is_there_by_the_conventions(train, until):
-    node = train(model(), work=lambda: 0.5, **PAGE)
+    node = train(linear(), work=lambda: 0.5, **PAGE)
     until(lambda: node.node.metrics().loss is not None)
     status, headers, body = get(port_of(node), "/metrics")
     families = {family.name: family for family in prometheus_parser.text_string_to_metric_families(body.decode())}
@@ -123,7 +117,7 @@ def test_every_metric_is_there_by_the_conventions(train, until):
 
 
 def test_a_node_is_healthy_while_its_steps_advance(train, until, monkeypatch):
-    node = train(model(), work=lambda: 0.5, **PAGE)
+    node = train(linear(), work=lambda: 0.5, **PAGE)
     port = port_of(node)
     assert get(port, "/healthz")[::2] == (200, b"Steps advance.\n")
     monkeypatch.setattr(page, "HEALTHY_S", 0.2)
@@ -138,7 +132,7 @@ def test_a_node_is_healthy_while_its_steps_advance(train, until, monkeypatch):
 
 
 def test_files_come_with_a_policy_that_lets_no_other_script_run(train):
-    port = port_of(train(model(), **PAGE))
+    port = port_of(train(linear(), **PAGE))
     for target, kind in (("/", "text/html"), ("/page.js", "text/javascript"), ("/uPlot.min.css", "text/css")):
         status, headers, body = get(port, target)
         assert status == 200
@@ -165,7 +159,7 @@ def test_the_page_needs_no_other_server_and_makes_no_markup_of_its_data():
 @pytest.fixture
 def guarded(train, secret):
     """Return a node whose page wants a token, the port of that page, and the header with the token."""
-    node = train(model(), secret=secret, page="0.0.0.0:0", listen="127.0.0.1:0")
+    node = train(linear(), secret=secret, page="0.0.0.0:0", listen="127.0.0.1:0")
     return node, port_of(node), {"Authorization": f"Bearer {token_of(read_secret(secret))}"}
 
 
@@ -198,7 +192,7 @@ def test_idle_sockets_keep_no_monitor_out(guarded, until, monkeypatch):
 
 
 def test_a_stream_outlasts_any_number_of_idle_sockets(train, until, stream):
-    node = train(model(), **PAGE)
+    node = train(linear(), **PAGE)
     port, server = port_of(node), node.side.service.page.server
     events = stream(port)
     events.next("state")
@@ -229,7 +223,7 @@ def test_a_visitor_that_asks_nothing_or_reads_nothing_is_dropped(train, until, m
     monkeypatch.setattr(web, "SEND_S", 0.2)
     monkeypatch.setattr(page, "UPDATE_PERIOD_S", 0.001)
     monkeypatch.setattr(page, "PAUSE_TIMES", 1.0)
-    node = train(model(), **PAGE)
+    node = train(linear(), **PAGE)
     where, page_of_node = ("127.0.0.1", port_of(node)), node.side.service.page
     server = page_of_node.server
     with socket.create_connection(where), socket.socket() as deaf:
@@ -253,7 +247,7 @@ def test_a_visitor_that_asks_nothing_or_reads_nothing_is_dropped(train, until, m
     ],
 )  # fmt: skip
 def test_whatever_is_sent_is_answered_with_a_sentence_or_closed_and_is_no_fault_of_ours(train, sent):
-    node = train(model(), **PAGE)
+    node = train(linear(), **PAGE)
     with socket.create_connection(("127.0.0.1", port_of(node)), timeout=10) as other:
         try:
             other.sendall(sent)
@@ -268,7 +262,7 @@ def test_whatever_is_sent_is_answered_with_a_sentence_or_closed_and_is_no_fault_
 
 def test_no_more_than_so_many_streams_are_open(train, until, stream, monkeypatch):
     monkeypatch.setattr(page, "MAX_STREAMS", 2)
-    node = train(model(), **PAGE)
+    node = train(linear(), **PAGE)
     opened = [stream(port_of(node)) for _ in range(2)]
     for one in opened:
         one.next("state")
@@ -279,7 +273,7 @@ def test_no_more_than_so_many_streams_are_open(train, until, stream, monkeypatch
 
 
 def test_a_node_leaves_as_quickly_with_a_page_open(train, stream):
-    node = train(model(), **PAGE)
+    node = train(linear(), **PAGE)
     events = stream(port_of(node))
     events.next("state")
     began = time.monotonic()
@@ -292,11 +286,11 @@ def test_a_page_whose_port_is_taken_says_so_in_a_sentence():
     with socket.create_server(("127.0.0.1", 0)) as taken:
         where = f"127.0.0.1:{taken.getsockname()[1]}"
         with pytest.raises(LocalError, match=rf"The page cannot listen on {where}: address already in use"):
-            Node(model(), page=where).start()
+            Node(linear(), page=where).start()
 
 
 def test_a_fault_of_the_page_is_told_and_the_node_trains_on(train, until, monkeypatch):
-    node = train(model(), **PAGE)
+    node = train(linear(), **PAGE)
     monkeypatch.setattr(page.SwarmPicture, "update", lambda *_: 1 / 0)
     until(lambda: [event for event in node.node.history() if event.kind == "fault"])
     (fault,) = [str(event) for event in node.node.history() if event.kind == "fault"]

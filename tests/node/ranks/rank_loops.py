@@ -7,6 +7,7 @@ from torch import nn
 
 from gossip.config import Config
 from tests.node.ranks.rank_threads import MemoryGroup, RankThread, play
+from tests.node.trainees import step_of
 
 QUICK = Config(mix_every_steps=2, join_timeout_s=3.0)
 
@@ -29,11 +30,7 @@ def trained(model, optimizer, step):
     """Take a step on inputs that are equal on every rank, which stands for all-reduced gradients."""
     generator = torch.Generator().manual_seed(step)
     inputs = torch.randn(16, 6, generator=generator, dtype=model[0].weight.dtype)
-    loss = model(inputs).square().mean()
-    optimizer.zero_grad()
-    loss.backward()
-    optimizer.step()
-    return loss
+    return step_of(lambda: model(inputs).square().mean(), optimizer)()
 
 
 def ranks(loop, size=2, make=None, dtype=torch.float32, **options):

@@ -45,7 +45,7 @@ from tests.node.ranks.rank_loops import (
     trained_by,
 )
 from tests.node.ranks.rank_threads import MemoryGroup, RankThread, play
-from tests.node.trainees import pull
+from tests.node.trainees import pull, step_of
 
 pytestmark = pytest.mark.usefixtures("memory_groups")
 
@@ -72,13 +72,8 @@ def test_a_partly_frozen_model_with_two_optimizers_is_the_same_on_all_ranks():
     def loop(node, rank):
         model, optimizers = model_of(node), trained_by(node).optimizers.all
         for step in range(5):
-            loss = model(torch.full((4, 6), float(step))).square().mean()
-            for optimizer in optimizers:
-                optimizer.zero_grad()
-            loss.backward()
-            for optimizer in optimizers:
-                optimizer.step()
-            node.step(loss, 4)
+            inputs = torch.full((4, 6), float(step))
+            node.step(step_of(lambda inputs=inputs: model(inputs).square().mean(), *optimizers)(), 4)
         return [flat(model)] + [state for one in optimizers for kept in one.state.values() for state in kept.values()]
 
     pair = group_of(make, loop)

@@ -2,7 +2,6 @@
 
 import itertools
 import threading
-import time
 from pathlib import Path
 
 import torch
@@ -10,6 +9,7 @@ from fsspec.implementations.memory import MemoryFileSystem
 from torch import nn
 
 from node.model import checkpoint
+from tests.node.conftest import until
 from tests.node.trainees import filled
 
 names = itertools.count()
@@ -69,11 +69,7 @@ def weight_of(node):
 def drained(node):
     """Wait until the node has no upload left."""
     node._training.run.uploads.wait(url="faulty://b/none")
-    uploads = node._training.run.uploads
-    end = time.monotonic() + 20
-    while uploads.thread is not None:
-        assert time.monotonic() < end
-        time.sleep(0.005)
+    until(lambda: node._training.run.uploads.thread is None)
 
 
 def save_each(node, *values, **options):

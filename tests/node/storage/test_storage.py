@@ -14,6 +14,7 @@ from node.model import checkpoint
 from node.storage import copies, uploads
 from tests.harness import warm
 from tests.node.storage.stores import drained, fill, linear, notices, save_each, weight_at, weight_of
+from tests.node.trainees import heard_of
 
 # Saving and loading ---------------------------------------------------------------------------------------------------
 
@@ -160,7 +161,7 @@ def test_a_failure_at_the_end_is_logged_and_the_checkpoint_stays(quick, store, c
         store.errors[:] = [PermissionError(errno.EACCES, "Access denied")]
         threading.Timer(0.5, store.goes_on.set).start()
         kept = node._training.run.own_folder / "unsent.safetensors"
-    (told,) = [record.getMessage() for record in caplog.records if record.kind == "storage"]
+    (told,) = heard_of(caplog, "storage")
     assert "The store refuses faulty://b/run" in told
     assert str(kept) in told
     assert float(checkpoint.load(kept).tensors["weight"][0, 0]) == 6.0
@@ -172,7 +173,7 @@ def test_leaving_says_what_it_waits_for_and_not_for_ever(quick, store, caplog, m
     with Node(linear(), config=quick) as node:
         store.goes_on.clear()
         node.save("faulty://b/run")
-    first, last = [record.getMessage() for record in caplog.records if record.kind == "storage"]
+    first, last = heard_of(caplog, "storage")
     assert first.endswith(
         "This node has left, and its checkpoint is still on its way to faulty://b: the program ends when it is there."
     )

@@ -20,7 +20,7 @@ from node.transport import seeds as module
 from node.transport.seeds import MAX_FOUND, MAX_TEXTS, SeedLookup
 from tests.harness.ports import free_port
 from tests.node.conftest import QUICK
-from tests.node.trainees import alive, linear
+from tests.node.trainees import alive, heard_of, linear
 
 HERE, SOMEBODY = Address("127.0.0.1", 7700), PeerId(b"s" * 16)
 PATIENT = replace(QUICK, join_timeout_s=25.0)
@@ -224,10 +224,6 @@ def company(*trainees):
     return lambda: all(one.node is not None and alive(one) == len(trainees) for one in trainees)
 
 
-def said(caplog, kind):
-    return [record.getMessage() for record in caplog.records if record.kind == kind]
-
-
 def test_nodes_whose_name_lists_their_own_address_first_find_each_other(resolver, launch, until, caplog):
     caplog.set_level(logging.INFO, "gossip")
     port = free_port()
@@ -235,7 +231,7 @@ def test_nodes_whose_name_lists_their_own_address_first_find_each_other(resolver
     nodes = [launch(linear(), seeds=[f"swarm:{port}"], listen=f"{host}:{port}", config=PATIENT) for host in hosts]
     until(company(*nodes))
     until(lambda: len({node.side.network.peer.view.run_id for node in nodes}) == 1)
-    assert not [sentence for sentence in said(caplog, "started") if "starts alone" in sentence]
+    assert not [sentence for sentence in heard_of(caplog, "started") if "starts alone" in sentence]
 
 
 def test_nodes_with_one_empty_file_wait_until_it_fills_and_are_one_swarm(launch, until, caplog, tmp_path):
@@ -248,7 +244,7 @@ def test_nodes_with_one_empty_file_wait_until_it_fills_and_are_one_swarm(launch,
     assert not any(node.running.is_set() for node in nodes)
     file.write_text("\n".join(where))
     until(company(*nodes))
-    assert len(said(caplog, "started")) == 1, "the run of both, which neither began alone"
+    assert len(heard_of(caplog, "started")) == 1, "the run of both, which neither began alone"
 
 
 def test_a_node_joins_whatever_its_other_seeds_do(train, until):
@@ -280,8 +276,8 @@ def test_of_a_name_with_several_addresses_one_that_answers_is_enough(resolver, t
     resolver["swarm"] = ["127.0.0.9", "127.0.0.1"]
     late = train(linear(1), seeds=[f"swarm:{port}"])
     until(company(first, late))
-    assert not said(caplog, "seed")
+    assert not heard_of(caplog, "seed")
     resolver["nobody"] = ["127.0.0.8", "127.0.0.9"]
     train(linear(2), seeds=[f"nobody:{port}"], config=replace(QUICK, join_timeout_s=0.5))
-    (told,) = said(caplog, "seed")
+    (told,) = heard_of(caplog, "seed")
     assert f"Seed nobody:{port} refused the connection: no node listens there; it is tried again and again." in told

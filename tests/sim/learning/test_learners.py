@@ -104,14 +104,6 @@ def test_all_peers_begin_with_the_weights_that_the_seed_decides():
     assert not np.array_equal(first.matrix, other.matrix)
 
 
-def test_one_more_peer_changes_no_other_peers_training():
-    task = Task(samples_per_peer=16)
-    few, more = Learners(task, NAMES, SEED), Learners(task, ["zoe", *NAMES], SEED)
-    few.train(np.arange(5), np.full(5, 7))
-    more.train(np.arange(6), np.full(6, 7))
-    assert np.array_equal(few.matrix, more.matrix[1:])
-
-
 def test_torchs_own_generator_stays_as_it_was():
     before = torch.get_rng_state()
     learners = Learners(Task(**MODELS["cnn"]), NAMES, SEED)

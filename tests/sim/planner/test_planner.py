@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from benchmarks.replay.plan import Plan
-from gossip import __main__ as command
 from gossip.config import Config
 from gossip.errors import ConfigError, LocalError
 from sim.planner import command as planner
@@ -251,12 +250,8 @@ def test_the_command_plays_names_and_writes(tmp_path, capsys, monkeypatch):
 
 
 @pytest.mark.parametrize("words", [["plan"], ["plan", "links.toml", "--measure", "127.0.0.1:1"]])
-def test_the_command_wants_a_file_or_nodes(words, monkeypatch, capsys):
-    monkeypatch.setattr("sys.argv", ["gossip", *words])
-    with pytest.raises(SystemExit) as ended:
-        command.main()
-    assert ended.value.code == 2
-    assert "one of the two" in capsys.readouterr().err
+def test_the_command_wants_a_file_or_nodes(words, gossip):
+    assert "one of the two" in gossip(*words, code=2).err
 
 
 @pytest.mark.parametrize(("changes", "seeds"), [({}, {1, 2}), ({"seed": 7}, {7, 8}), ({"seed": 7, "seeds": 1}, {7})])

@@ -49,7 +49,6 @@ def nat(**keys):
         ({"task": {"partition": {"alpha": 1.0}}}, ["task.partition.alpha", "iid has none"]),
         ({"task": {"partition": "even"}}, ["task.partition.kind = 'even'", "iid, dirichlet, natural"]),
         ({"task": {"optimizer": "adamw"}}, ["task.optimizer.lr", "missing", "0.001"]),
-        ({"task": {"optimizer": {"name": "adamw", "lr": 1e-3, "momentum": 0.9}}}, ["task.optimizer.momentum", "betas"]),
         ({"task": {"optimizer": {"betas": [0.9]}}}, ["task.optimizer.betas", "a list of 2"]),
         ({"task": {"optimizer": {"betas": [0.9, "x"]}}}, ["task.optimizer.betas[1] = 'x'", "a number"]),
         ({"task": {"optimizer": {"lr": math.nan}}}, ["task.optimizer.lr", "positive"]),
