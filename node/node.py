@@ -128,10 +128,10 @@ class Node(DataCalls):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        is_apart = self._has_left and error is None and self._agreed_at != self._share.draws.steps
+        is_apart = self._is_unsettled and error is None and self._agreed_at != self._share.draws.steps
         if is_apart and not self.finished and self.metrics().exchanges_done:
             self._share.samplers.notify("apart", LEFT)
-        self._has_left = False
+        self._is_unsettled = False
         self._training.leave(error)
 
     # -- the loop ------------------------------------------------------------------------------------------------

@@ -2,7 +2,8 @@
 
 These rows make the keyword arguments of :class:`node.node.Node` with their documentation, the flags of `gossip run` and
 `gossip local`, the GOSSIP_* variables, the flags for processes that one process starts, and docs/options.md. To add an
-option, add its row here and its field in :class:`node.settings.Settings`.
+option, add its row here and its field in :class:`node.settings.Settings`, and read it in ``Settings.gather`` unless it
+is a number.
 
 The rows are read at run time: this module does without postponed annotations, and imports nothing heavy.
 """

@@ -117,9 +117,9 @@ def mix_interval(
     return max(min_steps, whole_steps(max(by_bytes, by_time)))
 
 
-def steps_for_codec(codec: str) -> int:
-    """Return the shortest interval that the bytes of a codec allow; "auto" and coarser codecs count as int8."""
-    return whole_steps(4.0 * BYTES_SHARE.get(codec, BYTES_SHARE["int8"]) / BYTES_PER_ELEMENT_STEP)
+def steps_for_bytes(share: float) -> int:
+    """Return the shortest interval that so many bytes allow, as a share of fp32's; less than int8's count as those."""
+    return whole_steps(4.0 * max(share, BYTES_SHARE["int8"]) / BYTES_PER_ELEMENT_STEP)
 
 
 def whole_steps(steps: float) -> int:

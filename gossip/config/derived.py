@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from gossip.codecs import AUTO
-from gossip.codecs.choice import NOMINAL_STEPS, steps_for_codec
+from gossip.codecs import AUTO, get_codec
+from gossip.codecs.choice import NOMINAL_STEPS, steps_for_bytes
 from gossip.config.filters import AUTO_FILTER, FILTERS
 from gossip.config.internal import Internal
 from gossip.config.keys import MOST_PARTNERS, Keys
@@ -100,7 +100,10 @@ class Derived(Keys):
         A node that chooses its interval begins with the shortest that the bytes of its codec allow. The usual distance
         of :mod:`gossip.filters.clip` is that of earlier exchanges. After a longer interval it would let in lies.
         """
-        return steps_for_codec(self.codec_name) if self.auto_interval else self.interval_steps
+        if not self.auto_interval:
+            return self.interval_steps
+        share = 0.0 if self.codec_name == AUTO else get_codec(self.codec_name).encoded_bytes(1 << 16) / (4 << 16)
+        return steps_for_bytes(share)
 
     @property
     def codec_name(self) -> str:

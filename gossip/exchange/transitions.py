@@ -13,8 +13,8 @@
 A pair is a two-phase commit without a coordinator. Each side sends COMMIT when all of the other's vector has arrived
 and passed every check. The exchange happens exactly when both have sent it. These two facts never change afterwards.
 If a link breaks between the two COMMITs the exchange is IN_DOUBT: the sides ask each other (Outcome, Settled) and reach
-the same answer. Only a partner that stays unreachable for ``doubt_s`` causes a one-sided drop, which moves
-the mean by at most that one difference.
+the same answer. A drop is one-sided only if the partner is gone or unreachable for ``doubt_s``, if newer exchanges in
+doubt take this one's place, or if the weights are replaced. It moves the mean by at most that one difference.
 
     reserved  asks      ASKED -> RESERVED -> PREPARING -> OFFERED -> STREAMING -> VERIFIED -> mixed
               consents           RESERVED -> PREPARING -> OFFERED -> STREAMING -> VERIFIED -> mixed
@@ -36,9 +36,8 @@ flight. If it learns that the push failed, it merges its own snapshot back in.
 
 In a group, OFFERED means that invitations (or our consent) are sent and the list of members is open. The inviter, which
 is the group's initiator, coordinates the two-phase commit: each member sends it COMMIT once it has the means of all
-slices. The inviter sends SETTLED to all when every member has committed that is not late. One that is hears the outcome
-when it asks.
-No node is always the inviter: it is the member whose mix was due first.
+slices. Once every member that is not late has committed, the inviter sends SETTLED to all. A late member hears the
+outcome when it asks. No node is always the inviter: it is the member whose mix was due first.
 
 docs/protocol.md has the same tables, with the messages and actions of each; a test compares them.
 """

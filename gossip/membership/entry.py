@@ -117,7 +117,7 @@ class Entry:
         return any(hint.by == peer for hint in self.accusations)
 
     def allow_records(self, records: float, now: float) -> TokenBucket:
-        """Allow it ``records`` at once, VERIFIED_BURST at least, and VERIFIED_PER_S a second in the long run."""
+        """Allow bursts of ``records``, VERIFIED_BURST at least, and VERIFIED_PER_S a second in the long run."""
         if self.check_tokens is None:
             self.check_tokens = TokenBucket(VERIFIED_PER_S, VERIFIED_BURST, now)
         self.check_tokens.raise_burst(records)

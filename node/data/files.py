@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator
 from functools import partial
 from typing import Any, TypeVar
 
+import torch
 from torch.utils.data import get_worker_info
 
 from gossip.errors import ConfigError, DataError
@@ -15,6 +16,7 @@ from node.data.division import Pass, Sharers, rank_share
 
 T = TypeVar("T")
 
+MAX_WORKERS = 1_024  # Workers of a DataLoader with a pass number of their own; each takes 8 bytes.
 ENDLESS = (
     "These files come without end, so they have no length and make no list: iterate over them (docs/node.md has it for "
     "webdataset), or give epochs=1 for the files of one pass."
@@ -58,7 +60,7 @@ class FileShards(Iterable[str]):
         names: Noted when a name is given.
 
     Raises:
-        DataError: There are no files, or a name is no text.
+        DataError: There are no files.
         ConfigError: A number is impossible.
     """
 
@@ -75,7 +77,10 @@ class FileShards(Iterable[str]):
             raise ConfigError(f"samples is {samples}; give how many all files hold, or leave it out.")
         self.epochs, self.seed, self.samples, self.sharers = epochs, 0 if shuffle else None, samples, sharers
         self.names = names or NamesGiven()
-        self.next_number = 0  # The number of the next pass.
+        # The number of the next pass in each worker of a DataLoader, in memory that all processes share: workers that
+        # start with each pass would begin at 0 again. The first is also this process's.
+        self.next_numbers = torch.zeros(MAX_WORKERS, dtype=torch.int64)
+        self.next_numbers.share_memory_()  # type: ignore[no-untyped-call]
 
     def __len__(self) -> int:
         """Return the number of all files, of this node and of others. Raise TypeError if they come without end."""
@@ -104,10 +109,12 @@ class FileShards(Iterable[str]):
     def begin_pass(self) -> int:
         """Return the number of the pass that begins now. It is counted at once, so that ``break`` skips the rest."""
         self.names.note()
-        number = self.next_number
+        worker = get_worker_info()
+        place = 0 if worker is None else worker.id % MAX_WORKERS
+        number = int(self.next_numbers[place])
         if self.samples is not None:
             number = max(number, self.sharers.swarm_samples() // self.samples)
-        self.next_number = number + 1
+        self.next_numbers[place] = number + 1
         return number
 
     def pass_files(self, number: int) -> Iterator[str]:

@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from torch.utils.data import DataLoader, IterableDataset, Sampler
+from torch.utils.data import DataLoader, IterableDataset, Sampler, default_collate
 
 from node.data.draws import DrawCount
 from node.data.files import NamesGiven
@@ -40,7 +40,9 @@ class ShareLoader:
     def __init__(
         self, loader: DataLoader[Any], samplers: Samplers, draws: DrawCount, names: NamesGiven | None = None
     ) -> None:
-        self.draws, self.inner, self.names = draws, loader, names
+        # A copy, since the node finds this object by the user's loader, and frees it with that.
+        self.draws, self.inner, self.names = draws, copy.copy(loader), names
+        vars(self.inner)["_iterator"] = None
         self.order: Order | None = None
         self.given: SizedSampler | None = None
         self.unread = 0  # Batches of a stream so far.
@@ -53,8 +55,7 @@ class ShareLoader:
             else:
                 batches = ShareBatchSampler(share, loader.batch_size, loader.drop_last)
                 changes["batch_sampler"] = self.given = SizedSampler(batches)
-            self.inner = copy.copy(loader)
-            vars(self.inner).update(changes, _iterator=None)  # A DataLoader refuses to have its sampler assigned.
+            vars(self.inner).update(changes)  # A DataLoader refuses to have its sampler assigned.
 
     @property
     def epoch_samples(self) -> int | None:
@@ -92,7 +93,9 @@ class ShareLoader:
         return len(self.inner)
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(vars(self)["inner"], name)
+        if "inner" not in vars(self):  # An object that is being copied.
+            raise AttributeError(name)
+        return getattr(self.inner, name)
 
 
 class SizedSampler(Sampler[Any]):
@@ -120,16 +123,28 @@ class SizedSampler(Sampler[Any]):
 
 
 def samples_in(batch: Any, loader: DataLoader[Any]) -> int:
-    """Return the number of samples in a batch of an iterable dataset, as its first tensor has it.
+    """Return the number of samples in a batch of an iterable dataset: the rows of its first column.
 
-    A tensor with more rows than the loader's batch size has rows of another kind, as tokens.
+    A column with more rows than the loader's batch size has rows of another kind, as tokens. A collate function of the
+    user may also return a list of samples: it is as long as the batch size, and what is in it is not.
     """
-    most = loader.batch_size or math.inf
-    if isinstance(batch, Mapping):
-        batch = list(batch.values())
-    while isinstance(batch, list | tuple) and batch and not isinstance(batch[0], str | int | float):
-        batch = batch[0]
-    shape = getattr(batch, "shape", None)
-    if shape is not None and len(shape):
-        return int(min(shape[0], most))
-    return int(min(len(batch), most)) if isinstance(batch, list | tuple) else loader.batch_size or 1
+    most, rows = loader.batch_size or math.inf, [*rows_of(batch)]
+    has_samples = loader.collate_fn is not default_collate and isinstance(batch, list | tuple) and len(batch) == most
+    if has_samples and any(count != most for count in rows):
+        return len(batch)
+    return int(min(rows[0], most)) if rows else loader.batch_size or 1
+
+
+def rows_of(value: Any) -> Iterator[int]:
+    """Yield the rows of each column in a batch: a tensor, or a list of texts or numbers."""
+    shape = getattr(value, "shape", None)
+    if shape is not None:
+        yield from map(int, shape[:1])
+    elif isinstance(value, Mapping):
+        for item in value.values():
+            yield from rows_of(item)
+    elif isinstance(value, list | tuple) and value:
+        if isinstance(value[0], str | int | float):
+            yield len(value)
+        for item in value:
+            yield from rows_of(item)

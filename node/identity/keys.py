@@ -69,6 +69,8 @@ class Identity:
                 f"The identity in {path} cannot be read ({error.strerror}): make it readable or name another state"
                 " directory."
             ) from error
+        except ValueError as error:
+            raise IdentityError("The path of the state directory holds a null byte: name a folder.") from error
         try:
             key = serialization.load_pem_private_key(pem, password=None)
         # TypeError: it needs a password. InternalError: OpenSSL reads keys of this kind but cannot use them.
@@ -140,13 +142,13 @@ def read_secret(path: Path) -> bytes:
 
 
 def check_private(path: Path, content: str) -> None:
-    """Raise :class:`IdentityError` if every user of this machine may read the file and we could forbid it.
+    """Raise :class:`IdentityError` if every user of this machine may read or write the file and we could forbid it.
 
-    A file mounted by an orchestrator belongs to another user or is read-only, and is accepted.
+    A file mounted by an orchestrator belongs to another user or its mount is read-only, and is accepted.
     """
     status = path.stat()
-    is_ours = status.st_uid == os.geteuid() and os.access(path, os.W_OK)
-    if is_ours and stat.S_ISREG(status.st_mode) and status.st_mode & 0o007:
+    is_ours = status.st_uid == os.geteuid() and not os.statvfs(path).f_flag & os.ST_RDONLY
+    if is_ours and stat.S_ISREG(status.st_mode) and status.st_mode & 0o006:
         raise IdentityError(f"Every user of this machine can read {content} in {path}: run chmod 600 {path} first.")
 
 

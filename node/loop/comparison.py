@@ -1,6 +1,7 @@
-"""The comparison of this loop with those of other members: datasets, drawn batches, and constants of the models.
+"""The comparison of this loop with those of other members: datasets, drawn batches, constants and learning rates.
 
-Each node states its own in three marks of its record. Whatever differs, or should and does not, is told once.
+Each node states its own in four marks of its record. It tells once where another's differ, and of draws where they are
+equal.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import time
 from collections.abc import Callable
 
 from gossip.ids import MemberRecord, short
+from gossip.recent import Recent
 from node.data.likeness import Likeness
 from node.loop.network_side import NetworkSide
 from node.model.inventory.constants import Constants
@@ -27,6 +29,7 @@ RATE_PERIOD_S = 10.0  # Seconds between two looks at this loop's learning rate.
 RATE_CHANGE = 1.5  # The factor by which it must have changed to be stated again, since a record goes to all members.
 RATES_APART = 4.0  # The ratio of two learning rates from which on they are told to differ.
 RATES_APART_S = 30.0  # Seconds for which they must, since a schedule's steps come to nodes at slightly other times.
+MAX_TOLD = 1_024  # Members remembered of which it was told that their data differ.
 OTHER_PASSES = 3  # After so many passes over other data in a row the first data are no more this loop's.
 
 Mark = tuple[float, int]
@@ -47,7 +50,7 @@ class DataComparison:
         self.divided_at = 0.0  # The time of the first pass.
         self.losses: Mark | None = None  # Of the first two losses, if this loop divides no data.
         self.has_losses = False  # They are known, and perhaps say nothing.
-        self.told_members: set[bytes] = set()  # Members whose data were told to differ.
+        self.told_members = Recent[bytes, None](MAX_TOLD)  # Members whose data were told to differ.
         self.constants: Constants | None = None  # Those of the model, as they were before the first step.
         self.is_draw_told = self.are_constants_told = False
         self.rate, self.rate_read_at = 0.0, -math.inf  # The learning rate that was stated last, and when one was read.
@@ -116,12 +119,12 @@ class DataComparison:
                 self.rate_read_at = now
                 if ratio_of(current := rate(), self.rate) >= RATE_CHANGE:
                     self.rate = current
+            self.publish()  # Also the removal of the last mark.
             if any(self.marks.values()):
-                self.publish()
                 self.network.call(self.compare)
 
     def compare(self) -> None:
-        """Compare this node's marks with the others', and tell of differences, of each member once.
+        """Compare this node's marks with the others': tell of other data of each member once, of the rest once in all.
 
         Runs in the network thread.
         """
@@ -129,13 +132,16 @@ class DataComparison:
         records = peer.membership.run_members(peer.view.run_id)
         lacking = sum(mark_in(record, DATA) is None for record in records[: FEW_MEMBERS + 1])
         self.is_awaited = lacking > 0 and len(records) <= FEW_MEMBERS
+        if self.rates_apart_since:
+            here = {record.id for record in records}
+            self.rates_apart_since = {one: since for one, since in self.rates_apart_since.items() if one in here}
         for record in records:
             told = values_in(record)  # Read once, for all marks.
             mark = told.get(DATA)
             if marks[DATA] is not None and mark is not None and data is not None and record.id not in self.told_members:
                 difference = data.difference(Likeness(mark[1], mark[0]))
                 if difference is not None:
-                    self.told_members.add(record.id)
+                    self.told_members[record.id] = None
                     self.network.notify("data", (
                         f"Member {short(record.id)} {difference}: give all nodes the same data in the same order, or "
                         "some samples are trained twice and others by nobody."

@@ -35,7 +35,7 @@ class DataCalls:
     def _prepare_data(self, samplers: Samplers, optimizers: Optimizers) -> None:
         self._share = Share(samplers)
         self._agreed_at = -1  # The steps of this loop at its last settle, if all nodes then agreed.
-        self._has_left = False  # The loop has left its last epochs before their end.
+        self._is_unsettled = False  # The loop is in epochs, or has left its last ones before their end.
         self._schedules = Schedules(optimizers.all, self.progress)
 
     def epochs(self, n: int, data: Any, settle: tuple[float, float] | None = SETTLE_S) -> Iterator[int]:
@@ -64,9 +64,9 @@ class DataCalls:
         """Yield the epochs, and settle after the last."""
         if self._share.samplers.sharers.finished():  # This node holds the final weights.
             return
-        self._has_left = True
+        self._is_unsettled = True
         yield from epochs
-        self._has_left = False
+        self._is_unsettled = False
         if self._agreed_at != self._share.draws.steps:
             self.settle(*times)
 
@@ -187,11 +187,13 @@ class DataCalls:
         Raises:
             ConfigError: The total is unknown, or no number above 0.
         """
-        samples = self._share.draws.total(total)
+        samples: int | None = self._share.draws.total(total)
+        sharers = self._share.samplers.sharers
+        if sharers.finished():
+            return 1.0
         if samples is None:
             raise ConfigError("The run's samples are unknown: give total=, or loop over node.epochs first.")
-        sharers = self._share.samplers.sharers
-        return 1.0 if sharers.finished() else min(1.0, sharers.swarm_samples() / samples)
+        return min(1.0, sharers.swarm_samples() / samples)
 
     def schedule(self, schedule: Any, total: int | None = None, steps: int | None = None) -> None:
         """Let learning rates follow the swarm's progress, inside :meth:`step` and at once.

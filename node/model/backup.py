@@ -54,9 +54,10 @@ class KeptWeights:
         except CheckpointError as error:
             self.why_not = str(error)
             return False
-        self.weights = fresh_zeros(self.state.layout.size)
-        self.state.read(self.weights)
+        weights = fresh_zeros(self.state.layout.size)
+        self.state.read(weights)
         self.optimizers = copy_to_host(self.live_optimizers.split_state(self.live_optimizers.state_dict()))
+        self.weights = weights  # Last, so that there is a backup of both or of neither.
         return True
 
     def distance(self, theirs: Floats) -> tuple[float, float]:
@@ -87,6 +88,7 @@ def copy_to_host(value: T) -> T:
     elif isinstance(value, Mapping):
         copied = {key: copy_to_host(item) for key, item in value.items()}
     elif isinstance(value, list | tuple):
-        copied = type(value)([copy_to_host(item) for item in value])
+        items = [copy_to_host(item) for item in value]
+        copied = type(value)(*items) if hasattr(value, "_fields") else type(value)(items)  # A namedtuple takes each.
     result: T = copied
     return result

@@ -101,6 +101,7 @@ class Figure:
         unit: Its unit.
         read: A function that reads it from a :class:`Source`; None for a rate, which follows from ``rate_of``.
         text: A function that formats its value; the value None means unknown.
+        is_text: Its value is a text and no number.
         rate_of: The figure in bytes of which this one is the rate in MB/s.
         logged: The log has it.
         status: ``gossip status`` has it.
@@ -117,6 +118,7 @@ class Figure:
     unit: str = ""
     read: Callable[[Source], Any] | None = None
     text: Callable[[Any], str] = str
+    is_text: bool = False
     rate_of: str = ""
     logged: bool = True
     status: bool = False
@@ -273,10 +275,12 @@ FIGURES = (
         lambda source: tuple((reason, "", count) for reason, count in source.peer.exchanges.failures_by_reason.items()),
         logged=False, status=True, heading="exchanges failed", heads=("", "times"),
     ),
-    Figure("version", "version of this library", "", lambda source: VERSION, logged=False, status=True),
+    Figure(
+        "version", "version of this library", "", lambda source: VERSION, is_text=True, logged=False, status=True
+    ),
     Figure(
         "kernel", "the codecs' implementation: `compiled`, or `numpy` where nothing was built", "",
-        lambda source: kernel.implementation(), logged=False, status=True,
+        lambda source: kernel.implementation(), is_text=True, logged=False, status=True,
     ),
     Figure(
         "lossy_links", "links on which packet loss limits cubic; bbr would not be limited", "links",
@@ -303,7 +307,8 @@ FIGURES = (
     Figure(
         "codec", "the codec of the last exchange; of the configuration before the first", "",
         lambda source: next((codec for _, codec, _ in reversed(tuple(source.mixes))), source.peer.config.codec_name),
-        status=True, table=("mixes", lambda row: interval_text(row).removeprefix(", ") or f"in {row.get('codec')}"),
+        is_text=True, status=True,
+        table=("mixes", lambda row: interval_text(row).removeprefix(", ") or f"in {row.get('codec')}"),
     ),
     Figure(
         "model_file", "where `node.save` or `node.export` last wrote the model; null before", "",

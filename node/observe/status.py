@@ -26,7 +26,7 @@ MAX_MEMBERS = 50_000  # Members that are read: 40 MB, twice what a table holds. 
 MAX_TENSORS = 1 << 17  # Tensors of a layout that is read: 20 MB, and more than the largest models have.
 MAX_CHARACTERS = 300  # Characters of a text that is shown: enough for an address.
 AFTER_ALL = b"\xff" * 16  # No member's id comes after it.
-TEXTS = {"id", "address", "swarm", "version", "kernel", "codec"}  # The figures that are texts.
+TEXTS = {"id", "address", "swarm", *(figure.name for figure in STATUS if figure.is_text)}
 METRICS = ("id", "address", "swarm", *(figure.name for figure in STATUS))
 """The metrics of a reply in their order; later versions append theirs."""
 

@@ -23,6 +23,7 @@ from node.settings import Settings
 T = TypeVar("T")
 SUM_S = 0.01  # Seconds between two all-reduces of counts (`Ranks`), each of which costs the loop some 0.3 ms.
 REPORT_AGE_S = 1.0  # The age of members and metrics at which they are sent anew, which stops all ranks at a boundary.
+WANTED_S = 10.0  # The time for which they are, after a rank has read them.
 
 
 class Leader(RankSide, OtherRanks):
@@ -37,7 +38,7 @@ class Leader(RankSide, OtherRanks):
         self.has_replaced_weights = False  # Rank 0's weights were replaced, and the other ranks need a copy of them.
         self.reported_at = 0.0  # The time at which members and metrics were last sent; 0.0: the next report has them.
         self.summed_at = (0.0, 0)  # The time and the step count when the last all-reduce began; 0.0 before the first.
-        self.is_report_wanted = False  # A rank has read members or metrics, which only a report has.
+        self.wanted_until = 0.0  # Until when members and metrics are sent anew, since a rank has read them.
         make_boundary = partial(self.part.boundary_class, ranks)
         live = LiveModel(self.part.trained, settings.config, make_boundary, is_single_rank=False)
         assert isinstance(live.boundary, RanksBoundary)
@@ -128,7 +129,8 @@ class Leader(RankSide, OtherRanks):
     def finish_summary(self) -> StepSummary | None:
         summary = self.knowledge.finish_summary()
         self.run.samples = self.knowledge.samples
-        self.is_report_wanted |= summary is not None and summary.is_report_wanted
+        if summary is not None and summary.is_report_wanted:
+            self.wanted_until = time.monotonic() + WANTED_S
         return summary
 
     def make_summary(self, must_wait: bool = False) -> StepSummary:
@@ -176,7 +178,7 @@ class Leader(RankSide, OtherRanks):
 
     @property
     def is_report_due(self) -> bool:
-        return self.is_report_wanted and time.monotonic() - self.reported_at > REPORT_AGE_S
+        return self.reported_at + REPORT_AGE_S < time.monotonic() < self.wanted_until
 
     def make_report(self) -> SwarmReport | None:
         """Return a report for the other ranks, with members and metrics only if wanted; None if the node never ran."""
@@ -229,7 +231,7 @@ class Leader(RankSide, OtherRanks):
         state = self.run.state_dict()
         if self.ranks.is_standing:
             return state
-        # Replace rank 0's own figures by figures that all ranks know, so that each returns the same state.
+        # Replace counts of rank 0 by those that all ranks know.
         uncounted = self.view.sharers * self.uncounted_samples
         return state | {"swarm_samples": self.swarm_samples + uncounted, "members": len(self.view.owners)}
 

@@ -46,7 +46,8 @@ class LocalCopy:
         CheckpointError: The URL cannot be used, or ``home`` has no room.
     """
 
-    # A copy is stalled after this time without a moved byte. A piece of 100 MB takes as long at 3 Mbit/s.
+    # A copy is stalled after this time without a moved byte. A piece of 100 MB takes as long at 3 Mbit/s. A store that
+    # tells of no piece, as fsspec's SFTP, has as long for each 100 MB that are here.
     stall_s = 300.0
 
     def __init__(self, url: str, home: Path, keep: int = 1) -> None:
@@ -56,6 +57,7 @@ class LocalCopy:
         # The part of the URL that names the store: protocol and host or bucket.
         self.store_name = "/".join(self.shown_url.split("/")[:3])
         self.moved_at = time.monotonic()  # When the store last took or gave something.
+        self.has_told = False  # It tells of pieces.
         try:
             self.folder = Path(tempfile.mkdtemp(prefix=FOLDER_PREFIX, dir=home))  # It holds these files alone.
         except OSError as error:
@@ -68,10 +70,11 @@ class LocalCopy:
 
     @property
     def is_stalled(self) -> bool:
-        return time.monotonic() - self.moved_at > self.stall_s
+        here = 0 if self.has_told else sum(file.stat().st_size for file in self.folder.glob("*"))
+        return time.monotonic() - self.moved_at > self.stall_s * (1.0 + here / 100e6)
 
     def on_moved(self, *_: object, **__: object) -> None:
-        self.moved_at = time.monotonic()
+        self.moved_at, self.has_told = time.monotonic(), True
 
     def remove(self) -> None:
         """Delete the local files."""
@@ -82,7 +85,7 @@ class LocalCopy:
         from fsspec.callbacks import Callback
         from fsspec.core import url_to_fs
 
-        self.on_moved()
+        self.moved_at = time.monotonic()
         store, path = url_to_fs(url)
         store.invalidate_cache()  # Others write there too.
         return store, path, Callback(hooks={"moved": self.on_moved})

@@ -30,7 +30,7 @@ LOGITS_AT_ONCE = 1 << 20  # Elements of an evaluation's largest temporary array:
 def linear_layers(module: nn.Module) -> list[nn.Linear] | None:
     """Return the layers of a perceptron, Sequential([Flatten,] Linear, ReLU, Linear, ...), or None for other models.
 
-    All layers must have a bias and be float32.
+    No layer may be there twice, and all must have a bias, and be float32 and trained.
     """
     if type(module) is not nn.Sequential:
         return None
@@ -41,8 +41,9 @@ def linear_layers(module: nn.Module) -> list[nn.Linear] | None:
     if len(children) % 2 == 0 or any(type(activation) is not nn.ReLU for activation in activations):
         return None
     linear = [layer for layer in layers if type(layer) is nn.Linear]
-    are_suited = all(layer.bias is not None and layer.weight.dtype == torch.float32 for layer in linear)
-    return linear if len(linear) == len(layers) and are_suited else None
+    tensors = [tensor for layer in linear for tensor in (layer.weight, layer.bias) if tensor is not None]
+    are_suited = all(tensor.dtype == torch.float32 and tensor.requires_grad for tensor in tensors)
+    return linear if len({*map(id, tensors)}) == 2 * len(layers) and are_suited else None
 
 
 def check_widths(layers: list[nn.Linear], dataset: Dataset, name: str) -> None:

@@ -181,9 +181,9 @@ def adapted(made, seconds, step_s=0.1, mixes=8, first=0, every=2):
 
 
 def test_a_node_begins_with_the_shortest_interval_that_its_codecs_bytes_allow():
-    codecs = (None, "auto", "fp32", "bf16", "int8", "int4")
+    codecs = (None, "auto", "fp32", "bf16", "fp16", "int8", "int4")
     begins = [schedule(mix_every_steps="auto", codec=codec).every for codec in codecs]
-    assert begins == [2, 2, 8, 4, 2, 2]
+    assert begins == [2, 2, 8, 4, 4, 2, 2]
     assert schedule(mix_every_steps=5, codec="int8").every == 5
 
 

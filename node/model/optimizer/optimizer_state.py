@@ -111,7 +111,7 @@ class OptimizerState:
 
     @property
     def has_other_parameters(self) -> bool:
-        """Return True if parameters were added to the optimizers, or taken out, since the node started."""
+        """Return True if the optimizers train another number of elements than when the node started."""
         return self._elements is not None and self._elements != self.trained_elements
 
     @property

@@ -152,7 +152,7 @@ def streaming_pair(a, b):
 
 
 def agree(initiator_radius, responder_radius, difference_sq):
-    """Let two sides with filters of these radii (0: none) exchange a difference; return both Mix effects."""
+    """Let two sides with filters of these radii (0: none) exchange a difference; return both Mix effects and sides."""
     sides = []
     for me, other, radius in ((A, B, initiator_radius), (B, A, responder_radius)):
         sides.append(Side(me, (other,), Config(filter="clip", filter_limit=radius) if radius else Config()))

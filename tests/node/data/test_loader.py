@@ -1,6 +1,9 @@
 """An existing DataLoader gives a node's share, in epochs that the whole swarm counts."""
 
+import copy
+import gc
 import itertools
+import weakref
 from collections import Counter
 
 import pytest
@@ -21,6 +24,7 @@ from torch.utils.data import (
 
 from gossip.errors import ConfigError, DataError
 from node import Node
+from node.data.loader import samples_in
 from tests.node.data.shares import share
 from tests.node.sharers import IDS, Swarm, groups
 
@@ -119,13 +123,17 @@ def test_a_dataset_of_whole_batches_is_divided_by_batch():
 def test_a_stream_of_a_nodes_files_is_used_as_it_is_and_counted(node):
     node.shards(["a", "b"])
     loader = DataLoader(Endless(), 4)
-    assert node.loader(loader).inner is loader
+    assert node.loader(loader).dataset is loader.dataset
     batches = []
     for batch in node.loader(loader):
         node.step()
         batches.append(batch.tolist())
     assert batches[-1] == [8, 9]
     assert (node.metrics().steps, node.swarm_samples) == (3, 10)
+    found = weakref.ref(node.loader(loader))
+    del loader
+    gc.collect()
+    assert found() is None, "a loader for each epoch does not fill the memory"
 
 
 # Samplers of the user ------------------------------------------------------------------------------------------------
@@ -315,3 +323,25 @@ def test_other_samples_are_refused_in_a_sentence(node, samples):
     with pytest.raises(ConfigError, match="samples is ") as caught:
         node.step(samples=samples)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("batch", "samples"),
+    [
+        ([torch.zeros(6, 3), torch.zeros(6)], 6),
+        ({"tokens": torch.zeros(40, 3), "more": 1}, 8),
+        ([["a", "b", "c"], torch.zeros(3)], 3),
+        ([("text", 1)] * 8, 8),
+        ([(torch.zeros(3, 9), 1)] * 8, 8),
+        ([torch.zeros(3)] * 8, 8),
+        (torch.zeros(5), 5),
+        (object(), 8),
+    ],
+)
+def test_samples_of_a_stream_are_rows_of_columns_or_a_list_of_samples(batch, samples):
+    assert samples_in(batch, DataLoader(Numbers(40), 8, collate_fn=list)) == samples
+
+
+def test_a_loader_can_be_copied():
+    loader = share(Swarm(IDS[0]), IDS[0]).loader(DataLoader(Numbers(40), 8))
+    assert copy.copy(loader).batch_size == 8

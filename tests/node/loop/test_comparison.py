@@ -198,6 +198,7 @@ def test_equal_data_and_later_other_data_are_not_told(pair, until):
         trainee.phase = 2
     own = first._training.comparison
     until(lambda: own.marks[DATA] is None, 60)
+    until(lambda: mark_in(first._training.network.peer.membership.me, DATA) is None)
     assert not told(first, "samples where") + told(second, "samples where")
 
 

@@ -1,9 +1,11 @@
 """A snapshot holds every update that was decided before it, exactly once."""
 
 import time
+from typing import NamedTuple
 
 import numpy as np
 import pytest
+import torch
 
 from gossip.averaging.boundary import Boundary
 from gossip.averaging.jobs import MixJob
@@ -13,7 +15,7 @@ from gossip.codecs import get_codec
 from gossip.config import Config
 from gossip.effects import Mix, Release, Transfer
 from gossip.filters.clip import Clip
-from node.model.backup import KeptWeights
+from node.model.backup import KeptWeights, copy_to_host
 from node.model.pool import VectorPool
 from node.model.snapshot import Copies, ModelState
 from node.network.transfers import streams
@@ -371,3 +373,16 @@ def test_the_newest_snapshot_is_forgotten_with_the_vector_that_holds_it():
     pool.keep_snapshot(last)
     pool.forget_snapshot()
     assert pool.take_last_snapshot() is None, "of weights that are others now"
+
+
+def test_a_backup_of_optimizer_state_keeps_its_kinds_and_shares_no_memory():
+    class Pair(NamedTuple):
+        first: torch.Tensor
+        second: list[int]
+
+    state = {0: Pair(torch.ones(2), [1]), "all": (torch.zeros(1), [2.5])}
+    copied = copy_to_host(state)
+    state[0].first.add_(1.0)
+    assert isinstance(copied[0], Pair)
+    assert (copied[0].first.tolist(), copied[0].second) == ([1.0, 1.0], [1])
+    assert copied["all"] == (torch.zeros(1), [2.5])

@@ -57,7 +57,7 @@ def test_the_pass_follows_the_swarm_where_samples_are_known():
     swarm.trained = 3_500
     newcomer, veteran = swarm.shards(me=IDS[0], samples=1_000), swarm.shards(me=IDS[1], samples=1_000, epochs=4)
     assert not set(newcomer) & set(list(veteran)[: len(FILES) // 10]), "both are in the fourth pass"
-    assert newcomer.next_number == 4
+    assert newcomer.next_numbers[0] == 4
 
 
 def test_ranks_of_a_node_share_its_files():
@@ -126,3 +126,25 @@ def test_two_nodes_divide_files_while_they_train(train, until):
     until(lambda: all(len(one.side.view.owners) == 2 for one in (first, second)))
     read = [one.do(lambda node: list(node.shards(FILES, epochs=1))) for one in (first, second)]
     assert Counter(itertools.chain(*read)) == Counter(FILES)
+
+
+class Read(IterableDataset):
+    """A dataset whose samples are the names of the files."""
+
+    def __init__(self, shards):
+        self.shards = shards
+
+    def __iter__(self):
+        yield from self.shards
+
+
+@pytest.mark.parametrize(("start", "lives_on"), [("fork", False), ("fork", True), ("spawn", False)])
+def test_workers_begin_another_pass_each_time_together(start, lives_on):
+    shards = Swarm(*IDS[:5]).shards(epochs=1)
+    loader = DataLoader(
+        Read(shards), None, num_workers=2, multiprocessing_context=start, persistent_workers=lives_on
+    )  # fmt: skip
+    passes = [list(loader) for _ in range(3)]
+    expected = Swarm(*IDS[:5]).shards(epochs=1)
+    assert [Counter(one) for one in passes] == [Counter(list(expected)) for _ in range(3)]
+    assert len({tuple(one) for one in passes}) == 3

@@ -6,6 +6,7 @@ import torch
 
 from gossip.errors import ConfigError
 from sim.learning.learners import Learners
+from sim.learning.perceptrons import linear_layers
 from sim.scenario.scenario import Optimizer, Task
 from tests.harness.marks import slow
 from tests.sim.learning.alone import (
@@ -185,3 +186,11 @@ def test_a_module_in_the_current_folder_is_found(tmp_path, monkeypatch):
     (tmp_path / "beside_the_scenario.py").write_text(source)
     monkeypatch.chdir(tmp_path)
     assert Learners(Task(model="beside_the_scenario:model"), NAMES, SEED).elements == 650
+
+
+def test_a_layer_that_is_there_twice_or_frozen_makes_no_perceptron_of_a_model():
+    one, other = torch.nn.Linear(4, 4), torch.nn.Linear(4, 4)
+    assert linear_layers(torch.nn.Sequential(one, torch.nn.ReLU(), other)) == [one, other]
+    assert linear_layers(torch.nn.Sequential(one, torch.nn.ReLU(), one)) is None
+    other.bias.requires_grad_(False)
+    assert linear_layers(torch.nn.Sequential(one, torch.nn.ReLU(), other)) is None

@@ -1,4 +1,4 @@
-"""Advantage actor-critic (Mnih et al., 2016) on eight poles that are balanced at once."""
+"""Advantage actor-critic (Mnih et al., 2016) on sixteen poles that are balanced at once."""
 
 import torch
 from torch import nn
