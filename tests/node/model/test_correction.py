@@ -1,5 +1,6 @@
 """The correction on real nodes: the pull of a node's own data is learned from its mixes and taken out of its steps."""
 
+import statistics
 import time
 from dataclasses import replace
 
@@ -45,7 +46,7 @@ def test_nodes_whose_data_pull_apart_stay_closer_once_they_are_corrected(train, 
     for _ in range(200):  # over many intervals
         seen.append(spread(a, b))
         time.sleep(0.003)
-    apart = sum(seen) / len(seen)
+    apart = statistics.median(seen)  # A busy machine may hold up one of them for a while.
     assert (apart < 3 * PULL) == corrected, "two nodes are pulled apart by eight pulls in an interval"
     pull = first.side.live.outer.correction
     if corrected:  # The leak leaves a part of the pull of an interval's four steps.
