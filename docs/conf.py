@@ -35,7 +35,6 @@ autodoc_mock_imports = ["jax", "keras", "lightning", "opentelemetry", "transform
 autodoc_member_order = "bysource"
 autodoc_typehints = "signature"
 autodoc_typehints_format = "short"
-autodoc_preserve_defaults = True
 autodoc_class_signature = "mixed"
 python_use_unqualified_type_names = True
 python_maximum_signature_line_length = 100
