@@ -185,7 +185,7 @@ class Peer:
         effects += self.moments.tick(now)
         if now >= self.seeds.deadline:
             listening = Listening(self.membership, self.linked_peers)
-            # Members that avoid a run look on for those who come to the next one.
+            # A member that avoids a run goes on looking for others of the next one.
             has_link = bool(self.linked_peers) and (self.local.ready or not self.joining.avoided_runs)
             effects += self.seeds.tick(now, has_link, listening, self.rng)
         if now >= self.reach.deadline:

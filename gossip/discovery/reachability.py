@@ -20,7 +20,7 @@ from gossip.wire.messages import Gossip, Ping, Reach, Reached
 ASKED_MEMBERS = 3  # Members asked in a round whether they can dial us. One may be unable to dial out, three rarely are.
 PATIENCE_S = 10.0  # Wait after the first answer, since a swarm of two has no three members to ask.
 TRY_EVERY_S = 10.0  # A member may ask us this often to dial its address.
-TRY_S = 3.0  # The longest such dial. TCP repeats a lost first packet after 1 s.
+TRY_S = 3.0  # The limit of such a dial. TCP repeats a lost first packet after 1 s.
 # Time between a verdict and the next round. It doubles while the verdict stays the same.
 ROUND_S, MAX_ROUND_S = 240.0, 3_600.0
 UNANSWERED_S = 30.0  # Time until others are asked if no member answers in the first round.
@@ -143,7 +143,7 @@ class Reachability:
             return
         self.answers[sender], self.next_round_at = ok, math.inf  # The verdict is due first.
         has_majority = max(Counter(self.answers.values()).values()) > ASKED_MEMBERS // 2
-        # There is a router between us, and it drops connections. No other member outside may say that it does not.
+        # There is a router between us, and it drops connections. We wait for all members outside that we have asked.
         is_hidden = not ok and self.is_outside(sender) and not any(map(self.is_outside, self.asked - set(self.answers)))
         self.decide_at = now if has_majority or is_hidden else min(self.decide_at, now + PATIENCE_S)
 

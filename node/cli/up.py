@@ -7,6 +7,7 @@ import shlex
 import subprocess
 import sys
 import threading
+import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -45,7 +46,7 @@ class HostNode(NamedTuple):
     """A node to start, on one of the hosts."""
 
     name: str  # Its host as the file has it, with a number for its second node and further ones.
-    destination: str  # What ssh takes: [USER@]HOST.
+    destination: str  # The destination for ssh: [USER@]HOST.
     address: str  # HOST:PORT at which the others dial it.
     folder: str  # Where it runs.
     python: str  # The command of a Python that has gossip-trainer.
@@ -84,10 +85,9 @@ def run_up(
         GossipError: A setting cannot work, or ssh is missing.
     """
     places = read_places(hosts, shlex.split(ssh))
-    secret = new_secret()
     if secret_file is not None:
         read_secret(secret_file)  # It raises the errors that every node would raise.
-        secret = secret_file.read_text("ascii").strip()
+    secret = new_secret() if secret_file is None else secret_file.read_text("ascii").strip()
     given = {"wait_for": len(places)} | {name: value for name, value in options.items() if value is not None}
     what = (["-m"] if module else []) + [str(script), *args]
     nodes: list[tuple[HostNode, subprocess.Popen[bytes]]] = []
@@ -200,9 +200,10 @@ def end(nodes: Sequence[tuple[HostNode, subprocess.Popen[bytes]]]) -> None:
         assert process.stdin is not None
         with contextlib.suppress(BrokenPipeError):
             process.stdin.close()
+    end_at = time.monotonic() + END_S  # For all together.
     for _, process in nodes:
         try:
-            process.wait(END_S)
+            process.wait(max(0.0, end_at - time.monotonic()))
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()

@@ -56,7 +56,7 @@ class DataComparison:
         self.rate, self.rate_read_at = 0.0, -math.inf  # The learning rate that was stated last, and when one was read.
         # The time from which on a member's rate is another one; None once this was told.
         self.rates_apart_since: dict[bytes, float] | None = {}
-        self.has_stated = False  # The record may have marks.
+        self.has_stated = False  # There were marks when they were last published.
         self.is_awaited = False  # A few members have not stated their data yet.
         self.compared_at = 0.0
 
@@ -88,7 +88,7 @@ class DataComparison:
 
     def publish(self) -> None:
         """Put the marks into this node's record, where a change of its run removes them."""
-        self.has_stated = True
+        self.has_stated = any(self.marks.values())
         own = self.network.peer.membership.me
         # Removals come first, because a record has no room for all marks.
         stated = values_in(own)
@@ -121,11 +121,9 @@ class DataComparison:
                 self.rate_read_at = now
                 if ratio_of(current := rate(), self.rate) >= RATE_CHANGE:
                     self.rate = current
-            has_marks = any(self.marks.values())
-            if has_marks or self.has_stated:  # The removal of the last mark too.
+            if self.has_stated or any(self.marks.values()):  # The removal of the last mark is published too.
                 self.publish()
-                self.has_stated = has_marks
-            if has_marks:
+            if self.has_stated:
                 self.network.call(self.compare)
 
     def compare(self) -> None:

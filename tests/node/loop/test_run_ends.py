@@ -123,7 +123,7 @@ def test_a_late_node_that_trains_nothing_has_the_weights_of_those_that_settled(s
 
 @pytest.mark.parametrize("has_company", [True, False])
 def test_a_later_node_of_a_program_trains_anew_what_an_earlier_one_has_completed(has_company, train, quick, tmp_path):
-    """As in cross-validation, where one node is still in the last fold."""
+    """Cross-validation does so, where one node is still in the last fold."""
     seeds = [train(linear()).node.address] if has_company else []
     runs = []
     for seed in (1, 2):
