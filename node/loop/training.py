@@ -281,19 +281,27 @@ class TrainingSide:
     # -- steps -----------------------------------------------------------------------------------------------------
     def step(self, loss: Any, samples: int) -> None:
         """Count a step of ``samples`` samples, and visit the step boundary."""
-        start = time.perf_counter()
-        self.run.steps += 1
+        start = self.begin_step(loss, samples)
         self.run.samples += samples
-        if loss is not None:
-            self.loss.set(loss)
-        is_training = loss is not None or samples > 0
-        self.model_watch.on_step(is_training)
         if self.live.outer.correction is not None:
             self.apply_correction(self.live.outer.correction)
         self.loop.step(self.run.steps, start + self.service.clock_s)
         if self.loop.is_lockstep:
             self.wait_for_mix()
-        self.model_watch.on_stepped(is_training)
+        self.end_step(start)
+
+    def begin_step(self, loss: Any, samples: int) -> float:
+        """Count a step, without its samples, and look at what it did. Return the time at which the call began."""
+        start = time.perf_counter()
+        self.run.steps += 1
+        if loss is not None:
+            self.loss.set(loss)
+        self.model_watch.on_step(loss is not None or samples > 0)
+        return start
+
+    def end_step(self, start: float) -> None:
+        """Note the weights that the call leaves, and the time that it took."""
+        self.model_watch.on_stepped()
         self.settling.note_weights()
         self.overheads_s.append(time.perf_counter() - start)
         if self.timeline is not None:

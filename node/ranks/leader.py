@@ -98,11 +98,8 @@ class Leader(RankSide, OtherRanks):
     # -- steps -----------------------------------------------------------------------------------------------------
     def step(self, loss: Any, samples: int) -> None:
         """Count a step, and visit the boundary with the other ranks if a summary has said so, else alone."""
-        start, knowledge, is_lockstep = time.perf_counter(), self.knowledge, self.part.is_lockstep
-        self.run.steps += 1
+        start, knowledge, is_lockstep = self.side.begin_step(loss, samples), self.knowledge, self.part.is_lockstep
         knowledge.count_step(samples)
-        if loss is not None:
-            self.side.loss.set(loss)
         visit: Callable[[], None] = partial(self.side.loop.step, self.run.steps, start + self.side.service.clock_s)
         if is_lockstep:  # The all-reduce of this same step tells all ranks whether they wait here for a mix.
             visit()
@@ -117,8 +114,7 @@ class Leader(RankSide, OtherRanks):
             visit()
         if not is_lockstep and knowledge.count_boundary():
             knowledge.begin_summary(Call.STEP, self.make_summary())
-        self.side.settling.note_weights()
-        self.side.overheads_s.append(time.perf_counter() - start)
+        self.side.end_step(start)
 
     def visit_sharded(self) -> None:
         """Visit the boundary, which is open now, without asking whether this step has a reason."""

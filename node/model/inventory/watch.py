@@ -37,6 +37,7 @@ class ModelWatch:
         # changed any.
         self.averaged_sample: list[Tensor] | None = None
         self.unchanged_steps = 0
+        self.is_training = False  # The last step had a loss or samples.
         self.change: HostCopy | None = None  # Whether a step has changed any, on its way from the device.
         self.normalised: list[str] = []  # Averaged buffers whose rows or columns were of one length at the begin.
         self.kept_sample: list[Tensor] | None = None  # The same of what has no mean, as the run began here.
@@ -53,7 +54,7 @@ class ModelWatch:
 
     def on_step(self, is_training: bool) -> None:
         """Look whether this step has changed the weights, and whether it has undone a mix. Every step calls it."""
-        state = self.state
+        state, self.is_training = self.state, is_training
         if self.averaged_sample and state is not None and is_training:
             self.look_at_changes(list(map(sampled, state.exchanged_tensors())), self.averaged_sample)
         if state is not None and state.probe.is_waiting and state.probe.on_step():
@@ -85,10 +86,10 @@ class ModelWatch:
                 "unchanged",
             )
 
-    def on_stepped(self, is_training: bool) -> None:
+    def on_stepped(self) -> None:
         """Handle the end of a call of ``step``, which may have mixed. Without a loss and samples it costs nothing."""
         is_watched = self.averaged_sample is not None and self.unchanged_steps < UNCHANGED_STEPS
-        if is_training and is_watched and self.state is not None:
+        if self.is_training and is_watched and self.state is not None:
             self.averaged_sample = list(map(sampled, self.state.exchanged_tensors()))
 
     def on_adopted(self) -> None:
