@@ -47,7 +47,7 @@ def test_the_image_starts_what_the_manifests_expect_of_it():
     text = (DEPLOY / "docker" / "Dockerfile").read_text()
     assert 'ENTRYPOINT ["gossip", "run"]' in text, "their args are a script and its options"
     assert "useradd --uid 1000 " in text
-    for file in ("statefulset.yaml", "job.yaml"):
+    for file in ("statefulset.yaml", "job.yaml", "jobset.yaml", "trainjob.yaml"):
         assert "runAsUser: 1000," in (DEPLOY / "kubernetes" / file).read_text()
 
 

@@ -33,6 +33,7 @@ exec chroot . "$@"
 """
 MANIFESTS = ROOT / "deploy" / "kubernetes"
 VERSION = "1.37"
+JOBS = ["job.yaml", "jobset.yaml", "trainjob.yaml"]
 NAME_SERVER = ADDRESS.format(4)
 
 
@@ -61,17 +62,53 @@ def test_every_object_is_as_kubernetes_wants_it(file, kinds):
         validate.validate(found[-1], VERSION, strict=True)
 
 
-def test_the_fate_of_a_pod_follows_from_our_exit_codes():
-    (job,) = [one for one in objects("job.yaml") if one["kind"] == "Job"]
+def jobs(file):
+    """Return the specifications of all Jobs that the objects of a file hold or make."""
+    found = objects(file)
+    sets = [one["spec"] for one in found if one["kind"] == "JobSet"]
+    sets += [one["spec"]["template"]["spec"] for one in found if one["kind"] == "TrainingRuntime"]
+    made = [job["template"]["spec"] for one in sets for job in one["replicatedJobs"]]
+    return made + [one["spec"] for one in found if one["kind"] == "Job"]
+
+
+@pytest.mark.parametrize(
+    ("file", "models"),
+    [
+        ("jobset.yaml", ["JobsetV1alpha2JobSet"]),
+        ("trainjob.yaml", ["TrainerV1alpha1TrainingRuntime", "TrainerV1alpha1TrainJob"]),
+    ],
+)
+def test_every_object_is_as_jobset_and_kubeflow_want_it(file, models):
+    kinds = pytest.importorskip("kubeflow_trainer_api.models", reason="make test-engines installs Kubeflow's models")
+    validate = pytest.importorskip("kubernetes_validate")
+    for one, model in zip(objects(file), models, strict=True):
+        assert getattr(kinds, model).from_dict(one).to_dict() == one, "a field that the model lacks is lost"
+    for spec in jobs(file):
+        job = {"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": "one"}, "spec": spec}
+        validate.validate(job, VERSION, strict=True)
+
+
+@pytest.mark.parametrize("file", JOBS)
+def test_the_fate_of_a_pod_follows_from_our_exit_codes(file):
+    (job,) = jobs(file)
     codes = {
         code: rule["action"]
-        for rule in job["spec"]["podFailurePolicy"]["rules"]
+        for rule in job["podFailurePolicy"]["rules"]
         for code in rule.get("onExitCodes", {"values": []})["values"]
     }
     assert codes == {2: "FailJob", 1: "FailIndex", 143: "Ignore"}
     page = (ROOT / "docs" / "cli.md").read_text()
     assert all(f"\n| {code} | " in page for code in codes)
-    assert job["spec"]["template"]["spec"]["restartPolicy"] == "Never", "or the policy is refused"
+    assert job["template"]["spec"]["restartPolicy"] == "Never", "or the policy is refused"
+
+
+def test_all_manifests_give_a_pod_the_same_variables():
+    given = [container("StatefulSet", "statefulset.yaml")["env"]]
+    given += [job["template"]["spec"]["containers"][0]["env"] for file in JOBS for job in jobs(file)]
+    values = [{row["name"]: row["value"] for row in env if "value" in row} for env in given]
+    values[-1]["GOSSIP_SEEDS"] = values[-1]["GOSSIP_SEEDS"].replace("$(SWARM)", "swarm")
+    values[0].pop("GOSSIP_PAGE")
+    assert values == values[:1] * 4
 
 
 @pytest.fixture
