@@ -1,6 +1,6 @@
 """The closed forms of the correction, against swarms of scalars that are mixed in random perfect matchings.
 
-docs/algorithms.md derives them from the second moments of a node's deviation and of its correction.
+docs/theory.md derives them from the second moments of a node's deviation and of its correction.
 """
 
 import numpy as np
@@ -64,7 +64,7 @@ def test_a_weight_other_than_a_half_has_its_own_limit_and_variance():
 
 
 def moments(kappa: float, weight: float, failing: float) -> tuple[np.ndarray, np.ndarray]:
-    """Return matrix and offset of the recursion of (E x^2, E xc, E c^2) in docs/algorithms.md, with unit noise."""
+    """Return matrix and offset of the recursion of (E x^2, E xc, E c^2) in docs/theory.md, with unit noise."""
     w, y_sq, yc, c_sq = weight, np.array([1.0, 2.0, 1.0]), np.array([0.0, 1.0, 1.0]), np.array([0.0, 0.0, 1.0])
     mixed = np.stack([
         (1 - 2 * w + 2 * w * w) * y_sq,
