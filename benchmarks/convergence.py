@@ -29,13 +29,16 @@ OPTIMIZERS = {  # Keywords by the data set.
 }
 NODES = 4
 PLAIN = {"outer_momentum": 0.0, "outer_rate": 1.0}
+WHOLE = {"batch_size": 64}  # A step of a synchronous group of four, with as many steps as each node takes.
 CASES = [  # name, optimizer, nodes, alpha of the Dirichlet parts or 0 for IID shares of the whole, settings
     ("SGD, one process", SGD, 1, 0.0, {}),
+    ("SGD, one process, batches of 64", SGD, 1, 0.0, WHOLE),
     ("SGD, IID, plain mean", SGD, NODES, 0.0, PLAIN),
     ("SGD, IID, default", SGD, NODES, 0.0, {}),
     ("SGD, Dirichlet 0.1, plain mean", SGD, NODES, 0.1, PLAIN),
     ("SGD, Dirichlet 0.1, default", SGD, NODES, 0.1, {}),
     ("AdamW, one process", ADAMW, 1, 0.0, {}),
+    ("AdamW, one process, batches of 64", ADAMW, 1, 0.0, WHOLE),
     ("AdamW, IID, default", ADAMW, NODES, 0.0, {}),
     ("AdamW, Dirichlet 0.1, default", ADAMW, NODES, 0.1, {}),
     ("AdamW, Dirichlet 0.1, weights alone", ADAMW, NODES, 0.1, {"mix_state": "off"}),
@@ -57,15 +60,15 @@ def train(dataset, kind, nodes, seed, alpha, settings, part, seeds):
     torch.manual_seed(seed)
     x_train, y_train, x_test, y_test = digits() if dataset == "digits" else fashion_mnist()
     model = mlp(64, 64, 10) if dataset == "digits" else cnn((1, 28, 28), 10)
-    keywords = OPTIMIZERS[dataset, kind]
+    keywords, batch_size = OPTIMIZERS[dataset, kind], settings.pop("batch_size", task["batch_size"])
     optimizer = getattr(torch.optim, kind)(model.parameters(), **keywords)
     mine = dirichlet_split(y_train, nodes, alpha, seed)[part] if alpha else None
 
     def batches(node):
         if mine is None:
-            yield from node.shard((x_train, y_train), task["batch_size"])
+            yield from node.shard((x_train, y_train), batch_size)
             return
-        for rows in mine[torch.randperm(len(mine))].split(task["batch_size"]):
+        for rows in mine[torch.randperm(len(mine))].split(batch_size):
             yield x_train[rows], y_train[rows]
 
     with Node(model, optimizer, seeds=seeds, config=Config(**settings)) as node:

@@ -33,7 +33,7 @@ PAGE = pages.RESULTS / "bytes.md"
 CONTEXT = 32  # bytes in a window
 WINDOWS_A_STEP = 32  # windows in a step of all nodes together
 STEPS, STEP_S = 1120, 0.1
-WARMUPS = {"adamw": STEPS // 5, "muon": STEPS // 20}  # In 56 steps AdamW leaves its course with one seed of three.
+WARMUPS = {"adamw": 5, "muon": 20}  # Parts of the steps. In a twentieth AdamW leaves its course with one seed of three.
 SEEDS = (1, 2, 3)
 JUDGED = 1024  # windows for tuning, and as many for the test
 FINER = math.sqrt(2)  # factor between two neighbouring rates
@@ -55,6 +55,8 @@ class Row:
     gossip: dict[str, Any] | None  # None: synchronous
     seeds: tuple[int, ...] = SEEDS
     rate_of: str = ""  # the row whose rate is used; "" searches for its own
+    at: float = 0.0  # the rate; 0 searches
+    steps: int = STEPS
     peers: int = 4
     partition: str = "iid"
     model: str = "gpt"  # a function of this file
@@ -69,7 +71,11 @@ SYNC, ALONE = "synchronous", "weights alone, without the moments"
 DEFAULT, PLAIN, FIXED = "default", "plain means, int8 every 2", "outer 0.3/0.9 and correction, int8 every 2"
 M28, M56 = "moniqua4 every 28", "moniqua4 every 56"
 LOCKSTEP = "mean of all weights every step, in lockstep, fp32"  # The interval does not cause its gap to synchronous.
-WHOLE_PLAYS, SIXTEEN, LARGER = "each node whole plays", "16 nodes", "1 M parameters"
+WHOLE_PLAYS, SIXTEEN = "each node whole plays", "16 nodes"
+LARGER = {  # function of this file: name, and for each optimizer the rates of synchronous training and of the default
+    "larger_gpt": ("1 M parameters", {"adamw": (0.00799, 0.00799), "muon": (0.0141, 0.02)}),
+    "largest_gpt": ("10 M parameters", {"adamw": (0.00399, 0.00399), "muon": (0.01, 0.0141)}),
+}
 FREE = {"filter": "none"}
 EVERY_2 = {"codec": "int8", "mix_every_steps": 2}
 EVERY_STEP = FREE | {"codec": "fp32", "mixing": "group", "group_size": 0, "mix_every_steps": 1, "max_version_gap": 0.0}
@@ -93,8 +99,11 @@ def rows_of(inside: str) -> list[Row]:
         Row(inside, f"{DEFAULT}, {WHOLE_PLAYS}", {}, rate_of=DEFAULT, partition="natural"),
         Row(inside, f"{DEFAULT}, {SIXTEEN}", {}, peers=16),
         Row(inside, f"{LOCKSTEP}, {SIXTEEN}", EVERY_STEP, peers=16, slack=1.8),
-        Row(inside, f"{SYNC}, {LARGER}", None, (1,), rate_of=SYNC, model="larger_gpt"),
-        Row(inside, f"{DEFAULT}, {LARGER}", {}, (1,), rate_of=DEFAULT, model="larger_gpt"),
+        *(
+            Row(inside, f"{said}, {size}", gossip, (1,), at=rate, model=model)
+            for model, (size, rates) in LARGER.items()
+            for said, gossip, rate in zip((SYNC, DEFAULT), (None, {}), rates[inside], strict=True)
+        ),
     ]
 
 
@@ -137,13 +146,18 @@ def larger_gpt() -> nn.Module:
     return ByteGPT(context=CONTEXT)
 
 
+def largest_gpt() -> nn.Module:
+    """Return a model of 9,933,440 parameters."""
+    return ByteGPT(layers=8, heads=5, width=320, context=CONTEXT)
+
+
 def scenario(row: Row, rate: float, seed: int) -> dict[str, Any]:
     """Return the table of one run."""
     peers = 1 if row.gossip is None else row.peers
-    falling = {"schedule": "cosine", "schedule_steps": STEPS, "warmup_steps": WARMUPS[row.inside]}
+    falling = {"schedule": "cosine", "schedule_steps": row.steps, "warmup_steps": row.steps // WARMUPS[row.inside]}
     optimizer = INSIDE[row.inside] | {"lr": rate, "betas": [0.9, 0.95], "clip_norm": 1.0} | falling
     return {
-        "name": row.name, "seed": seed, "peers": peers, "duration_s": STEPS * STEP_S * row.slack,
+        "name": row.name, "seed": seed, "peers": peers, "duration_s": row.steps * STEP_S * row.slack,
         "gossip": row.gossip or {}, "fidelity": "whole", "membership": {"mode": "ideal"},
         "compute": {"step_s": {"kind": "lognormal", "median": STEP_S, "sigma": 0.05}},
         "network": {"latency": {"kind": "constant", "value_ms": 5}, "rate_mbit_s": 100},
@@ -227,6 +241,8 @@ class Runs:
         Seed 1 searches. All seeds of the row then judge the rate that it finds and the next lower one, since another
         seed may diverge at a rate that is seed 1's best.
         """
+        if row.at:
+            return Rate(row.at, [row.at], False)
         if row.rate_of:
             return self.rate(next(one for one in ROWS if one.name == f"{row.inside}, {row.rate_of}"))
         places, tuning = [0, 1, -1], dict[int, float]()

@@ -187,6 +187,7 @@ class DataCalls:
         Raises:
             ConfigError: The total is unknown, or no number above 0.
         """
+        self._schedules.is_read = True
         samples: int | None = self._share.draws.total(total)
         sharers = self._share.samplers.sharers
         if sharers.finished():

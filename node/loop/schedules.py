@@ -47,6 +47,7 @@ class Schedules:
         self.rates: list[object] = []  # Of optimizers with a scheduler of torch, at the last step in epochs.
         self.own_changes = 0  # Steps in a row that have changed them.
         self.is_told = False
+        self.is_read = False  # The program has read the progress since the last step: its rates may follow that.
 
     def add(self, schedule: Any, total: int | None, steps: int | None) -> None:
         """Let a torch scheduler, or a function of the progress, follow the swarm in place of an earlier one."""
@@ -74,7 +75,8 @@ class Schedules:
         if not self.is_told:
             rates = [one.param_groups[0]["lr"] for one in self.optimizers if hasattr(one.step, "_wrapped_by_lr_sched")]
             pairs = zip(rates, self.rates, strict=False)
-            has_changed = any(isinstance(rate, float) and rate != last for rate, last in pairs)
+            has_changed = not self.is_read and any(isinstance(rate, float) and rate != last for rate, last in pairs)
+            self.is_read = False
             self.rates, self.own_changes = rates, self.own_changes + 1 if has_changed else 0
             if self.own_changes >= OWN_CHANGES and len(samplers.sharers.members()) > 1:
                 self.is_told = True

@@ -177,10 +177,13 @@ def test_in_a_loop_of_epochs_one_cycle_ends_with_the_run_and_a_second_life_goes_
     assert progress == pytest.approx([(step + 1) / 24 for step in range(24)])
 
 
-@pytest.mark.parametrize(("every", "members", "is_told"), [(1, 2, True), (1, 1, False), (8, 2, False)])
-def test_a_scheduler_that_the_loop_steps_itself_is_told_once_where_others_train_too(every, members, is_told, quick):
+@pytest.mark.parametrize(
+    ("every", "members", "reads", "is_told"),
+    [(1, 2, False, True), (1, 1, False, False), (8, 2, False, False), (1, 2, True, False)],
+)
+def test_a_scheduler_that_counts_own_steps_is_told_once_where_others_train_too(every, members, reads, is_told, quick):
     sgd, loader = optimizer(), DataLoader(TensorDataset(torch.zeros(256, 4)), 4)
-    scheduler = lr.OneCycleLR(sgd, 0.4, total_steps=STEPS)
+    scheduler = lr.LambdaLR(sgd, lambda step: 1 - (node.progress() if reads and step else step / STEPS))
     with Node({"w": sgd.param_groups[0]["params"][0]}, sgd, config=quick) as node:
         samplers = node._share.samplers
         samplers.sharers = replace(samplers.sharers, members=lambda: [samplers.sharers.me()] * members)
