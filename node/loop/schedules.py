@@ -50,7 +50,7 @@ class Schedules:
         self.is_read = False  # The program has read the progress since the last step: its rates may follow that.
 
     def add(self, schedule: Any, total: int | None, steps: int | None) -> None:
-        """Let a torch scheduler, or a function of the progress, follow the swarm in place of an earlier one."""
+        """Let a torch scheduler, or a function of the progress, follow the swarm. It replaces those of its optimizers."""
         schedule = getattr(schedule, "scheduler", schedule)  # Accelerate wraps it.
         if isinstance(schedule, LRScheduler):
             made: Factor | SchedulerSteps = SchedulerSteps(schedule, steps)
@@ -61,8 +61,9 @@ class Schedules:
                 f"A {type(schedule).__name__} is no schedule: give a scheduler of torch.optim, or a function from the "
                 "run's progress (0 to 1) to a factor of the learning rates."
             )
-        others = [(one, samples) for one, samples in self.all if one.optimizers != made.optimizers]
-        self.all = [*others, (made, total)]
+        for earlier, _ in self.all:
+            earlier.optimizers = [one for one in earlier.optimizers if not any(one is new for new in made.optimizers)]
+        self.all = [*[entry for entry in self.all if entry[0].optimizers], (made, total)]
 
     def advance(self, must_know: bool = True) -> None:
         """Set all rates for the present progress; without ``must_know`` only those of runs whose samples are given."""
@@ -104,7 +105,7 @@ class Factor:
         if not optimizers:
             raise ConfigError("Node has no torch optimizer to schedule: read node.progress() in the loop instead.")
         self.function, self.optimizers = function, optimizers
-        self.base_rates = [[base_rate(group) for group in optimizer.param_groups] for optimizer in optimizers]
+        self.base_rates = {one: [base_rate(group) for group in one.param_groups] for one in optimizers}
         self.progress = 0.0
 
     def advance(self, progress: float) -> None:
@@ -113,7 +114,8 @@ class Factor:
         factor = float(self.function(self.progress))
         if not 0 <= factor < math.inf:
             raise ConfigError(f"The schedule's factor at progress {self.progress:.3f} is {factor}: return at least 0.")
-        for optimizer, rates in zip(self.optimizers, self.base_rates, strict=True):
+        for optimizer in self.optimizers:
+            rates = self.base_rates[optimizer]
             rates += [base_rate(group) for group in optimizer.param_groups[len(rates) :]]  # Groups added since.
             for group, rate in zip(optimizer.param_groups, rates, strict=False):
                 set_rate(group, rate * factor)
@@ -147,8 +149,7 @@ class SchedulerSteps:
             )
         if isinstance(self.steps, bool) or not isinstance(self.steps, int) or self.steps < 1:
             raise ConfigError(f"steps is {self.steps!r}: give a whole number of at least 1.")
-        # OneCycleLR anneals until the last batch, and its rate is undefined after it.
-        self.last = self.steps if not isinstance(scheduler, OneCycleLR) else min(self.steps, scheduler.total_steps - 1)
+        self.last = last_step(scheduler, self.steps)
         self.scheduler = scheduler
         self.counter = scheduler._schedulers[0] if isinstance(scheduler, ChainedScheduler) else scheduler
         self.optimizers: Sequence[Optimizer] = [self.counter.optimizer]
@@ -185,6 +186,19 @@ def steps_of(scheduler: Any) -> int | None:
             given = [function.keywords for function in scheduler.lr_lambdas if isinstance(function, partial)]
             return next((int(known["num_training_steps"]) for known in given if "num_training_steps" in known), None)
     return None
+
+
+def last_step(scheduler: Any, steps: int) -> int:
+    """Return the last of ``steps`` steps. OneCycleLR ends at the last batch, and has no rate after it."""
+    match scheduler:
+        case OneCycleLR():
+            return min(steps, scheduler.total_steps - 1)
+        case SequentialLR():
+            start = int(scheduler._milestones[-1])
+            return start + last_step(scheduler._schedulers[-1], steps - start)
+        case ChainedScheduler():
+            return min(last_step(one, steps) for one in scheduler._schedulers)
+    return steps
 
 
 def base_rate(group: dict[str, Any]) -> float:

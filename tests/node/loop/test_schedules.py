@@ -31,6 +31,18 @@ MAKERS = {
         ),
         None,
     ),
+    "warm-up to a cycle": (
+        lambda sgd: lr.SequentialLR(
+            sgd,
+            [lr.LinearLR(sgd, 0.1, total_iters=20), lr.OneCycleLR(sgd, 0.4, STEPS - 20, anneal_strategy="linear")],
+            milestones=[20],
+        ),
+        None,
+    ),
+    "chained cycle": (
+        lambda sgd: lr.ChainedScheduler([lr.ConstantLR(sgd, 0.5, 10), lr.OneCycleLR(sgd, 0.4, total_steps=STEPS)]),
+        None,
+    ),
     "chained": (lambda sgd: lr.ChainedScheduler([lr.ConstantLR(sgd, 0.5, 10), lr.CosineAnnealingLR(sgd, STEPS)]), None),
 }
 
@@ -96,6 +108,7 @@ def test_a_schedule_goes_neither_back_nor_beyond_its_end(make, steps):
     late = run.rate_at(9000)
     assert run.rate_at(100) == late, "the count falls when the nodes settle"
     end = run.rate_at(TOTAL)
+    assert end >= 0
     assert run.rate_at(7 * TOTAL) == end
     for _ in range(STEPS):
         assert run.rate_at(8 * TOTAL) == end
@@ -113,6 +126,21 @@ def test_a_function_scales_the_rates_of_all_groups_and_optimizers():
         assert rates_of(first) == pytest.approx([0.075, 0.375])
         assert rates_of(second)[0] is kept
         assert float(kept) == 3.0
+
+
+def test_a_later_schedule_takes_the_place_of_an_earlier_one_for_its_optimizers_alone():
+    first, second = optimizer(0.1), optimizer(0.1)
+    schedules = Schedules((first, second), lambda total: 0.25)
+    schedules.add(lambda progress: 0.5, None, None)
+    schedules.add(lr.StepLR(first, 10, gamma=0.1), None, 40)
+    for _ in range(3):
+        schedules.advance()
+        assert rates_of(first) == pytest.approx([0.01])
+        assert rates_of(second) == pytest.approx([0.05])
+    schedules.add(lambda progress: 2.0, None, None)
+    schedules.advance()
+    assert rates_of(first) == rates_of(second) == pytest.approx([0.2])
+    assert len(schedules.all) == 1
 
 
 @pytest.mark.parametrize(
