@@ -21,7 +21,7 @@ MAX_STRIKES = 3  # Net refuted accusations after which an accuser is silenced. P
 SILENCE_S = 30.0  # The first time that an accuser is silenced; each further time lasts twice as long.
 MAX_DOUBLINGS = 7  # Doublings of SILENCE_S, up to about an hour.
 FORGIVEN_S = 600.0  # Time without a false accusation after which the record of an accuser is cleared.
-MAX_ACCUSERS = 1_024  # Accusers to remember. The least recently used one is dropped first.
+MAX_ACCUSERS = 1_024  # Accusers to remember. The least recently used one is dropped first, silenced ones last.
 STRANGERS = PeerId(b"")  # All accusers that we never had a link with share one record, since new ids cost nothing.
 
 
@@ -68,61 +68,73 @@ class Accusers:
         An accuser whose latest accusations proved false may have fewer open ones, so that it cannot accuse all members
         before the first refutation arrives.
         """
+        record = self._known(accuser if was_contacted else STRANGERS, now)
         # Strangers share one track record, but each has its own count of open accusations.
-        credibility = self._by_accuser.get(accuser if was_contacted else STRANGERS)
-        own = self._by_accuser.get(accuser)
-        open_count = own.open_count if own is not None else 0
-        if credibility is None:
+        own_record = self._by_accuser.get(accuser)
+        open_count = own_record.open_count if own_record is not None else 0
+        if record is None:
             return open_count < MAX_OPEN
-        if now >= max(credibility.last_strike_at, credibility.silenced_until) + FORGIVEN_S:
-            credibility.strikes = credibility.silenced_count = 0
-        if now < credibility.silenced_until:
+        if now < record.silenced_until:
             return False
-        is_doubted = credibility.strikes or credibility.silenced_count
-        return open_count < (MAX_STRIKES - credibility.strikes if is_doubted else MAX_OPEN)
+        is_doubted = record.strikes or record.silenced_count
+        return open_count < (MAX_STRIKES - record.strikes if is_doubted else MAX_OPEN)
 
     def is_silenced(self, accuser: PeerId, was_contacted: bool, now: float) -> bool:
         """Return True if accusations by this member are ignored now."""
-        credibility = self._by_accuser.get(accuser if was_contacted else STRANGERS)
-        return credibility is not None and now < credibility.silenced_until
+        record = self._by_accuser.get(accuser if was_contacted else STRANGERS)
+        return record is not None and now < record.silenced_until
 
-    def open_accusation(self, accuser: PeerId) -> None:
+    def open_accusation(self, accuser: PeerId, now: float) -> None:
         """Count an accusation by this member as open."""
-        self._credibility_of(accuser).open_count += 1
+        self._record_of(accuser, now).open_count += 1
 
     def close_accusation(self, accuser: PeerId, was_contacted: bool, is_true: bool | None, now: float) -> None:
         """Close an open accusation: it was confirmed (True), refuted (False) or neither (None)."""
-        self._credibility_of(accuser).open_count -= 1
+        self._record_of(accuser, now).open_count -= 1
         if is_true is not None:
             self.record_verdict(accuser, was_contacted, is_true, now)
-        self._drop_oldest()
 
     def record_verdict(self, accuser: PeerId, was_contacted: bool, is_true: bool, now: float) -> None:
         """Record that an accusation proved true or false. It need not be open: one of ourselves never is."""
-        credibility = self._credibility_of(accuser if was_contacted else STRANGERS)
+        record = self._record_of(accuser if was_contacted else STRANGERS, now)
         if is_true:
-            credibility.strikes = max(0, credibility.strikes - 1)
+            record.strikes = max(0, record.strikes - 1)
             return
-        if now < credibility.silenced_until:
+        if now < record.silenced_until:
             return  # The accusation is older than the silence that its author already serves.
-        credibility.last_strike_at = now
-        credibility.strikes += 1
-        if credibility.strikes >= MAX_STRIKES:
-            credibility.silenced_until = now + SILENCE_S * 2 ** min(credibility.silenced_count, MAX_DOUBLINGS)
-            credibility.silenced_count += 1
-            credibility.strikes = 0
+        record.last_strike_at = now
+        record.strikes += 1
+        if record.strikes >= MAX_STRIKES:
+            record.silenced_until = now + SILENCE_S * 2 ** min(record.silenced_count, MAX_DOUBLINGS)
+            record.silenced_count += 1
+            record.strikes = 0
 
-    def _credibility_of(self, accuser: PeerId) -> Credibility:
-        credibility = self._by_accuser.get(accuser)
-        if credibility is None:
-            credibility = self._by_accuser[accuser] = Credibility()
+    def _known(self, accuser: PeerId, now: float) -> Credibility | None:
+        """Return the record of an accuser, cleared if it has long made no false accusation; None if there is none."""
+        record = self._by_accuser.get(accuser)
+        if record is not None and now >= max(record.last_strike_at, record.silenced_until) + FORGIVEN_S:
+            record.strikes = record.silenced_count = 0
+        return record
+
+    def _record_of(self, accuser: PeerId, now: float) -> Credibility:
+        """Return the record of an accuser, a new one if there is none. It becomes the most recently used."""
+        record = self._known(accuser, now)
+        if record is None:
+            self._make_room(now)
+            record = self._by_accuser[accuser] = Credibility()
         self._by_accuser.move_to_end(accuser)
-        return credibility
+        return record
 
-    def _drop_oldest(self) -> None:
-        """Drop the least recently used accusers without open accusations. A suspect has at most four open ones."""
-        while len(self._by_accuser) > MAX_ACCUSERS:
-            accuser = next((peer for peer, kept in self._by_accuser.items() if not kept.open_count), None)
-            if accuser is None:
-                return
-            del self._by_accuser[accuser]
+    def _make_room(self, now: float) -> None:
+        """Drop the least recently used record without open accusations, if possible one of no silenced accuser.
+
+        A suspect has at most four open accusations, so that a table of open ones is bounded as well.
+        """
+        if len(self._by_accuser) < MAX_ACCUSERS:
+            return
+        closed = {peer: record for peer, record in self._by_accuser.items() if not record.open_count}
+        dropped = next(
+            (peer for peer, record in closed.items() if now >= record.silenced_until), next(iter(closed), None)
+        )
+        if dropped is not None:
+            del self._by_accuser[dropped]

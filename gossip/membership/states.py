@@ -252,7 +252,7 @@ class MemberStates:
         if entry.state is ALIVE:
             self.change_state(entry, entry.record, SUSPECT, now)
         entry.accusations = (*entry.accusations, hint)
-        self._accusers.open_accusation(hint.by)
+        self._accusers.open_accusation(hint.by, now)
         self._set_expiry(entry, entry.state_since + suspicion_s(self._config, self._table.size, len(entry.accusations)))
         self._rumours.put(hint, now)
 

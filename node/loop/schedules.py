@@ -50,7 +50,7 @@ class Schedules:
         self.is_read = False  # The program has read the progress since the last step: its rates may follow that.
 
     def add(self, schedule: Any, total: int | None, steps: int | None) -> None:
-        """Let a torch scheduler, or a function of the progress, follow the swarm. It replaces those of its optimizers."""
+        """Let a torch scheduler, or a function of the progress, follow the swarm, in place of its optimizers' last."""
         schedule = getattr(schedule, "scheduler", schedule)  # Accelerate wraps it.
         if isinstance(schedule, LRScheduler):
             made: Factor | SchedulerSteps = SchedulerSteps(schedule, steps)

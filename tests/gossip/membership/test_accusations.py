@@ -72,7 +72,7 @@ def test_an_accusation_is_told_on_as_its_author_signed_it():
 def accuse(accusers: Accusers, by: PeerId, true: bool, now: float, met: bool = True) -> bool:
     if not accusers.may_accuse(by, met, now):
         return False
-    accusers.open_accusation(by)
+    accusers.open_accusation(by, now)
     accusers.close_accusation(by, met, true, now)
     return True
 
@@ -104,7 +104,7 @@ def test_whose_latest_was_false_accuses_few_at_a_time():
     accuse(accusers, LIAR, False, 0.0)
     for _ in range(MAX_STRIKES - 1):
         assert accusers.may_accuse(LIAR, True, 1.0)
-        accusers.open_accusation(LIAR)
+        accusers.open_accusation(LIAR, 1.0)
     assert not accusers.may_accuse(LIAR, True, 1.0)
 
 
@@ -114,11 +114,26 @@ def test_those_whom_we_never_met_have_one_credit_between_them():
     assert accuse(accusers, peer_id(50), False, 1.0)
 
 
-def test_the_standing_of_accusers_is_bounded():
+@pytest.mark.parametrize("met", [True, False])
+def test_the_table_of_accusers_is_bounded_and_keeps_silenced_ones(met):
     accusers = Accusers()
-    for n in range(2 * MAX_ACCUSERS):
-        accuse(accusers, peer_id(n), False, 1.0)
+    for _ in range(MAX_STRIKES):
+        accuse(accusers, LIAR, False, 1.0, met)
+    for n in range(100, 100 + 2 * MAX_ACCUSERS):
+        accuse(accusers, peer_id(n), True, 1.0)
         assert len(accusers) <= MAX_ACCUSERS
+    assert not accusers.may_accuse(LIAR, met, 2.0)
+    for n in range(100, 100 + MAX_ACCUSERS):
+        for _ in range(MAX_STRIKES):
+            accuse(accusers, peer_id(n), False, 2.0)
+        assert len(accusers) <= MAX_ACCUSERS
+
+
+def test_false_accusations_of_ourselves_are_forgiven_after_a_while():
+    accusers = Accusers()
+    for now in (0.0, 1.0, 2 * FORGIVEN_S):
+        accusers.record_verdict(OTHER, True, False, now)
+    assert accusers.may_accuse(OTHER, True, 2 * FORGIVEN_S)
 
 
 # -- one liar ----------------------------------------------------------------------------------------------------------
