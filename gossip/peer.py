@@ -100,7 +100,7 @@ class Peer:
         # Mixes.
         self.partners = Partners(
             me.id, members, self.local, config, rng, self.linked_peers.__contains__,
-            selector or selector_of(config, model.elements),
+            selector or selector_of(config),
         )  # fmt: skip
         new_session = partial(rng.getrandbits, 62)
         self.exchanges = Exchanges(me.id, self.local, config, new_session, self.partners, reservation)

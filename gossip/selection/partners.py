@@ -322,4 +322,4 @@ class Partners:
     def note_rate(self, partner: PeerId, seconds: float) -> None:
         """Learn a partner's rate from an exchange of the whole vector; the time includes the round trip."""
         if seconds > 0 and self.vector_mb > 0:
-            self.selector.note_measurement(partner, None, self.vector_mb / seconds)
+            self.selector.note_rate(partner, self.vector_mb / seconds)

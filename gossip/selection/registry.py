@@ -29,13 +29,13 @@ def selector(name: str, options: Options = DEFAULTS) -> Selector:
     return selector_class.from_options(options)
 
 
-def selector_of(config: Config, elements: int, graph: Graph | None = None) -> Selector:
-    """Return the selector that ``config`` asks for, for models of ``elements``.
+def selector_of(config: Config, graph: Graph | None = None) -> Selector:
+    """Return the selector that ``config`` asks for.
 
     ``graph`` is the contents of the file ``config.graph``. The caller reads it, once for all its peers.
 
     Raises:
         ConfigError: As :func:`selector`.
     """
-    options = Options(config.partners == 0, config.group_size, 4e-6 * elements, config.internal.shortcuts, graph)
+    options = Options(config.partners == 0, config.group_size, config.internal.shortcuts, graph)
     return selector(config.selection, options)

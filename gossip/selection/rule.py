@@ -64,7 +64,6 @@ class Options:
 
     at_once: bool = False  # A mix is with all neighbours together.
     group_size: int = 4  # Maximum number of members of a group of a grid.
-    vector_mb: float = 0.0  # Megabytes that an exchange sends in each direction.
     shortcut: float = 0.1  # Probability of a uniform choice in the rule "nearest".
     graph: Graph | None = None
 
@@ -105,10 +104,8 @@ class Selector(ABC):
         """
         return 0.5
 
-    def note_measurement(  # noqa: B027 (most rules need none)
-        self, partner: PeerId, round_trip_s: float | None, rate_mb_s: float | None
-    ) -> None:  # fmt: skip
-        """Learn a measurement of this partner: round trip in seconds and rate in MB/s, None if unknown."""
+    def note_rate(self, partner: PeerId, rate_mb_s: float) -> None:  # noqa: B027 (most rules need none)
+        """Learn the rate of an exchange with this partner, in MB/s of float32."""
 
 
 class Uniform(Selector):

@@ -336,7 +336,7 @@ class Service:
         )
         peer = Peer(
             Membership(record, sign=identity.sign, verify=verify, config=config, rng=rng, now=now), config, model,
-            rng=rng, bootstrap=bootstrap, selector=selector_of(config, layout.exchanged, graph), now=now,
+            rng=rng, bootstrap=bootstrap, selector=selector_of(config, graph), now=now,
         )  # fmt: skip
         if last_state is not None:
             peer.continue_from(last_state, now)

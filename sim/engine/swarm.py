@@ -181,7 +181,7 @@ class Swarm:
     ) -> Peer:  # fmt: skip
         """Create the Peer of one life; ``life`` counts the restarts. Each life has random draws of its own."""
         draws_name = name_of_life(name, life)
-        selector = self.selector or selector_of(self.config, elements, self.graph)
+        selector = self.selector or selector_of(self.config, self.graph)
         if self.registry is not None and not selector.is_personal:
             self.selector = selector  # Peers share one table of members, so it is sorted only once.
         nat = self.network.nat

@@ -51,7 +51,7 @@ def partners(me, peers, linked=(), elements=1000, seed=0, **config):
     made = tuned(**config)
     local = Local("f", elements, 0, run_id=RUN_ID, ready=True, steps_per_mix=made.interval_steps)
     graph = Graph.from_file(config["graph"]) if "graph" in config else None
-    rule = selector_of(made, elements, graph)
+    rule = selector_of(made, graph)
     return Partners(me, Table(me, peers), local, made, random.Random(seed), set(linked).__contains__, rule)
 
 

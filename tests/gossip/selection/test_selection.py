@@ -242,7 +242,7 @@ def test_with_members_coming_and_going_nobody_chooses_itself_or_one_unfit_and_pr
         if name != "graph":
             assert (rule.choose(view, set(), rng) is None) == (not possible)
         if chosen is not None:
-            rule.note_measurement(chosen, rng.random(), rng.random())
+            rule.note_rate(chosen, rng.random())
 
 
 @pytest.mark.parametrize("name", [*PLACED, "graph"])
@@ -339,4 +339,4 @@ def test_what_cannot_work_is_refused_naming_what_would(name, options, sentence):
 
 def test_every_name_has_its_selector():
     assert {made(name, 4).name for name in SELECTIONS} == set(SELECTIONS)
-    assert isinstance(selector("nearest", Options(vector_mb=3.0, shortcut=0.2)), Nearest)
+    assert isinstance(selector("nearest", Options(shortcut=0.2)), Nearest)

@@ -29,11 +29,6 @@ def mean_cost(choice, cost):
     return float((choice * cost).sum() / len(cost))
 
 
-def cost_s(rule, partner):
-    """Return the seconds that an exchange with this partner is expected to take."""
-    return rule._costs()[partner]
-
-
 def learnt(round_trips_s, mixes, me=0, **options):
     """Return a selector that has mixed so often, its view, and the partner of each mix."""
     n = len(round_trips_s)
@@ -43,7 +38,7 @@ def learnt(round_trips_s, mixes, me=0, **options):
     chosen = []
     for _ in range(mixes):
         partner = rule.choose(view, (), rng)
-        rule.note_measurement(partner, round_trips_s[me, rank[partner]], None)
+        rule.note_rate(partner, 1 / round_trips_s[me, rank[partner]])
         chosen.append(rank[partner])
     return rule, view, chosen
 
@@ -115,59 +110,35 @@ def test_in_a_large_swarm_trying_ends_and_choices_are_near():
     assert len(set(chosen)) < 600
 
 
-def test_what_an_exchange_costs_is_its_round_trip_and_the_vector_at_its_rate():
-    a, b, c, d = ids(4)
-    small, large = Nearest(0.001, near=1), Nearest(100.0, near=1)
-    for rule in (small, large):
-        rule.note_measurement(a, 0.001, 1.0)
-        rule.note_measurement(b, 0.2, 100.0)
-        assert c not in rule.measured
-    view = View(d, [a, b, c])
-    assert small.nearest(view) == [a]
-    assert large.nearest(view) == [b]
-    assert cost_s(large, b) == pytest.approx(1.2)
-
-
-def test_what_was_not_measured_of_a_partner_counts_as_the_median():
-    a, b, c = ids(3)
-    rule = Nearest(10.0)
-    rule.note_measurement(a, 0.1, 10.0)
-    rule.note_measurement(b, None, 5.0)
-    rule.note_measurement(c, 0.3, None)
-    assert cost_s(rule, b) == pytest.approx(0.2 + 2.0)
-    assert cost_s(rule, c) == pytest.approx(0.3 + 10 / 7.5)
-
-
 def test_one_slow_exchange_does_not_make_a_partner_far_and_four_do():
     a, b, me = ids(3)
     rule, view = Nearest(near=1), View(me, ids(3))
-    rule.note_measurement(a, 0.1, None)
-    rule.note_measurement(b, 0.2, None)
-    rule.note_measurement(a, 0.4, None)
+    rule.note_rate(a, 1 / 0.1)
+    rule.note_rate(b, 1 / 0.2)
+    rule.note_rate(a, 1 / 0.4)
     assert rule.nearest(view) == [a]
     for _ in range(3):
-        rule.note_measurement(a, 0.4, None)
+        rule.note_rate(a, 1 / 0.4)
     assert rule.nearest(view) == [b]
 
 
-@pytest.mark.parametrize("nonsense", [math.nan, math.inf, -1.0])
-def test_measurements_that_cannot_be_are_ignored(nonsense):
+@pytest.mark.parametrize("nonsense", [math.nan, math.inf, -1.0, 0.0])
+def test_rates_that_cannot_be_are_ignored(nonsense):
     (peer,) = ids(1)
-    rule = Nearest(1.0)
-    rule.note_measurement(peer, nonsense, nonsense)
-    rule.note_measurement(peer, None, 0.0)
-    assert not rule.measured
-    rule.note_measurement(peer, 0.0, 2.0)
-    rule.note_measurement(peer, nonsense, nonsense)
-    assert cost_s(rule, peer) == 0.5
+    rule = Nearest()
+    rule.note_rate(peer, nonsense)
+    assert not rule.rates_mb_s
+    rule.note_rate(peer, 2.0)
+    rule.note_rate(peer, nonsense)
+    assert rule.rates_mb_s == {peer: 2.0}
 
 
-def test_measurements_are_bounded_and_the_cheap_ones_kept():
+def test_measurements_are_bounded_and_the_fast_ones_kept():
     peers = ids(3 * MAX_MEASURED)
     rule = Nearest()
     for i, peer in enumerate(peers):
-        rule.note_measurement(peer, 1.0 + i, None)
-        assert len(rule.measured) <= MAX_MEASURED
+        rule.note_rate(peer, 1 / (1.0 + i))
+        assert len(rule.rates_mb_s) <= MAX_MEASURED
     view = View(PeerId(b"\xff" * 16), peers)
     assert rule.nearest(view) == peers[:4]
 
@@ -176,11 +147,11 @@ def test_those_who_are_gone_are_forgotten_and_those_who_do_not_fit_passed_over()
     peers = ids(12)
     rule, view = Nearest(), View(peers[11], peers)
     for i, peer in enumerate(peers[:11]):
-        rule.note_measurement(peer, 0.1 + i, None)
+        rule.note_rate(peer, 1 / (0.1 + i))
     view.unfit = {peers[1]}
     assert rule.nearest(view) == [peers[0], *peers[2:5]]
     view.living, view.changes = peers[4:], 1
     assert rule.nearest(view) == peers[4:8]
-    assert peers[0] not in rule.measured
+    assert peers[0] not in rule.rates_mb_s
     rng = random.Random(1)
     assert {rule.choose(view, set(peers[4:8]), rng) for _ in range(100)} == set(peers[8:11])  # the near ones are busy
