@@ -2,7 +2,7 @@
 
 ``gossip.Node`` takes part in a swarm next to a training loop; ``gossip.simulate`` simulates a swarm in virtual time.
 
-The modules below hold only decisions and arithmetic: no socket, file, clock, thread or global random generator.
+The peer below holds only decisions and arithmetic: no socket, file, clock, thread or global random generator.
 """
 
 from __future__ import annotations
@@ -34,8 +34,18 @@ def __getattr__(name: str) -> Any:
     if name not in PUBLIC_NAMES:
         raise AttributeError(f"module 'gossip' has no attribute {name!r}")
     module, attribute = PUBLIC_NAMES[name]
-    package = import_module(module)
-    if not hasattr(package, attribute):  # A script's own folder comes first on sys.path, and may hold a node.py.
-        where = getattr(package, "__file__", None) or ", ".join(getattr(package, "__path__", ()))
-        raise ImportError(f"{where} hides the package {module!r} of gossip-trainer: rename that file or folder.")
-    return getattr(package, attribute)
+    package, _, inner = module.partition(".")
+    found = top = import_module(package)
+    try:
+        found = import_module(module)
+    except ModuleNotFoundError as error:
+        if not inner or error.name != module:
+            raise
+    if not hasattr(found, attribute):  # A script's own folder comes first on sys.path, and may hold a node.py.
+        where = getattr(top, "__file__", None) or ", ".join(getattr(top, "__path__", ()))
+        raise ImportError(f"{where} hides the package {package!r} of gossip-trainer: rename that file or folder.")
+    return getattr(found, attribute)
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *__all__])

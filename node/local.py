@@ -89,7 +89,7 @@ class LocalSwarm:
         self._job = [str(script), *map(str, args)]
         self._threads, self._traces = threads, trace
         if settings is not None:
-            config = self._folder / "config.toml"
+            config = self._folder / "node-config.toml"
             config.write_text(settings, "utf-8")
         self._config = config
         weakref.finalize(self, _clean_up, self.children, self._folder if folder is None else None, os.getpid())
@@ -106,7 +106,7 @@ class LocalSwarm:
         return self
 
     def close(self) -> None:
-        """Ask every node to leave, and after 5 s kill the rest, together with the processes that they started."""
+        """Ask every node to leave, and kill the rest after :data:`GRACE_S`, with the processes that they started."""
         _end_nodes(self.children)
         self.new_rows()
 
@@ -162,8 +162,10 @@ class LocalSwarm:
 
     def leave(self, number: int) -> None:
         """Ask a node to leave, as SIGTERM does, so that it tells the others. Returns at once."""
-        self._child(number).was_told_to_end = True
-        self._child(number).process.terminate()
+        child = self._child(number)
+        if child.code is None:  # One that has crashed keeps its error.
+            child.was_told_to_end = True
+            child.process.terminate()
 
     @property
     def running(self) -> list[Child]:
@@ -268,10 +270,10 @@ def check_script(script: Path, is_module: bool) -> None:
 
 def toml_of(config: Mapping[str, Any]) -> str:
     """Return settings as the text of a TOML file. Raises ConfigError for settings that cannot work."""
-    text = "".join(f"{key} = {json.dumps(value)}\n" for key, value in config.items())
     try:
+        text = "".join(f"{key} = {json.dumps(value, ensure_ascii=False)}\n" for key, value in config.items())
         Config.from_mapping(tomllib.loads(text))
-    except tomllib.TOMLDecodeError as error:
+    except (TypeError, tomllib.TOMLDecodeError) as error:
         raise ConfigError(f"config cannot be written as TOML ({error}): leave out what is None.") from None
     return text
 

@@ -31,13 +31,15 @@ def test_the_door_itself_imports_nothing_heavy():
     assert done.stdout.strip() == "[]"
 
 
-@pytest.mark.parametrize("hidden", ["node.py", "node/__init__.py"])
-def test_a_file_or_folder_beside_a_script_that_hides_a_package_is_named(tmp_path, hidden):
+@pytest.mark.parametrize(
+    ("hidden", "name"), [("node.py", "Node"), ("node/__init__.py", "Node"), ("node.py", "Reader")]
+)
+def test_a_file_or_folder_beside_a_script_that_hides_a_package_is_named(tmp_path, hidden, name):
     path = tmp_path / hidden
     path.parent.mkdir(exist_ok=True)
     path.touch()
     script = tmp_path / "train.py"
-    script.write_text("from gossip import Node")
+    script.write_text(f"from gossip import {name}")
     done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=60, check=False)
     assert "hides the package 'node' of gossip-trainer: rename that file or folder." in done.stderr
     assert str(path) in done.stderr

@@ -8,21 +8,22 @@ from gossip.ids import PeerId
 
 WINDOW_S = 60.0
 MAX_EXCHANGES = 1_024  # Exchanges that are remembered; a busy node makes them in seconds.
-MAX_SHARE = 0.1  # The share of exchanges from which on the user is told.
-MIN_SHARE = 0.5  # The share of a difference below which it was cut short. Honest ones often lose a third.
+MAX_SETBACK_SHARE = 0.1  # The share of exchanges from which on the user is told.
+MIN_TAKEN_SHARE = 0.5  # The share of a difference below which it was cut short. Honest ones often lose a third.
 # The smallest such difference, relative to our vector: coarse codecs round weights that hardly move by as much.
 MIN_DISTANCE = 0.05
-BY_CHANCE = 5  # Setbacks beyond that share that say nothing: a young node knows no usual distance yet.
-LASTING_S = 5.0  # How long there must be more than that. A node that comes to a fast swarm catches up within seconds.
+# Setbacks beyond MAX_SETBACK_SHARE that say nothing: a young node knows no usual distance yet.
+ALLOWED_EXCESS = 5
+LASTING_S = 5.0  # How long there must be more of them. A node that comes to a fast swarm catches up within seconds.
 
 
 def is_cut_short(share: float, difference_sq: float, own_sq: float) -> bool:
     """Return True if an exchange of which a filter took this share came to less than it should."""
-    return share < MIN_SHARE and difference_sq > MIN_DISTANCE**2 * own_sq
+    return share < MIN_TAKEN_SHARE and difference_sq > MIN_DISTANCE**2 * own_sq
 
 
 class Setbacks:
-    """The last minute's exchanges. A *setback* is one that was refused for its distance, or cut short."""
+    """The last minute's exchanges, at most 1,024. A *setback* is one that was refused for its distance, or cut short."""
 
     def __init__(self) -> None:
         # The time and the partner of each, and whether it was a setback.
@@ -33,22 +34,26 @@ class Setbacks:
     def note(self, partner: PeerId, is_setback: bool, now: float) -> bool:
         """Note an exchange, and return True if the user is to be told now.
 
-        Setbacks with most partners are ours. Those with few partners are theirs, who are told by their own nodes.
+        If exchanges with most partners are setbacks, this node is far away. If few are, these partners are, whose own
+        nodes tell their users.
         """
         exchanges = self.exchanges
         exchanges.append((now, partner, is_setback))
         while now - exchanges[0][0] > WINDOW_S:
             exchanges.popleft()
-        if not (is_setback or self.is_told):
+        if not (is_setback or self.is_told or self.too_many_since is not None):
             return False
         partners = {partner for _, partner, _ in exchanges}
         far_partners = {partner for _, partner, is_setback in exchanges if is_setback}
         is_ours = 2 * len(far_partners) > len(partners)
-        excess = self.count - MAX_SHARE * len(exchanges)
-        too_many_since = now if self.too_many_since is None else self.too_many_since
-        self.too_many_since = too_many_since if is_ours and excess > BY_CHANCE else None
-        must_tell = self.too_many_since is not None and now - too_many_since >= LASTING_S and not self.is_told
-        self.is_told = is_ours and excess > 0 and (self.is_told or must_tell)
+        excess = self.count - MAX_SETBACK_SHARE * len(exchanges)
+        if not (is_ours and excess > ALLOWED_EXCESS):
+            self.too_many_since = None
+        elif self.too_many_since is None:
+            self.too_many_since = now
+        is_lasting = self.too_many_since is not None and now - self.too_many_since >= LASTING_S
+        must_tell = is_setback and is_lasting and not self.is_told
+        self.is_told = excess > 0 and (self.is_told or must_tell)
         return must_tell
 
     @property

@@ -158,7 +158,7 @@ class NetworkSide:
             raise LocalError(running.CLOSED)
 
     def sync(self) -> None:
-        """Wait until the network thread has run all earlier calls, which usually takes less than a millisecond."""
+        """Wait, for at most a second, until the network thread has run all earlier calls, usually within 1 ms."""
         reached = threading.Event()
         if self.call(reached.set):
             reached.wait(1.0)
@@ -169,6 +169,7 @@ class NetworkSide:
         Raises:
             FaultError: That thread does nothing for a minute. The loop must not go on, since its weights may change.
         """
+        self.check()
         done = threading.Event()
 
         def run() -> None:

@@ -6,11 +6,11 @@ import pytest
 
 from gossip.config import Config
 from gossip.effects import Notice
-from gossip.filters.setbacks import BY_CHANCE, LASTING_S, WINDOW_S, Setbacks, is_cut_short
+from gossip.filters.setbacks import ALLOWED_EXCESS, LASTING_S, WINDOW_S, Setbacks, is_cut_short
 from tests.gossip.exchange.sides import B, C, D, E, Side
 
 PARTNERS = [B, C, D, E]
-LAST = BY_CHANCE + int(LASTING_S) + 1  # the first exchange, one in each second, of which the user is told
+LAST = ALLOWED_EXCESS + int(LASTING_S) + 1  # the first exchange, one in each second, of which the user is told
 
 
 def told(setbacks, share, count=200, pause_s=0.1, start=0.0):
@@ -28,7 +28,7 @@ def test_more_than_a_tenth_of_a_minutes_exchanges_is_told_once(share, times):
 
 
 def test_a_few_setbacks_of_a_young_node_say_nothing():
-    assert told(Setbacks(), 1.0, count=BY_CHANCE, pause_s=5.0) == 0
+    assert told(Setbacks(), 1.0, count=ALLOWED_EXCESS, pause_s=5.0) == 0
 
 
 def test_a_node_that_catches_up_within_seconds_is_not_told():
@@ -37,6 +37,13 @@ def test_a_node_that_catches_up_within_seconds_is_not_told():
     assert told(setbacks, 1.0, count=45, pause_s=LASTING_S / 50) == 0
     assert told(setbacks, 0.0, count=455, start=LASTING_S, pause_s=0.01) == 0
     assert told(setbacks, 0.05, start=2 * LASTING_S) == 0
+
+
+def test_a_node_that_has_caught_up_is_not_told_of_a_later_setback():
+    setbacks = Setbacks()
+    assert told(setbacks, 1.0, count=8, pause_s=0.0) == 0
+    assert told(setbacks, 0.0, count=30, start=1.0, pause_s=0.0) == 0
+    assert not any(setbacks.note(partner, True, 20.0) for partner in PARTNERS[:2])
 
 
 def test_a_busy_node_of_hundreds_of_exchanges_a_second_is_told():
