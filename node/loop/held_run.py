@@ -155,8 +155,8 @@ class HeldRun:
                 text = f"{origin} is loaded without the optimizer's state, since {saved.lack}: this node's own stays."
                 self.network.notify("load", text)
 
-        self.continue_run(meta, origin, load_weights)
-        self.samplers.load(meta.get("samplers"))
+        if self.continue_run(meta, origin, load_weights) or not self.steps:  # A loop's own pass is ahead as well.
+            self.samplers.load(meta.get("samplers"))
         return meta
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -166,15 +166,21 @@ class HeldRun:
         if self.network.service.runtime is None:
             self.early_state = dict(state)
         else:
-            self.continue_run(state, LOADED_STATE, lambda: None)
+            self.continue_run(state, LOADED_STATE, None)
 
-    def continue_run(self, meta: Mapping[str, Any], origin: str, load_weights: Callable[[], None]) -> None:
-        """Continue a checkpoint's run, unless the run that this node holds is ahead of it.
+    def continue_run(self, meta: Mapping[str, Any], origin: str, load_weights: Callable[[], None] | None) -> bool:
+        """Continue a checkpoint's run, unless this node holds the same run and is not behind the checkpoint.
+
+        Weights of no run are continued only by a node that has trained nothing.
 
         Args:
             meta: The checkpoint's metadata.
             origin: The checkpoint's name in messages.
-            load_weights: Loads the checkpoint's weights into the model. It is not called if the present run stays.
+            load_weights: Loads the checkpoint's weights into the model. It is not called if the present run stays. None
+                if the program has loaded them inside the block of the node.
+
+        Returns:
+            False if the present run stays.
         """
         peer = self.network.peer
         saved_run, samples, version = checkpoint.run_progress(meta, origin)
@@ -187,9 +193,12 @@ class HeldRun:
                 f"{origin} is not loaded: the run that this node holds has {quantity(self.swarm_samples, 'sample')} "
                 "behind it, and stays."
             )
+            if load_weights is None:
+                text += " Weights that the program has loaded count as its newest: load both before the Node starts."
             self.network.notify("load", text)
-            return
-        load_weights()
+            return False
+        if load_weights is not None:
+            load_weights()
         self.ranks.on_replaced()
         self.live.boundary.mass = 1.0  # The push-sum mass of weights of which nothing was pushed away.
         # The outer step and the correction begin again from a copy of these weights. A node without both makes none.
@@ -212,6 +221,7 @@ class HeldRun:
 
         # Until the network thread has dropped old updates, the boundary would add them to the new weights.
         self.network.run_to_end(resume)
+        return True
 
     # -- files that a node writes by itself --------------------------------------------------------------------------
     def save_before_merge(self) -> None:
@@ -256,7 +266,8 @@ class HeldRun:
             try:
                 self.own_folder = Path(self.network.service.settings.state_dir or tempfile.mkdtemp(prefix="gossip-"))
             except OSError as error:
-                raise CheckpointError(f"No temporary folder can be made for them: {error.strerror}.") from error
+                text = f"No temporary folder can be made for this node's checkpoints: {error.strerror}."
+                raise CheckpointError(text) from error
         return self.own_folder
 
     def close(self) -> None:

@@ -41,7 +41,7 @@ def test_weights_for_which_there_is_no_folder_are_not_given_up(train, monkeypatc
     kept = train(nn.Linear(4, 2)).side.live.boundary.backup
     monkeypatch.setattr(tempfile, "mkdtemp", no_space)
     assert kept.keep() is False
-    assert kept.why_not == "No temporary folder can be made for them: No space left on device."
+    assert kept.why_not == "No temporary folder can be made for this node's checkpoints: No space left on device."
 
 
 # What `unshare -rm` and `mount` do: this process alone sees a file system of 4 MB in the folder, and fills it.

@@ -103,11 +103,32 @@ def test_weights_of_no_run_begin_one_and_what_is_not_loaded_is_said(quick, tmp_p
         assert model.weight.unique().tolist() == [1.0]
         node.save(tmp_path / "ours")
         node.load(tmp_path / "ours.safetensors")
+        node.load_state_dict(node.state_dict())
         node._training.network.sync()
     assert [sentence.split(": ", 1)[1] for sentence in heard_of(caplog, "load")] == [
-        f"{tmp_path / name} is not loaded: the run that this node holds has 4 samples behind it, and stays."
-        for name in ("pretrained.safetensors", "ours.safetensors")
+        f"{path} is not loaded: the run that this node holds has 4 samples behind it, and stays.{more}"
+        for path, more in (
+            (tmp_path / "pretrained.safetensors", ""),
+            (tmp_path / "ours.safetensors", ""),
+            (
+                "The state of a checkpoint",
+                " Weights that the program has loaded count as its newest: load both before the Node starts.",
+            ),
+        )
     ]
+
+
+def test_a_checkpoint_that_is_not_loaded_leaves_the_pass_of_the_loop_alone(quick, tmp_path):
+    data = torch.arange(32.0)
+    with Node(linear(), config=quick) as node:
+        for number in range(2):
+            for batch in node.shard(data, 4):
+                node.step(samples=len(batch))
+            if number == 0:
+                node.save(tmp_path / "first")
+        passes = node.state_dict()["samplers"]
+        node.load(tmp_path / "first")
+        assert node.state_dict()["samplers"] == passes
 
 
 def hundred(train, until, tmp_path):
