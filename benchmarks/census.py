@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import os
 from collections import deque
-from collections.abc import Mapping, Sized
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import trio
 
-DEPTH = 8  # attributes from a node's runtime to the deepest of its tables
+DEPTH = 8  # attributes and containers from a root to the deepest of its tables
 ITEMS = 64  # items of a container that are inspected, because all are alike
 OURS = ("gossip.", "node.")
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
@@ -39,27 +39,21 @@ def tables(roots: Mapping[str, object]) -> dict[str, int]:
     """
     lengths: dict[str, int] = {}
     visited: set[int] = set()  # ids of objects
-
-    def visit(path: str, thing: object, depth: int) -> None:
+    # The nearest objects come first, so that each is walked from its shortest path, which DEPTH cuts off last.
+    waiting: deque[tuple[str, object, int]] = deque((name, root, 0) for name, root in roots.items())
+    while waiting:
+        path, thing, depth = waiting.popleft()
         if depth > DEPTH or id(thing) in visited or isinstance(thing, str | bytes | int | float | bool | type(None)):
-            return
+            continue
         visited.add(id(thing))
         if isinstance(thing, dict | list | set | frozenset | deque | tuple | bytearray):
-            note(path, thing)
+            # Tuples, frozen sets and bounded deques cannot grow.
+            if not isinstance(thing, tuple | frozenset) and getattr(thing, "maxlen", None) is None:
+                lengths[path] = lengths.get(path, 0) + len(thing)
             values = list(thing.values()) if isinstance(thing, dict) else [] if isinstance(thing, bytearray) else thing
-            for _, item in zip(range(ITEMS), values, strict=False):
-                visit(f"{path}[]", item, depth + 1)
-            return
-        if type(thing).__module__.startswith(OURS):
-            for name, value in attributes(thing):
-                visit(f"{path}.{name}", value, depth + 1)
-
-    def note(path: str, thing: Sized) -> None:
-        if not isinstance(thing, tuple | frozenset) and getattr(thing, "maxlen", None) is None:  # Others cannot grow.
-            lengths[path] = lengths.get(path, 0) + len(thing)
-
-    for name, root in roots.items():
-        visit(name, root, 0)
+            waiting += [(f"{path}[]", item, depth + 1) for _, item in zip(range(ITEMS), values, strict=False)]
+        elif type(thing).__module__.startswith(OURS):
+            waiting += [(f"{path}.{name}", value, depth + 1) for name, value in attributes(thing)]
     return lengths
 
 

@@ -87,7 +87,8 @@ class DigitsNode(LabNode):
         def ask() -> None:
             runtime = side.network.runtime
             answer["tasks"] = tasks()
-            answer["tables"] = tables({"peer": runtime.peer, "runtime": runtime, "pool": side.live.pool})
+            roots = {"peer": runtime.peer, "runtime": runtime, "service": side.service, "pool": side.live.pool}
+            answer["tables"] = tables(roots)
             done.set()
 
         side.network.call(ask)

@@ -31,9 +31,7 @@ def test_the_door_itself_imports_nothing_heavy():
     assert done.stdout.strip() == "[]"
 
 
-@pytest.mark.parametrize(
-    ("hidden", "name"), [("node.py", "Node"), ("node/__init__.py", "Node"), ("node.py", "Reader")]
-)
+@pytest.mark.parametrize(("hidden", "name"), [("node.py", "Node"), ("node/__init__.py", "Node"), ("node.py", "Reader")])
 def test_a_file_or_folder_beside_a_script_that_hides_a_package_is_named(tmp_path, hidden, name):
     path = tmp_path / hidden
     path.parent.mkdir(exist_ok=True)

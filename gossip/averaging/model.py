@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from typing import Protocol
 
 from gossip.arithmetic.moments import MomentForm
@@ -11,13 +12,15 @@ from gossip.averaging.vectors import Floats, Moments, Positions, Statistics
 class Pending(Protocol):
     """A copy in progress. Implementations inherit from this class, and so state only what differs from its defaults.
 
-    Until the copy is done, its target must not be read and its source must not be written. A target that
-    :attr:`is_narrow` then must not be read until :meth:`widen` has returned either.
+    Until the copy is done, its target must not be read and its source must not be written. If the copy
+    :attr:`is_narrow`, its target must not be read until :meth:`widen` has returned either.
     """
 
     __slots__ = ()
 
-    def done(self) -> bool: ...
+    @abstractmethod
+    def done(self) -> bool:
+        """Return True if the copy has ended, whatever it brought."""
 
     @property
     def finite(self) -> bool | None:
@@ -59,8 +62,9 @@ class Upload(Pending, Protocol):
 class Model(Protocol):
     """The live weights, and the optimizer's state behind them, which only the training loop changes.
 
-    Methods return None if the copy is done already. They raise MemoryError if the model's device has no memory for the
-    copy; nothing has changed then. Frozen weights, which no exchange carries, lie behind the others.
+    Methods return None if the copy is done already, or if there is nothing to do. They raise MemoryError if the model's
+    device has no memory for the copy; nothing has changed then. Frozen weights, which no exchange
+    carries, lie behind the others.
     """
 
     @property
@@ -90,7 +94,7 @@ class Model(Protocol):
         """Begin to set the row of each moment to its elements [start, stop), and the rest of the row to 0."""
 
     def mix_moments(self, moments: Moments) -> Pending | None:
-        """Move the optimizer's moments towards a partner's, unless they have another form by now."""
+        """Move the optimizer's moments towards a partner's, unless the optimizer's moments have another form by now."""
 
     def begin_read_piece(self, out: Floats, start: int) -> Pending | None:
         """Begin to set ``out[:]`` to the weights from ``start`` on, none of them frozen."""

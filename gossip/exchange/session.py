@@ -80,7 +80,7 @@ class Session:
 
     @property
     def counterparts(self) -> tuple[PeerId, ...]:
-        """Return the other peers of the session, as far as they are known. A group that has begun includes us."""
+        """Return the known participants: without us, except in a group that has begun."""
         raise NotImplementedError
 
     @property

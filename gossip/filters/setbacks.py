@@ -23,7 +23,7 @@ def is_cut_short(share: float, difference_sq: float, own_sq: float) -> bool:
 
 
 class Setbacks:
-    """The last minute's exchanges, at most 1,024. A *setback* is one that was refused for its distance, or cut short."""
+    """The last minute's exchanges, at most 1,024. A *setback* was refused for its distance, or cut short."""
 
     def __init__(self) -> None:
         # The time and the partner of each, and whether it was a setback.

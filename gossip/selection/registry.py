@@ -37,5 +37,5 @@ def selector_of(config: Config, graph: Graph | None = None) -> Selector:
     Raises:
         ConfigError: As :func:`selector`.
     """
-    options = Options(config.partners == 0, config.group_size, config.internal.shortcuts, graph)
-    return selector(config.selection, options)
+    at_once, shortcut = config.partners == 0, config.internal.shortcuts
+    return selector(config.selection, Options(at_once, config.group_size, shortcut, graph))

@@ -32,7 +32,8 @@ class Exporter:
     def __init__(self, node: Node, log: Log, every_s: float = 5.0) -> None:
         self.node, self.log, self.every_s = node, log, every_s
         self.logged_at = time.monotonic()
-        self.last_exchange: ExchangeEvent | None = None  # Replaced whole by the thread of callbacks.
+        # The last exchange that is not logged yet; the thread that runs callbacks replaces it whole.
+        self.last_exchange: ExchangeEvent | None = None
         self.remove_callback = node.on("exchange.done", self.on_exchange)
 
     def on_exchange(self, event: ExchangeEvent) -> None:
@@ -46,10 +47,11 @@ class Exporter:
         self.logged_at = time.monotonic()
         metrics = self.node.metrics()
         values = numbers(metrics)
-        if self.last_exchange is not None:
-            values["last_exchange_seconds"] = self.last_exchange.seconds
-            if self.last_exchange.distance is not None:
-                values["last_exchange_distance"] = self.last_exchange.distance
+        last, self.last_exchange = self.last_exchange, None  # Logged once, so that a chart shows where exchanges end.
+        if last is not None:
+            values["last_exchange_seconds"] = last.seconds
+            if last.distance is not None:
+                values["last_exchange_distance"] = last.distance
         self.log({PREFIX + name: value for name, value in values.items()}, metrics.steps)
 
     def close(self) -> None:
@@ -114,5 +116,5 @@ def observe(node: Node, meter: Any) -> None:
         return read
 
     for name, value in node.metrics().items():
-        if value is None or isinstance(value, bool | int | float):
+        if value is None or isinstance(value, bool | int | float):  # None may become a number.
             meter.create_observable_gauge(f"gossip.{name}", callbacks=[reader(name)])

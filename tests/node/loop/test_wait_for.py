@@ -21,11 +21,11 @@ from node.observe.reduced import STARTED, Figures
 from node.options import NodeOptions
 from node.settings import Settings
 from tests.node.conftest import QUICK
-from tests.node.trainees import linear
+from tests.node.trainees import heard_of, linear
 
 
 def waited(caplog):
-    return [record.getMessage() for record in caplog.records if record.kind == "waited"]
+    return heard_of(caplog, "waited")
 
 
 def test_who_waits_gives_newcomers_its_weights_and_trains_when_they_are_here(launch, until, caplog, tmp_path):
@@ -64,7 +64,7 @@ def test_who_waits_for_others_begins_no_run_of_its_own_meanwhile(launch, until, 
     assert not any(node.side.network.peer.view.ready for node in nodes), "they would be two runs that meet"
     file.write_text("\n".join(node.made.address for node in nodes))
     until(lambda: all(node.running.is_set() for node in nodes))
-    assert len([record for record in caplog.records if record.kind == "started"]) == 1
+    assert len(heard_of(caplog, "started")) == 1
 
 
 def test_a_node_that_leaves_as_soon_as_it_counted_all_ends_the_wait_of_the_others(launch, until, monkeypatch):
