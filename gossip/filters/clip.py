@@ -111,7 +111,7 @@ class Clip(Filter):
         reasons: tuple[str, ...] = ("clipped",) if share < 1.0 else ()
         if sketch is not None and radius > 0 and len(self.mean_squares) >= PARTNERS_WITH_DIRECTIONS:
             length = rounded_length(max(math.sqrt(difference_sq), radius))
-            direction_share = self.directions.share(sketch / np.float32(length))
+            direction_share = self.directions.take(sketch / np.float32(length))
             if direction_share < 1.0:
                 share, reasons = share * direction_share, (*reasons, "direction")
         self.mean_squares[partner] = difference_sq / size

@@ -10,7 +10,7 @@ exchange. They make recent differences largest along it, and there they stand ou
     m       the median of <x, u>
     usual   the smaller of the standard deviation of <x, u>, estimated from the lower quartile of |<x, u> - m|, and the
             root mean square of <x, v>
-    limit   the largest of 2 usual, the upper tercile of |<x, u> - m|, and the median of it over the last 8
+    limit   the largest of 2 usual, the upper tercile of |<x, u> - m|, and the median of |<x, u> - m| over the last 8
     share   of a new difference y that is taken: min(1, (limit / |<y, u> - m|)^2)
 
 Honest differences are about as large along v as along u: in simulated swarms without liars the variance along u is
@@ -62,8 +62,8 @@ class Directions:
         self.count = 0  # Number of sketches in all.
         self.axes = np.zeros((2, WIDTH), np.float32)  # u and v, or zeros before they are known.
 
-    def share(self, sketch: Floats) -> float:
-        """Return the share of a difference that is taken, and remember the difference.
+    def take(self, sketch: Floats) -> float:
+        """Remember a difference, and return the share of it that is taken.
 
         Args:
             sketch: The sketch of the difference in clip radii, at most about one long: float32 (WIDTH,).
@@ -71,7 +71,7 @@ class Directions:
         along, along_axes = self.axes @ self.sketches.T, self.axes @ sketch
         share = 1.0
         if self.count >= MIN_MEMORY:
-            share = self.share_of(float(along_axes[0]), along[0], along[1])
+            share = self.share_for(float(along_axes[0]), along[0], along[1])
         if self.count < MEMORY:
             self.sketches = np.concatenate([self.sketches, sketch[None]])
             along = np.concatenate([along, along_axes[:, None]], axis=1)
@@ -79,10 +79,10 @@ class Directions:
             self.sketches[self.count % MEMORY] = sketch
             along[:, self.count % MEMORY] = along_axes
         self.count += 1
-        self.turn(along, sketch)
+        self.update_axes(along, sketch)
         return share
 
-    def share_of(self, movement: float, along_u: Floats, along_v: Floats) -> float:
+    def share_for(self, movement: float, along_u: Floats, along_v: Floats) -> float:
         """Return the share that is taken of a difference that moves the node by ``movement`` along u.
 
         ``along_u`` and ``along_v`` are the movements by the remembered differences, float32 (count,).
@@ -90,13 +90,14 @@ class Directions:
         count = len(along_u)
         median = np.sort(along_u)[count // 2]
         distances = np.abs(along_u - median)
+        # Difference k is at place k % MEMORY, also of ``along_u``.
         deviations, newest = np.sort(distances), np.sort(distances[(self.count - LAST) % MEMORY])
         usual = min(float(deviations[count // 4]) / LOWER_QUARTILE, math.sqrt(float(along_v @ along_v) / count))
         common = max(deviations[int((1 - FAR_SHARE) * count)], newest[NEWEST // 2])
         limit, distance = max(DEVIATIONS * usual, float(common)), abs(movement - float(median))
         return 1.0 if distance <= limit else (limit / distance) ** 2
 
-    def turn(self, along: Floats, newest: Floats) -> None:
+    def update_axes(self, along: Floats, newest: Floats) -> None:
         """Turn u and v by one step of the orthogonal iteration, which converges over successive exchanges.
 
         ``along`` are the movements by the remembered differences along both, float32 (2, count).

@@ -50,7 +50,7 @@ def views_like(flat: Tensor, live: list[Tensor]) -> list[Tensor]:
 
 
 def pieces_in_range(tensors: Sequence[Tensor], start: int, stop: int) -> Iterator[Tensor]:
-    """Yield the elements [start, stop) of the concatenated tensors as views, a part of each tensor."""
+    """Yield the elements [start, stop) of the concatenated tensors, a part of each tensor, to read."""
     tensor_start = 0
     for tensor in tensors:
         tensor_stop = tensor_start + tensor.numel()
@@ -97,13 +97,13 @@ def add_and_read(live: list[Tensor], flat: Tensor, weight: float | None = None, 
 
     Args:
         live: Tensors for which :func:`are_float32_on_cpu` is true.
-        flat: A vector of as many elements, which is overwritten: with the sums if ``copy_back``, else with values of
-            no meaning.
+        flat: A vector of as many elements, which is overwritten: with the sums if ``copy_back``, otherwise with
+            intermediate values.
         weight: The factor; None adds nothing.
         copy_back: True to copy the sums into ``flat``.
 
     Returns:
-        True if all values are finite, False if one is not, None if that was not checked.
+        True if all values are finite, False if one is not, None if that was not checked: without our kernel.
     """
     small: list[Tensor] = []
     small_pieces: list[Tensor] = []

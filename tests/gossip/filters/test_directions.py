@@ -29,29 +29,29 @@ def after(differences: list[np.ndarray]) -> Directions:
     """Return the memory of these differences."""
     directions = Directions()
     for sketch in differences:
-        directions.share(sketch)
+        directions.take(sketch)
     return directions
 
 
 # -- one node's memory -----------------------------------------------------------------------------------------------
 def test_few_differences_set_no_limit():
     directions = after([noise(0.1) for _ in range(MIN_MEMORY - 1)])
-    assert directions.share(ONE_WAY) == 1.0
-    assert directions.share(ONE_WAY) < 1.0, "one more does"
+    assert directions.take(ONE_WAY) == 1.0
+    assert directions.take(ONE_WAY) < 1.0, "one more does"
 
 
 def test_a_lie_that_is_no_longer_than_honest_differences_is_found_by_its_direction():
     differences = [0.5 * ONE_WAY + noise(0.2) if number % 8 == 0 else noise(0.7) for number in range(2 * MEMORY)]
     directions = after(differences)
     assert abs(directions.axes[0] @ ONE_WAY) > 0.8
-    assert directions.share(0.5 * ONE_WAY + noise(0.2)) < 0.5
-    shares = [directions.share(noise(0.7)) for _ in range(200)]
+    assert directions.take(0.5 * ONE_WAY + noise(0.2)) < 0.5
+    shares = [directions.take(noise(0.7)) for _ in range(200)]
     assert np.mean(shares) > 0.97
 
 
 def test_of_honest_differences_hardly_anything_is_taken_away():
     directions = after([noise(0.7) for _ in range(MEMORY)])
-    shares = [directions.share(noise(0.7)) for _ in range(1_000)]
+    shares = [directions.take(noise(0.7)) for _ in range(1_000)]
     assert np.mean(shares) > 0.98
     assert np.mean(np.array(shares) < 1) < 0.07
 
@@ -64,13 +64,13 @@ def test_with_data_of_ten_kinds_honest_differences_have_few_directions_and_are_l
         return np.asarray((first - second) @ kinds, np.float32) + noise(0.5)
 
     directions = after([uneven() for _ in range(MEMORY)])
-    shares = [directions.share(uneven()) for _ in range(1_000)]
+    shares = [directions.take(uneven()) for _ in range(1_000)]
     assert np.mean(shares) > 0.95
 
 
 def test_what_all_partners_bring_is_taken_whole_such_as_progress_that_a_slow_node_lacks():
     directions = after([0.8 * ONE_WAY + noise(0.3) for _ in range(MEMORY)])
-    shares = [directions.share(0.8 * ONE_WAY + noise(0.3)) for _ in range(500)]
+    shares = [directions.take(0.8 * ONE_WAY + noise(0.3)) for _ in range(500)]
     assert np.mean(shares) > 0.96
 
 
@@ -80,18 +80,18 @@ def test_halves_of_a_swarm_that_were_apart_meet(far):
     shares = []
     for _ in range(4 * MEMORY):
         is_far = RANDOM.random() < far
-        share = directions.share(0.9 * ONE_WAY + noise(0.1) if is_far else noise(0.1))
+        share = directions.take(0.9 * ONE_WAY + noise(0.1) if is_far else noise(0.1))
         shares += [share] if is_far else []
     assert np.mean(shares[-len(shares) // 2 :]) > 0.95
 
 
 def test_differences_of_zero_are_no_lies():
     directions = after([np.zeros(WIDTH, np.float32)] * MEMORY)
-    assert directions.share(np.zeros(WIDTH, np.float32)) == 1.0
+    assert directions.take(np.zeros(WIDTH, np.float32)) == 1.0
     assert np.isfinite(directions.axes).all()
     for _ in range(MEMORY):
-        assert np.isfinite(directions.share(noise(0.5)))
-    assert np.mean([directions.share(noise(0.5)) for _ in range(100)]) > 0.97, "and are forgotten"
+        assert np.isfinite(directions.take(noise(0.5)))
+    assert np.mean([directions.take(noise(0.5)) for _ in range(100)]) > 0.97, "and are forgotten"
 
 
 # -- sketches --------------------------------------------------------------------------------------------------------
