@@ -112,8 +112,9 @@ class Child:
         event = row["event"]
         node = next((node for node in self.nodes if node.id == row.get("id")), None)
         if event == "listening":
-            # It takes the place of a Node that has ended, as it takes its port.
-            place = next((place for place, other in enumerate(self.nodes) if other is node or other.has_ended), None)
+            # It takes its own earlier place, or that of a Node that has ended, as it takes its port.
+            replaced = node or next((other for other in self.nodes if other.has_ended), None)
+            place = next((place for place, other in enumerate(self.nodes) if other is replaced), None)
             new = LoggedNode(row.get("id"), row["address"])
             if place is None:
                 self.nodes.append(new)

@@ -135,7 +135,8 @@ class LocalSwarm:
         seeds = self._addresses() if seed is None else [seed]
         number = len(self.children)
         log, out, err = (self._folder / f"node-{number}.{kind}" for kind in ("jsonl", "out", "err"))
-        log.unlink(missing_ok=True)  # Rows of an earlier run do not belong to this one.
+        for earlier in (log, *self._folder.glob(f"node-{number}.trace*.json")):
+            earlier.unlink(missing_ok=True)  # What an earlier run wrote does not belong to this one.
         own = {"quiet": True, "seeds": seeds, "listen": "127.0.0.1:0", "config": self._config, "log": log}
         if self._traces:
             own["trace"] = self._folder / f"node-{number}.trace.json"

@@ -185,14 +185,15 @@ OPTIONS: dict[str, Option] = {name: hint.__metadata__[0] for name, hint in ARGUM
 
 
 def flags_of(**values: Any) -> list[str]:
-    """Return these options as flags of `gossip run`. A value of None or False is left out."""
+    """Return these options as flags of `gossip run`. A value of None or False is left out. Raises TypeError."""
     flags: list[str] = []
     for name, value in values.items():
-        option = OPTIONS[name]
+        if (option := OPTIONS.get(name)) is None:
+            raise TypeError(f"{name!r} is no option of a node: docs/options.md lists them.")
         if option.kind is bool:
             flags += [option.flag] if value else []
         elif value is not None:
-            for one in value if option.kind == list[str] else [value]:
+            for one in value if option.kind == list[str] and not isinstance(value, str) else [value]:
                 flags += [option.flag, f"{one:g}" if isinstance(one, float) else str(one)]
     return flags
 

@@ -17,7 +17,6 @@ from typing import Any, NamedTuple
 from gossip.errors import ConfigError
 
 Event = dict[str, Any]  # An event of the Trace Event Format; "ts" is its time in microseconds, "pid" its node.
-MAX_NODES = 100_000  # Nodes in one file: each file's numbers of nodes begin at a multiple of it.
 
 
 class Merged(NamedTuple):
@@ -43,14 +42,17 @@ def merge(paths: Sequence[Path], out: Path) -> Merged:
     Raises:
         ConfigError: A file cannot be read or written, or is no timeline.
     """
+    if not paths:
+        raise ConfigError("There is no timeline to merge.")
     if out.resolve() in [path.resolve() for path in paths]:
         raise ConfigError(f"{out} is one of the timelines to merge: name another file for the result.")
     files = [read_timeline(path) for path in paths]
     shifts = clock_shifts(files)
     merged: list[Event] = []
+    nodes: dict[tuple[int, int], int] = {}  # The number in the merged file, by the file's and the node's in it.
     for number, (events, shift) in enumerate(zip(files, shifts, strict=True)):
         for event in events:
-            moved = event | {"pid": number * MAX_NODES + event["pid"]}
+            moved = event | {"pid": nodes.setdefault((number, event["pid"]), len(nodes) + 1)}
             if "ts" in event and shift:
                 moved["ts"] = event["ts"] + shift
             merged.append(moved)
@@ -72,6 +74,8 @@ def read_timeline(path: Path) -> list[Event]:
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", "it is not text")
         raise ConfigError(f"Cannot read the timeline {path}: {reason}.") from error
+    if not text:
+        return []  # The process was killed before it wrote the first events.
     if f"{text}\n".startswith("[\n"):
         # A killed process leaves no closing bracket, and may leave a part of its last event.
         for whole in (text, text + "]", text[: max(1, text.rfind(",\n"))] + "]"):

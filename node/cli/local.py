@@ -125,7 +125,7 @@ def run_local(
                     continue
                 report(swarm)
                 if trace is not None:
-                    merge_timelines(folder, trace)
+                    merge_timelines(folder, nodes, trace)
                 return max(child.code or 0 for child in swarm.children)
     raise LocalError("Other programs keep taking the port of the first node: try again.")
 
@@ -183,11 +183,13 @@ def report(swarm: LocalSwarm) -> None:
         print(sentence, file=sys.stderr)
 
 
-def merge_timelines(folder: Path, out: Path) -> None:
-    """Merge the timelines that nodes wrote into a folder, and print where the result is."""
-    files = sorted(folder.glob("node-*.trace*.json"), key=lambda path: [*map(int, re.findall(r"\d+", path.name))])
-    merge(files, out)
-    print(f"The timeline is {out}: open it at https://ui.perfetto.dev.", file=sys.stderr)
+def merge_timelines(folder: Path, nodes: int, out: Path) -> None:
+    """Merge the timelines that this many nodes wrote into a folder, and print where the result is."""
+    files = [file for number in range(nodes) for file in sorted(folder.glob(f"node-{number}.trace*.json"))]
+    if files:
+        merge(files, out)
+    said = f"The timeline is {out}: open it at https://ui.perfetto.dev." if files else "No node has written a timeline."
+    print(said, file=sys.stderr)
 
 
 @contextlib.contextmanager

@@ -6,16 +6,16 @@ import contextlib
 import shlex
 import subprocess
 import sys
-import threading
 import time
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from gossip.errors import ConfigError, LocalError
+from node.child import Child
 from node.cli.local import ending_on_signals, folder_of
 from node.identity.keys import new_secret, read_secret
+from node.local import POLL_PERIOD_S
 from node.options import flags_of
 from node.transport.tcp import is_loopback
 
@@ -84,36 +84,35 @@ def run_up(
     Raises:
         GossipError: A setting cannot work, or ssh is missing.
     """
-    places = read_places(hosts, shlex.split(ssh))
+    try:
+        ssh_words = shlex.split(ssh)
+    except ValueError as error:
+        raise ConfigError(f"--ssh {ssh!r} is no command: {error}.") from None
+    places = read_places(hosts, ssh_words)
     if secret_file is not None:
         read_secret(secret_file)  # It raises the errors that every node would raise.
     secret = new_secret() if secret_file is None else secret_file.read_text("ascii").strip()
     given = {"wait_for": len(places)} | {name: value for name, value in options.items() if value is not None}
     what = (["-m"] if module else []) + [str(script), *args]
-    nodes: list[tuple[HostNode, subprocess.Popen[bytes]]] = []
+    nodes: list[tuple[HostNode, Child]] = []
     with ending_on_signals(), folder_of(log_dir) as logs:
-        readers = []
         try:
-            for place in places:
+            for number, place in enumerate(places):
                 seeds = [other.address for other in places if other is not place]
-                command = [*shlex.split(ssh), place.destination, place.command(seeds, what, given)]
-                process = started(command, secret)
-                nodes.append((place, process))
-                reader = threading.Thread(target=show, args=(place, process, logs / f"{place.name}.log"), daemon=True)
-                reader.start()
-                readers.append(reader)
-            for _, process in nodes:
-                process.wait()
-        except KeyboardInterrupt:
+                command = [*ssh_words, place.destination, place.command(seeds, what, given)]
+                nodes.append((place, started(number, command, secret, logs / f"{place.name}.log")))
+            while show(nodes):
+                time.sleep(POLL_PERIOD_S)
+        except (KeyboardInterrupt, BrokenPipeError):  # The reader of the lines may have gone, as `head`.
             print("gossip: The nodes are told to end.", file=sys.stderr)
         finally:
             end(nodes)
-            for reader in readers:
-                reader.join(1.0)
-    for place, process in nodes:
-        if process.returncode:
-            print(f"gossip: {place.name} ended with code {process.returncode}.", file=sys.stderr)
-    return max(max(process.returncode, 0) for _, process in nodes)
+            with contextlib.suppress(BrokenPipeError):
+                show(nodes)
+    for place, child in nodes:
+        if child.code:
+            print(f"gossip: {place.name} ended with code {child.code}.", file=sys.stderr)
+    return max(child.code or 0 for _, child in nodes)
 
 
 def read_places(hosts: Path, ssh: Sequence[str]) -> list[HostNode]:
@@ -129,27 +128,31 @@ def read_places(hosts: Path, ssh: Sequence[str]) -> list[HostNode]:
         lines = hosts.read_text("utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"The file of hosts {hosts} cannot be read ({error}).") from None
-    places, taken, names = list[HostNode](), set[str](), Counter[str]()
+    places, taken, names = list[HostNode](), set[str](), set[str]()
     for line in lines:
         try:
             words = shlex.split(line, comments=True)
+            if not words:
+                continue
             settings = dict(word.split("=", 1) for word in words[1:])
             port = int(settings.pop("port", PORT))
             given = {"folder": str(Path.cwd()), "python": "python3"} | settings
-            is_wrong = len(given) > 2 or not 0 < port < 65_000 or (words or [""])[0].startswith("-")
+            shlex.split(given["python"])
+            base = words[0].strip("/").rpartition("/")[2]
+            is_wrong = len(given) > 2 or not 0 < port < 65_000 or not base or words[0].startswith("-")
         except ValueError:
             is_wrong = True
         if is_wrong:
             raise ConfigError(f"{hosts}: {line!r} is no [USER@]HOST [folder=DIR] [python=COMMAND] [port=N].")
-        if not words:
-            continue
         host = hostname_of(words[0], ssh)
         host = f"[{host}]" if ":" in host else host
         while f"{host}:{port}" in taken:
             port += 1
         taken.add(f"{host}:{port}")
-        names[words[0]] += 1
-        name = words[0].rpartition("/")[2] + (f"-{names[words[0]]}" if names[words[0]] > 1 else "")
+        name = next(
+            one for one in (base, *(f"{base}-{count}" for count in range(2, len(names) + 3))) if one not in names
+        )
+        names.add(name)
         places.append(HostNode(name, words[0], f"{host}:{port}", **given))
     if not places:
         raise ConfigError(f"{hosts} names no host: write one a line, as ssh takes it.")
@@ -169,41 +172,47 @@ def hostname_of(destination: str, ssh: Sequence[str]) -> str:
     return next(named, destination.rpartition("@")[2])
 
 
-def started(command: Sequence[str], secret: str) -> subprocess.Popen[bytes]:
-    """Start ssh in a session of its own, so that ^C here reaches nodes by the end of their input alone."""
+def started(number: int, command: Sequence[str], secret: str, log: Path) -> Child:
+    """Start ssh in a session of its own, so that ^C here reaches nodes by the end of their input alone.
+
+    Raises:
+        LocalError: ssh cannot be run, or the log, which gets its output, cannot be written.
+    """
     try:
-        process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True
-        )  # fmt: skip
+        with log.open("wb") as file:
+            process = subprocess.Popen(
+                command, stdin=subprocess.PIPE, stdout=file, stderr=subprocess.STDOUT, start_new_session=True
+            )
     except OSError as error:
+        if error.filename == str(log):
+            raise LocalError(f"{log} cannot be written ({error.strerror}).") from None
         raise LocalError(f"{command[0]} cannot be run ({error.strerror}): install it, or name another --ssh.") from None
     assert process.stdin is not None
     with contextlib.suppress(BrokenPipeError):  # It has ended, and its output says why.
         process.stdin.write(f"{secret}\n".encode())
         process.stdin.flush()
-    return process
+    return Child(number, process, log.with_suffix(".jsonl"), log, log)
 
 
-def show(place: HostNode, process: subprocess.Popen[bytes], log: Path) -> None:
-    """Print what a node writes, a line at a time, and keep it."""
-    assert process.stdout is not None
-    with process.stdout, log.open("wb") as file:
-        for line in process.stdout:
-            file.write(line)
-            file.flush()
-            print(f"{place.name}: {line.decode(errors='replace').rstrip()}", flush=True)
+def show(nodes: Sequence[tuple[HostNode, Child]]) -> bool:
+    """Print the new lines of all nodes after their hosts' names. Return True if a node was running before."""
+    is_running = any(child.code is None for _, child in nodes)
+    for place, child in nodes:
+        for line in child.new_lines():
+            print(f"{place.name}: {line.rstrip()}", flush=True)
+    return is_running
 
 
-def end(nodes: Sequence[tuple[HostNode, subprocess.Popen[bytes]]]) -> None:
+def end(nodes: Sequence[tuple[HostNode, Child]]) -> None:
     """Close the input of all nodes, upon which they end in order, and what is left of ssh after ``END_S``."""
-    for _, process in nodes:
-        assert process.stdin is not None
+    for _, child in nodes:
+        assert child.process.stdin is not None
         with contextlib.suppress(BrokenPipeError):
-            process.stdin.close()
+            child.process.stdin.close()
     end_at = time.monotonic() + END_S  # For all together.
-    for _, process in nodes:
+    for _, child in nodes:
         try:
-            process.wait(max(0.0, end_at - time.monotonic()))
+            child.process.wait(max(0.0, end_at - time.monotonic()))
         except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+            child.process.kill()
+            child.process.wait()

@@ -139,6 +139,7 @@ def test_a_first_node_that_breaks_has_nobody_wait_for_it(tmp_path):
         ({"nodes": 65}, r"nodes = 65 cannot work: take 0 to 64"),
         ({"config": {"mix_evry_steps": 2}}, "mix_every_steps"),
         ({"config": {"mix_every_steps": None}}, r"leave out what is None\."),
+        ({"config": {"graph": Path("graph")}}, r"config cannot be written as TOML"),
         ({"config": "nowhere.toml"}, r"Cannot read the config nowhere\.toml"),
     ],
 )
@@ -154,6 +155,8 @@ def test_no_more_are_added_than_one_machine_is_to_run(tmp_path, monkeypatch):
         with pytest.raises(LocalError, match=r"1 nodes run on this machine: kill one"):
             swarm.add(seed="127.0.0.1:1")
         swarm.kill(0)
+        with pytest.raises(TypeError, match="'wait_four' is no option of a node"):
+            swarm.add(seed="127.0.0.1:1", wait_four=3)
         assert swarm.add(seed="127.0.0.1:1").number == 1
 
 

@@ -194,8 +194,18 @@ def test_the_file_of_a_killed_node_is_read_to_its_last_whole_event(tmp_path):
     assert 0 < len(read_timeline(tmp_path / "cut.json")) < len(read_timeline(tmp_path / "a.json"))
 
 
+def test_a_merged_file_keeps_its_nodes_apart_when_it_is_merged_again(tmp_path):
+    files = [tmp_path / f"{name}.json" for name in "abc"]
+    for file, me in zip(files, (A, B, C), strict=True):
+        write(file, me, [(1, A if me == B else B, 1.0, 2.0)])
+    (tmp_path / "killed.json").touch()  # Its process wrote nothing.
+    merge([files[0], tmp_path / "killed.json", files[1]], tmp_path / "ab.json")
+    merge([tmp_path / "ab.json", files[2]], tmp_path / "abc.json")
+    assert len({one["pid"] for one in events(tmp_path / "abc.json")}) == 3
+
+
 @pytest.mark.parametrize(
-    "text", ["", "nothing", "{}", "[1]", "[\n1\n]", '[\n{"pid":"x"}\n]', "[\n{,\n{}\n]", '[\n{"pid":1,"ts":"x"}\n]']
+    "text", ["nothing", "{}", "[1]", "[\n1\n]", '[\n{"pid":"x"}\n]', "[\n{,\n{}\n]", '[\n{"pid":1,"ts":"x"}\n]']
 )
 def test_another_file_is_refused_in_one_sentence(tmp_path, text):
     (tmp_path / "a.json").write_text(text)
@@ -204,6 +214,8 @@ def test_another_file_is_refused_in_one_sentence(tmp_path, text):
 
 
 def test_a_file_that_is_not_there_or_is_the_result_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match="no timeline to merge"):
+        merge([], tmp_path / "all.json")
     with pytest.raises(ConfigError, match="Cannot read the timeline"):
         merge([tmp_path / "a.json"], tmp_path / "all.json")
     with pytest.raises(ConfigError, match="name another file for the result"):

@@ -97,6 +97,12 @@ def test_a_node_that_begins_when_another_of_its_process_has_ended_takes_its_plac
     assert (len(second.nodes), second.address, second.figures["steps"]) == (2, "h:0", 5)
 
 
+def test_a_node_that_listens_again_takes_its_own_place(tmp_path):
+    one = child(tmp_path, 0, ("a", "final", {"steps": 1}), ("b", "progress", {"steps": 2}), nodes=("a", "b"))
+    one.read({"t": 2.0, "id": "b", "event": "listening", "address": "h:9"})
+    assert [node.id for node in one.nodes] == ["a", "b"]
+
+
 def test_nothing_is_said_of_one_node_and_of_nodes_that_failed(tmp_path):
     one, other = child(tmp_path, 0), child(tmp_path, 1)
     other.code = 1

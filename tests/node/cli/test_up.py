@@ -99,6 +99,8 @@ def test_nodes_end_in_order_when_the_command_does(command, tmp_path, number):
         ("one slots=2\n", "'one slots=2' is no "),
         ("one port=x\n", "'one port=x' is no "),
         ("one 'two\n", "is no "),
+        ('one python="a\'b"\n', "is no "),
+        ("/\n", "is no "),
         ("-oProxyCommand=x\n", "is no "),
         ("localhost\none\n", "localhost is another machine on each host"),
     ],
@@ -117,6 +119,23 @@ def test_numeric_addresses_of_ipv6_are_dialled_in_brackets(tmp_path):
     assert place.python == "uv run python"
 
 
-def test_a_missing_ssh_is_named(command):
+def test_nodes_of_one_host_have_names_of_their_own(tmp_path):
+    (tmp_path / "hosts.txt").write_text("a\na\na-2\nssh://q/\n")
+    assert [place.name for place in read_places(tmp_path / "hosts.txt", ["false"])] == ["a", "a-2", "a-2-2", "q"]
+
+
+def test_an_ssh_that_dies_of_a_signal_is_a_failure(command, tmp_path, capsys):
+    (tmp_path / "dies").write_text('#!/bin/sh\n[ "$1" = -G ] || kill -KILL $$\n')
+    (tmp_path / "dies").chmod(0o700)
+    assert command(["one"], ssh=str(tmp_path / "dies")) == 128 + signal.SIGKILL
+    assert "gossip: one ended with code 137." in capsys.readouterr().err
+
+
+def test_what_cannot_be_run_or_written_is_named(command, tmp_path):
     with pytest.raises(LocalError, match="name another --ssh"):
         command(["one"], ssh="/nowhere/ssh")
+    with pytest.raises(ConfigError, match="is no command"):
+        command(["one"], ssh="ssh -o 'x")
+    (tmp_path / "logs" / "two.log").mkdir()
+    with pytest.raises(LocalError, match=r"two\.log cannot be written"):
+        command(["two"])
