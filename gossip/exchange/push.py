@@ -73,6 +73,8 @@ class Push(Exchange):
         if not self.is_initiator:
             return [Merge(self.session, self.mass), *self.end(State.DONE)]
         self.count_mix()
+        local = self.exchanges.local
+        local.mixed_steps = max(local.mixed_steps, self.snapshot_steps)
         return self.end(State.DONE)
 
     def drop(self) -> list[Effect]:

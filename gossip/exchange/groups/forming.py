@@ -40,7 +40,8 @@ class Forming(Session):
     mean_claim: Claim = UNSTATED
     invite_list: tuple[PeerId, ...] = ()  # The peers that the Invite names: they may become members.
     asked_peers: set[PeerId] = field(default_factory=set)  # All peers that we ever invited to this group.
-    pending_peers: dict[PeerId, None] = field(default_factory=dict)  # Invited peers that have not answered yet.
+    # The invited peers that have not answered yet, and when each was invited.
+    pending_peers: dict[PeerId, float] = field(default_factory=dict)
     joined_versions: dict[PeerId, float] = field(default_factory=dict)  # Of the peers that answered Joined.
     joined_claims: dict[PeerId, Claim] = field(default_factory=dict)  # Of the same peers.
     answer_waits_s: dict[PeerId, float] = field(default_factory=dict)  # Seconds until they answered Joined.
@@ -64,20 +65,18 @@ class Forming(Session):
         if not self.is_initiator:  # The inviter waits for others before it sends Begin, perhaps for longer than we do.
             self.timer_at = now + INVITED_PATIENCE * (self.timer_at - now)
             return [Send(self.inviter, Joined(self.session, self.our_version, self.codec, self.our_claim))]
-        self.pending_peers = dict.fromkeys(self.invite_list)
+        self.pending_peers = dict.fromkeys(self.invite_list, now)
         return [Send(peer, invitation(self)) for peer in self.invite_list]
 
     def on_joined(self, sender: PeerId, joined: Joined, now: float) -> list[Effect]:
         """Handle consent in OFFERED (inviter): note the peer as a member, and begin if all have answered."""
-        del self.pending_peers[sender]
-        abort: list[Effect] = []
-        if is_acceptable(joined, bounded=False):
-            self.joined_versions[sender], self.joined_claims[sender] = joined.version, joined.progress
-            self.answer_waits_s[sender] = now - self.phase_began_at
-            self.codec = leaner(self.codec, joined.codec)
-        else:
-            abort.append(Send(sender, Abort(self.session, "terms")))
-        return [*abort, *self.begin_if_answered(now)]
+        if not is_acceptable(joined, bounded=False):
+            self.exchanges.partners.note_failure(sender, now)
+            return [Send(sender, Abort(self.session, "terms")), *self.on_busy(sender, now)]
+        self.joined_versions[sender], self.joined_claims[sender] = joined.version, joined.progress
+        self.answer_waits_s[sender] = now - self.pending_peers.pop(sender)
+        self.codec = leaner(self.codec, joined.codec)
+        return self.begin_if_answered(now)
 
     def on_busy(self, sender: PeerId, now: float) -> list[Effect]:
         """Handle a peer that cannot take part, in OFFERED (inviter): invite a substitute, or begin without it.

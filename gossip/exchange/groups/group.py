@@ -312,9 +312,11 @@ class Group(Forming):
         """
         exchanges = self.exchanges
         if self.state is OFFERED and self.is_initiator:
-            for peer in self.pending_peers:
+            patience = self.timer_at - self.phase_began_at
+            for peer, invited_at in self.pending_peers.items():
                 exchanges.count_failure("unanswered")
-                self.charge(peer, now, silent=True)
+                if now - invited_at >= patience:  # A substitute may have been invited just now.
+                    self.charge(peer, now, silent=True)
             return self.begin_group(now)
         if self.state in (PREPARING, OFFERED):
             if self.state is OFFERED:  # No Begin came.
@@ -384,9 +386,11 @@ class Group(Forming):
         exchanges.partners.mixes += 1
         exchanges.partners.note_request(None if self.is_initiator else self.inviter, now)
         exchanges.last_partner = (present or self.other_members)[0]
-        exchanges.mixed_partners += present
-        exchanges.has_own_mixed = exchanges.has_own_mixed or self.is_initiator
+        if self.state is not IN_DOUBT:  # Its mix is late, and the next one is due by the schedule.
+            exchanges.mixed_partners += present or self.other_members
+            exchanges.has_own_mixed = exchanges.has_own_mixed or self.is_initiator
         local = exchanges.local
+        local.mixed_steps = max(local.mixed_steps, self.snapshot_steps)
         local.version = clamp_version(local.version + version_gap(self.mean_version, self.our_version))
         local.progress.mix_group(self.our_claim, self.mean_claim, self.inviter, chosen=self.is_initiator)
         return [Mix(self.session, 1.0, plain=local.settling or self.is_outer_step_unstable()), *self.end(DONE)]

@@ -32,7 +32,7 @@ class Invitable(Protocol):
     codec: str
     invite_list: tuple[PeerId, ...]
     asked_peers: set[PeerId]
-    pending_peers: dict[PeerId, None]
+    pending_peers: dict[PeerId, float]
     joined_versions: dict[PeerId, float]
 
 
@@ -100,7 +100,7 @@ def invite_substitute(group: Invitable, now: float) -> list[Effect]:
     if substitute not in connectable_peers(exchanges, [*remaining, substitute]):
         return []
     group.invite_list = (*remaining, substitute)
-    group.pending_peers[substitute] = None
+    group.pending_peers[substitute] = now
     return [Send(substitute, invitation(group))]
 
 

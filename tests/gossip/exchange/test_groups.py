@@ -42,7 +42,30 @@ def test_a_busy_member_is_replaced_and_the_others_begin_without_who_stays_silent
     late = one.tick(0.1 + one.config.reply_timeout_s)
     assert late[:2] == [Send(D, Abort(1, "late")), Send(B, Begin(1, (A, B), 2.0, "fp32"))]
     assert one.on_joined(D, Joined(1, 2.0, "fp32"), 5.2) == [Send(D, Abort(1, "late"))]
-    assert one.partners.benched == [D]
+    assert one.partners.benched == []  # It had less time than the others.
+    silent = inviting(State.OFFERED)
+    silent.tick(0.1 + silent.config.reply_timeout_s)
+    assert silent.partners.benched == [B, C]
+
+
+def test_a_group_whose_last_members_values_are_late_counts_as_a_mix_and_hands_over_its_steps() -> None:
+    one = inviting()
+    one.local.steps = 5
+    one.table[1].snapshot_steps = 5
+    assert one.on_gathered(1, 1.0, 1.0, {}, [B], 0.3) == []
+    one.on_commit(B, 1, 0.4)
+    ended = one.tick(one.deadline)
+    assert Mix(1, 1.0) in ended
+    assert one.mixed_partners == [B, C]
+    assert one.local.mixed_steps == 5
+
+
+def test_a_member_with_other_terms_makes_room_for_a_substitute() -> None:
+    one = inviting(State.OFFERED)
+    one.partners.spare = [D]
+    answer = one.on_joined(C, Joined(1, -1.0, "fp32"), 0.2)
+    assert answer == [Send(C, Abort(1, "terms")), Send(D, invite(1, B, D, version=2.0))]
+    assert one.partners.benched == [C]
 
 
 def test_a_groups_streams_may_stand_still_as_long_as_a_pairs() -> None:
