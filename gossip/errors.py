@@ -6,20 +6,9 @@ import difflib
 from collections.abc import Iterable
 
 __all__ = [
-    "LONGEST_WORD",
-    "CheckpointError",
-    "ConfigError",
-    "DataError",
-    "FaultError",
-    "GossipError",
-    "IdentityError",
-    "LayoutError",
-    "LocalError",
-    "ProtocolError",
-    "RefusedError",
-    "RemoteError",
-    "did_you_mean",
-]
+    "LONGEST_WORD", "CheckpointError", "ConfigError", "DataError", "FaultError", "GossipError", "IdentityError",
+    "LayoutError", "LocalError", "ProtocolError", "RefusedError", "RemoteError", "did_you_mean",
+]  # fmt: skip
 
 LONGEST_WORD = 64  # characters: comparing takes time in proportion to the product of both lengths
 

@@ -62,16 +62,10 @@ class LocalSwarm:
     """
 
     def __init__(
-        self,
-        script: str | os.PathLike[str],
-        args: Sequence[object] = (),
-        *,
-        nodes: int = 0,
-        folder: str | os.PathLike[str] | None = None,
-        threads: int = 1,
-        config: Mapping[str, Any] | str | os.PathLike[str] | None = None,
-        trace: bool = False,
-    ) -> None:
+        self, script: str | os.PathLike[str], args: Sequence[object] = (), *, nodes: int = 0,
+        folder: str | os.PathLike[str] | None = None, threads: int = 1,
+        config: Mapping[str, Any] | str | os.PathLike[str] | None = None, trace: bool = False,
+    ) -> None:  # fmt: skip
         is_module = str(script) == "-m"
         check_script(Path(str(args[0])) if is_module and args else Path(script), is_module)
         if not 0 <= nodes <= MAX_NODES:

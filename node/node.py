@@ -60,17 +60,10 @@ class Node(DataCalls):
     """
 
     def __init__(
-        self,
-        model: nn.Module | Mapping[str, Any] | State,
-        optimizer: Optimizer | Sequence[Optimizer] | None = None,
-        *,
-        group: ProcessGroup | None = None,
-        local: Chosen = (),
-        copy: Chosen = (),
-        average: Chosen = (),
-        **options: Unpack[NodeOptions],
-    ) -> None:
-        self_test()
+        self, model: nn.Module | Mapping[str, Any] | State, optimizer: Optimizer | Sequence[Optimizer] | None = None, *,
+        group: ProcessGroup | None = None, local: Chosen = (), copy: Chosen = (), average: Chosen = (),
+        **options: Unpack[NodeOptions], ) -> None:  # fmt: skip
+        self_test()  # fmt: skip
         if group is None:
             warn_of_ranks(model)
         model, optimizers = unwrapped(model), Optimizers(optimizer)
@@ -85,7 +78,7 @@ class Node(DataCalls):
         self._training: TrainingSide | RankSide
         if ranks is not None and not ranks.leads:
             self._training = RankSide(trained, ranks)
-            self._prepare_data(self._training.samplers, optimizers)
+            self._prepare_data(model, self._training.samplers, optimizers)
             running.closes_with(self, self._training)
             return
         # With a group, a launcher's processes on other hosts are this node's own ranks, and no other members.
@@ -97,7 +90,7 @@ class Node(DataCalls):
             self._training = TrainingSide(LiveModel(trained, training_config), settings)
         else:
             self._training = Leader(trained, settings, ranks)
-        self._prepare_data(self._training.samplers, optimizers)
+        self._prepare_data(model, self._training.samplers, optimizers)
         running.closes_with(self, self._training, place)
 
     # -- life ----------------------------------------------------------------------------------------------------
@@ -132,6 +125,7 @@ class Node(DataCalls):
         if is_apart and not self.finished and self.metrics().exchanges_done:
             self._share.samplers.notify("apart", LEFT)
         self._is_unsettled = False
+        self._share.draws.tell_of_part()
         self._training.leave(error)
 
     # -- the loop ------------------------------------------------------------------------------------------------
@@ -163,8 +157,7 @@ class Node(DataCalls):
         """Mix without training until the nodes agree.
 
         Call it before evaluating or saving, on every node at about the same time; :meth:`epochs` does at its end. The
-        nodes settle on the weights that the model holds now, for instance the best ones, just loaded. It returns at
-        once if all have settled on these weights and taken no step since.
+        nodes settle on the weights that the model holds now, for instance the best ones, just loaded.
 
         Args:
             seconds: The most that this takes.
@@ -185,15 +178,13 @@ class Node(DataCalls):
     def finish(self, seconds: float = 5.0) -> None:
         """Mark the run as complete; call it at the end, with the final weights.
 
-        Newcomers get these weights and learn that the run is complete. Other nodes end when most members say so. A
-        state directory remembers it. The call waits up to ``seconds`` while newcomers fetch the weights.
+        Newcomers get these weights, other nodes end when most members say so, and a state directory remembers it. The
+        call waits up to ``seconds`` while newcomers fetch the weights.
         """
         self._training.finish(checked_seconds("seconds", seconds, True))
 
     def merge(self, run: str) -> None:
-        """Take the weights of another run that a notice named; returns at once.
-
-        They are tried first, and the current weights are backed up.
+        """Take the weights of another run that a notice named, after a trial and a backup; returns at once.
 
         Args:
             run: The run's name, 32 hexadecimal digits.
@@ -233,9 +224,8 @@ class Node(DataCalls):
     def swarm_samples(self) -> int:
         """Return the samples behind this run's weights, of the whole swarm, departed members and checkpoints included.
 
-        Nodes average the number at their exchanges; nodes of one pace agree within 1 % after a minute. A node shows the
-        largest number that it had in this run. The number falls only at the end of :meth:`settle`, which brings the
-        nodes' numbers together.
+        Nodes average it at their exchanges; nodes of one pace agree within 1 % after a minute. It falls only at the end
+        of :meth:`settle`.
         """
         return self._training.swarm_samples
 
@@ -252,8 +242,7 @@ class Node(DataCalls):
     def reduce(self, figures: Mapping[str, Any] | None = None) -> dict[str, Reduced]:
         """Share figures of this loop, like a validation accuracy, and return all members' figures, reduced by name.
 
-        Only living members with this run's weights count. The call waits for no peer: other members' figures may be
-        some seconds old.
+        Living members with this run's weights count, by figures that may be some seconds old. It waits for no peer.
 
         Args:
             figures: Numbers by name, some eight at most.
@@ -261,6 +250,7 @@ class Node(DataCalls):
         Raises:
             ConfigError: A value is no number, or there are too many names.
         """
+        self._share.draws.part = None
         return self._training.reduce(figures or {})
 
     def metrics(self) -> Metrics:
@@ -293,12 +283,9 @@ class Node(DataCalls):
     def save(self, path: str | os.PathLike[str], keep: int = 1) -> None:
         """Write the model and the run's figures to ``path`` (safetensors), and the optimizer's state next to it.
 
-        ``model.load_state_dict(safetensors.torch.load_file(path))`` reads the model. The optimizer's state is in
-        ``run.optimizer``, also safetensors, and ``run.json`` describes the checkpoint for readers. Each file is
-        replaced as a whole.
-
-        For a URL the call returns once the checkpoint is in a local file. A thread sends it from there, several times
-        if need be. A store that fails is told in a notice. :meth:`close` waits for what is on its way.
+        ``model.load_state_dict(safetensors.torch.load_file(path))`` reads the model. ``run.optimizer`` has the
+        optimizer's state, and ``run.json`` describes both. For a URL the call returns once the checkpoint is in a local
+        file, from which a thread sends it. :meth:`close` waits for what is on its way.
 
         Args:
             path: A path, or a URL that fsspec opens, as "s3://bucket/run".
@@ -326,9 +313,8 @@ class Node(DataCalls):
     def load(self, path: str | os.PathLike[str]) -> dict[str, Any]:
         """Continue the run of a checkpoint at a path or a URL, with a swarm of any size.
 
-        A living swarm of the same run is ahead of any file, so its weights stay, and a notice says so. With a swarm of
-        another run, the usual rule decides: the run with fewer samples takes the other's weights. Weights of no run, as
-        in any safetensors file of these names, are taken if nothing is trained yet.
+        A living swarm of the same run is ahead of any file, so its weights stay, and a notice says so. Weights of no
+        run, as in any safetensors file of these names, are taken if nothing is trained yet.
 
         Returns:
             The checkpoint's figures.

@@ -36,8 +36,8 @@ _places: dict[int, Side] = {}  # The Nodes that are not closed yet, by their pla
 _claim: tuple[int, TextIO] | None = None
 _running: list[Side] = []
 _made = _is_unstepped = False
-# The runs that Nodes of each thread have completed. A later Node of that thread trains another: a fold, a phase.
-_completed = threading.local()
+# The runs that Nodes of each thread train or have trained. A later Node over another model trains another: a fold.
+_trained = threading.local()
 _stop_requested = False  # An exception alone can be lost: some imports catch all exceptions, also that of a signal.
 
 
@@ -114,10 +114,31 @@ def leave(side: Side) -> None:
         _claim = None
 
 
-def completed_runs() -> set[bytes]:
-    """Return the runs that earlier Nodes of this thread have completed."""
-    runs: set[bytes] = vars(_completed).setdefault("runs", set())
+def trained_runs() -> dict[bytes, Any]:
+    """Return the runs of this thread's Nodes, each with a reference to its model; None for a run that is completed."""
+    runs: dict[bytes, Any] = vars(_trained).setdefault("runs", {})
     return runs
+
+
+def note_run(run_id: bytes, model: Any, is_over: bool = False, is_left: bool = True) -> bool:
+    """Note a run that a Node of this thread trains, has completed (``is_over``) or has left, but not after an error.
+
+    Returns:
+        True if an open Node of this thread over another model trains it too.
+    """
+    runs = trained_runs()
+    last = runs.pop(run_id, None)
+    if is_over or is_left:
+        held = weakref.ref(model) if hasattr(model, "__weakref__") else lambda: model  # A mapping has none.
+        runs[run_id] = None if is_over else held
+    return last is not None and any(side.model is last() is not model for side in _running)
+
+
+def left_runs(model: Any) -> frozenset[bytes]:
+    """Return the runs that a new Node over this model takes no part in: completed ones, and those of closed models."""
+    kept = [model, *(side.model for side in _running)]
+    runs = trained_runs().items()
+    return frozenset(run for run, of in runs if of is None or not any(of() is one for one in kept))
 
 
 def has_made_node() -> bool:

@@ -110,19 +110,8 @@ def killers(copy: Path, module: Path) -> str:
     environment = os.environ | {"PYTHONPATH": str(copy), "OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"}
     for folders in folders_of(module):
         command = [
-            sys.executable,
-            "-m",
-            "pytest",
-            "-x",
-            "-q",
-            "-n",
-            "2",
-            "-m",
-            FAST,
-            "-p",
-            "no:cacheprovider",
-            *folders,
-        ]
+            sys.executable, "-m", "pytest", "-x", "-q", "-n", "2", "-m", FAST, "-p", "no:cacheprovider", *folders,
+        ]  # fmt: skip
         process = subprocess.Popen(
             command, cwd=copy, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
             start_new_session=True,

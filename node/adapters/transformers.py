@@ -42,14 +42,9 @@ class TransformersGossip(ContextAdapter, TrainerCallback, ExportableState):  # t
     """
 
     def __init__(
-        self,
-        trainer: Trainer,
-        *,
-        samples: int | None = None,
-        settle_s: float = 5.0,
-        divide: bool = True,
+        self, trainer: Trainer, *, samples: int | None = None, settle_s: float = 5.0, divide: bool = True,
         **options: Any,
-    ) -> None:
+    ) -> None:  # fmt: skip
         super().__init__(samples=samples, settle_s=settle_s, **options)
         if trainer.is_deepspeed_enabled:
             raise ConfigError(
@@ -142,13 +137,9 @@ class TransformersGossip(ContextAdapter, TrainerCallback, ExportableState):  # t
             self.settle()
 
     def on_log(
-        self,
-        args: TrainingArguments,
-        state: TrainerState,
-        control: TrainerControl,
-        logs: dict[str, float] | None = None,
-        **kwargs: Any,
-    ) -> None:
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl,
+        logs: dict[str, float] | None = None, **kwargs: Any,
+    ) -> None:  # fmt: skip
         if logs is not None:
             self.loss = logs.get("loss", self.loss)
             logs.update(self.figures())

@@ -168,22 +168,14 @@ def describe(child: Child, killed: bool, newcomer: bool) -> dict[str, Any]:
     figures = child.figures
     result = result_of(child)
     accuracy = result.get("accuracy")
+    is_right = accuracy is not None and accuracy >= TARGET and (newcomer or figures.get("steps", 0) > 0)
     return {
-        "node": child.number,
-        "killed": killed,
-        "ok": child.code == 0
-        and accuracy is not None
-        and accuracy >= TARGET
-        and (newcomer or figures.get("steps", 0) > 0),
-        "exit_code": child.code,
-        "steps": figures.get("steps", 0),
-        "samples": figures.get("samples", 0),
-        "exchanges": figures.get("exchanges_done", 0),
-        "failed": figures.get("exchanges_failed", 0),
+        "node": child.number, "killed": killed, "ok": child.code == 0 and is_right, "exit_code": child.code,
+        "steps": figures.get("steps", 0), "samples": figures.get("samples", 0),
+        "exchanges": figures.get("exchanges_done", 0), "failed": figures.get("exchanges_failed", 0),
         "mb_sent": round(figures.get("bytes_sent", 0) / 1e6, 2),
-        "consensus_distance": result.get("consensus_distance"),
-        "accuracy": accuracy,
-    }
+        "consensus_distance": result.get("consensus_distance"), "accuracy": accuracy,
+    }  # fmt: skip
 
 
 def result_of(child: Child) -> dict[str, Any]:

@@ -39,6 +39,14 @@ EMPTY = (
     f"{EMPTY_STEPS} steps in a row drew nothing from node.loader or node.shard and stated no samples: iterate over the "
     "loader again for each pass, and not over a copy of its batches, or give node.step(loss, samples=len(batch))."
 )
+PART = (
+    "An evaluation over node.loader or node.shard has seen {:,} of {:,} samples, the share of this node: read "
+    "validation data from a plain DataLoader, or add up the figures of all nodes by node.reduce."
+)
+BEGUN = (
+    "node.epochs counts the samples of the whole run, also those of earlier calls and of a checkpoint: of these {} "
+    "epochs {} are over already. Give the number of all epochs in one call, or train each phase in a new Node."
+)
 UNDIVIDED = (
     "node.epochs was given data of which this loop has drawn nothing by node.loader or node.shard: if its batches come "
     "from that data, every node trains on all of it. Loop over node.loader(loader), or, if the program divides the "
@@ -66,13 +74,16 @@ class DrawCount:
         self.steps = self.empty_steps = 0
         self.single_steps = 0  # Steps that count as one sample because nothing else is known.
         self.stated_steps = self.stated = self.drawn = 0  # Steps that stated their samples, these, and those drawn.
-        self.is_told = False
+        self.told: set[str] = set()  # The kinds of sentences that the user has seen.
         self.is_divided = False  # A step has drawn from the share, or the loop has taken files of it.
         self.undivided_steps = 0  # Steps in the epochs of a dataset of which nothing was drawn.
         self.epochs: Epochs | None = None  # Those of the loop, while it is inside ``node.epochs``.
         self.epochs_source: Source | None = None  # Of the data of these epochs; None before the first batch.
         self.counts_steps = True  # A step without samples may count as one in these epochs.
         self.last_total: int | None = None  # The samples of its last run of epochs.
+        self.last_length = 0  # The samples of an epoch of that run; 0 before the first.
+        self.is_evaluating: Callable[[], bool] = bool  # Whether the model is in the mode of evaluations.
+        self.part: tuple[int, int] | None = None  # The samples of the last evaluation, and of its data.
 
     # -- drawing ---------------------------------------------------------------------------------------------------
     def give(self, samples: int) -> None:
@@ -91,7 +102,7 @@ class DrawCount:
         """
         source = length, torch.is_grad_enabled()
         self.passes_open += source[1]
-        unstepped = 0  # Passes in a row without a step.
+        unstepped, given_before = 0, self.pending.get(source, 0)  # Passes in a row without a step.
         try:
             goes_on = not self.is_over(source)
             while goes_on:
@@ -105,8 +116,21 @@ class DrawCount:
                 unstepped = 0 if self.steps > steps_before else unstepped + 1
                 if goes_on and unstepped == UNSTEPPED_PASSES:
                     raise LocalError(unstepped_text("passes"))
+            if not source[1] and length is not None and self.is_evaluating():
+                self.part = self.pending.get(source, 0) - given_before, length
         finally:
             self.passes_open -= source[1]
+
+    def tell_of_part(self) -> None:
+        """Tell once of an evaluation over a share, unless ``node.reduce`` has followed it."""
+        if self.part and self.part[0] < self.part[1] and len(self.samplers.sharers.members()) > 1:
+            self.tell_once(PART.format(*self.part), PART)
+        self.part = None
+
+    def tell_once(self, sentence: str, kind: str = "") -> None:
+        if kind not in self.told:
+            self.told.add(kind)
+            self.samplers.notify("samples", sentence)
 
     def is_of_epochs(self, source: Source) -> bool:
         """Return True if a pass is one of the running epochs, and ends with their run."""
@@ -129,7 +153,11 @@ class DrawCount:
             length: The samples of their data, if these are divided.
             counts_steps: A step without samples may count as one.
         """
+        begun = min(epochs.sharers.swarm_samples() // epochs.length, epochs.count)
+        if begun >= (epochs.count if self.last_length in (0, epochs.length) else 1) and not epochs.sharers.finished():
+            self.tell_once(BEGUN.format(epochs.count, begun), BEGUN)
         self.epochs, self.last_total, self.counts_steps = epochs, epochs.total, counts_steps
+        self.last_length = epochs.length
         self.epochs_source = None if length is None else (length, True)
         try:
             unstepped = 0  # Epochs in a row that drew batches and took no step.
@@ -137,9 +165,8 @@ class DrawCount:
                 steps_before, singles_before = self.steps, self.single_steps
                 yield number
                 singles = self.single_steps - singles_before
-                if 0 < singles * FEW * len(self.samplers.sharers.members()) < epochs.length and not self.is_told:
-                    self.is_told = True
-                    self.samplers.notify("samples", STEPS_AS_SAMPLES)
+                if 0 < singles * FEW * len(self.samplers.sharers.members()) < epochs.length:
+                    self.tell_once(STEPS_AS_SAMPLES)
                 unstepped = unstepped + 1 if self.pending and self.steps == steps_before else 0
                 if unstepped == UNSTEPPED_PASSES:
                     raise LocalError(unstepped_text("epochs"))
@@ -171,6 +198,7 @@ class DrawCount:
             ConfigError: The samples are needed, and unknown.
         """
         self.steps += 1
+        self.tell_of_part()
         source, drawn = self.source, 0
         if self.pending:
             source, drawn = self.pending_samples()
@@ -224,7 +252,7 @@ class DrawCount:
         """Compare what the loop states with what it has drawn, now and then, and tell once if they are far apart."""
         self.stated_steps, self.stated, self.drawn = self.stated_steps + 1, self.stated + stated, self.drawn + drawn
         steps = self.stated_steps
-        if self.is_told or steps < COMPARED_STEPS or steps & (steps - 1):
+        if steps < COMPARED_STEPS or steps & (steps - 1):
             return
         if self.drawn:
             is_far = not self.drawn / MUCH <= self.stated <= self.drawn * MUCH
@@ -235,10 +263,7 @@ class DrawCount:
             is_far = given > 0 and (is_step_count or self.stated > MUCH * given)
             text = f"node.sampler gave {given:,}. Epochs, progress and shares count these: give samples=len(batch)."
         if is_far:
-            self.is_told = True
-            self.samplers.notify(
-                "samples", f"This loop has stated {self.stated:,} samples in {steps} steps, for which {text}"
-            )
+            self.tell_once(f"This loop has stated {self.stated:,} samples in {steps} steps, for which {text}")
 
 
 def unstepped_text(what: str) -> str:

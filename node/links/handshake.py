@@ -39,17 +39,9 @@ class Greeter:
     reads: bool = False
 
     async def greet(
-        self,
-        stream: ByteStream,
-        reader: FrameReader,
-        record: MemberRecord | None,
-        proven: PeerId | None,
-        expected: PeerId | None,
-        share: bytes = b"",
-        lanes: bytes = b"",
-        joins: bytes = b"",
-        seen: str = "",
-    ) -> Hello:
+        self, stream: ByteStream, reader: FrameReader, record: MemberRecord | None, proven: PeerId | None,
+        expected: PeerId | None, share: bytes = b"", lanes: bytes = b"", joins: bytes = b"", seen: str = "",
+    ) -> Hello:  # fmt: skip
         """Exchange Hellos and check the other side's. The caller bounds the time.
 
         Args:
@@ -101,13 +93,9 @@ class Greeter:
         return theirs
 
     def check(
-        self,
-        theirs: Hello,
-        stream: ByteStream,
-        record: MemberRecord | None,
-        proven: PeerId | None,
+        self, theirs: Hello, stream: ByteStream, record: MemberRecord | None, proven: PeerId | None,
         expected: PeerId | None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         """Raise a RemoteError if their Hello does not fit ours; see :meth:`greet` for the arguments."""
         host = stream.peer_host
         if theirs.version_min > VERSION_MAX or theirs.version_max < VERSION_MIN:

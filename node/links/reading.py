@@ -13,13 +13,10 @@ from node.transport.blocking_io import WHOLE_BYTES, BlockingIoPool, BlockingStre
 
 
 async def read_link(
-    link: Link,
-    on_message: Callable[[Message], None],
-    buffer_for: Callable[[Chunk, int], memoryview | None],
-    on_body: Callable[[Chunk], None],
-    inflow_of: Callable[[Chunk], Inflow | None] = lambda chunk: None,
+    link: Link, on_message: Callable[[Message], None], buffer_for: Callable[[Chunk, int], memoryview | None],
+    on_body: Callable[[Chunk], None], inflow_of: Callable[[Chunk], Inflow | None] = lambda chunk: None,
     on_inflow: Callable[[Chunk], None] = lambda chunk: None,
-) -> None:
+) -> None:  # fmt: skip
     """Read until the other side ends.
 
     Args:

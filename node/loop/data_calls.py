@@ -32,8 +32,9 @@ class DataCalls:
     def settle(self, seconds: float = 5.0, wait_s: float = 0.0) -> float | None:
         raise NotImplementedError
 
-    def _prepare_data(self, samplers: Samplers, optimizers: Optimizers) -> None:
+    def _prepare_data(self, model: object, samplers: Samplers, optimizers: Optimizers) -> None:
         self._share = Share(samplers)
+        self._share.draws.is_evaluating = lambda: getattr(model, "training", None) is False
         self._agreed_at = -1  # The steps of this loop at its last settle, if all nodes then agreed.
         self._is_unsettled = False  # The loop is in epochs, or has left its last ones before their end.
         self._schedules = Schedules(optimizers.all, self.progress)
@@ -41,12 +42,8 @@ class DataCalls:
     def epochs(self, n: int, data: Any, settle: tuple[float, float] | None = SETTLE_S) -> Iterator[int]:
         """Iterate over the epochs of a run of ``n`` epochs, by the swarm's count of samples.
 
-        The numbers begin at the epoch that the swarm has reached, and the iterator ends once the swarm has trained on
-        ``n`` times the samples of an epoch, or has finished. Iterators of :meth:`loader` and :meth:`shard` then end
-        too, inside a pass. The epochs of several calls are the same ones: another call goes on counting.
-
-        At that end it calls :meth:`settle`, so that all nodes hold the same weights after the loop. It does not if the
-        loop is left by ``break`` or an error, if all have agreed since its last step, or if the run had finished.
+        The numbers begin at the swarm's epoch. At the end of ``n`` epochs, or of the run, iterators of :meth:`loader`
+        and :meth:`shard` end too, and :meth:`settle` is called, not after ``break``. Another call goes on counting.
 
         Args:
             n: The number of epochs.
@@ -57,7 +54,7 @@ class DataCalls:
             ConfigError: ``n`` is no whole number of at least 1, or a time does not fit.
             DataError: The length of ``data`` is unknown.
         """
-        epochs = self._schedules.followed(self._share.epochs(n, data))
+        epochs = self._schedules.followed(self._share.epochs(n, data), self._share.samplers)
         return epochs if settle is None else self._settled(epochs, checked_times(settle))
 
     def _settled(self, epochs: Iterator[int], times: tuple[float, float]) -> Iterator[int]:
@@ -73,9 +70,8 @@ class DataCalls:
     def loader(self, loader: DataLoader[Any]) -> ShareLoader:
         """Return a DataLoader like ``loader`` that gives this node's share of its samples, as members come and go.
 
-        All else is kept: dataset, batch size, collation, workers, pinning. A sampler that draws (with weights) keeps
-        its weights, within the share. Call it once or in each epoch: one loader gives the same object. Each ``iter`` is
-        a pass. ``len`` is the batches of this node's pass, and stays the same while it runs.
+        All else is kept, also the weights of a sampler. Call it once or in each epoch: one loader gives the same
+        object. Each ``iter`` is a pass, and ``len`` its batches.
 
         Args:
             loader: A ``torch.utils.data.DataLoader``. One over an IterableDataset is used as it is: let the dataset
@@ -88,18 +84,12 @@ class DataCalls:
         return self._share.loader(loader)
 
     def shard(
-        self,
-        dataset: Any,
-        batch_size: int,
-        shuffle: bool = True,
-        epochs: int = 1,
-        collate_fn: Callable[[list[Any]], Any] | None = None,
-        drop_last: bool = False,
-    ) -> Iterator[Any]:
+        self, dataset: Any, batch_size: int, shuffle: bool = True, epochs: int = 1,
+        collate_fn: Callable[[list[Any]], Any] | None = None, drop_last: bool = False,
+    ) -> Iterator[Any]:  # fmt: skip
         """Iterate over this node's share of ``dataset`` in batches.
 
-        Rendezvous hashing shards the data over the living members. The share follows their changes, so that a dead
-        member's part is covered again.
+        The share follows changes of the members, so that a dead member's part is covered again.
 
         Args:
             dataset: A dataset with a length.
@@ -108,20 +98,13 @@ class DataCalls:
             epochs: The number of passes.
             collate_fn: Makes a batch of a list of samples, as in a DataLoader.
             drop_last: True to leave out a rest that is no whole batch. Otherwise the last batches share it.
-
-        Returns:
-            An iterator over batches.
         """
         return self._share.shard(dataset, batch_size, shuffle, epochs, collate_fn, drop_last)
 
     def sampler(
-        self,
-        dataset_or_length: Any,
-        batch_size: int | None = None,
-        shuffle: bool = True,
-        drop_last: bool = False,
+        self, dataset_or_length: Any, batch_size: int | None = None, shuffle: bool = True, drop_last: bool = False,
         seed: int = 0,
-    ) -> ShareSampler | ShareBatchSampler:
+    ) -> ShareSampler | ShareBatchSampler:  # fmt: skip
         """Return this node's share as indices for a ``torch.utils.data.DataLoader`` of your own.
 
         Each ``iter`` is one pass. The sampler's ``state_dict`` is part of the node's.
@@ -145,8 +128,7 @@ class DataCalls:
         """Return this node's share of data files, for a dataset that reads them as a stream.
 
         Each ``iter`` of the result gives names, for an ``IterableDataset`` of your own or a pipeline of webdataset
-        (docs/node.md). Files of members that die are given to others, and a newcomer takes over its share. A list of
-        the names would not follow them: ``list`` raises DataError without ``epochs``.
+        (docs/node.md). ``list`` raises DataError without ``epochs``, since it would not follow the members.
 
         Args:
             files: Paths, URLs or other texts, the same on all nodes. Give several per node: shares of few files are
@@ -163,9 +145,6 @@ class DataCalls:
 
     def split(self, dataset: Any, fractions: Sequence[float], seed: int = 0) -> list[Subset[Any]]:
         """Return disjoint random parts of ``dataset``, the same on all nodes: for training, validation and test.
-
-        torch's global seed does not matter. A split by ``random_split`` differs between nodes whose seeds differ, and
-        each then trains on what others hold out.
 
         Args:
             dataset: A dataset with a length, or tensors of equal length.
@@ -199,13 +178,11 @@ class DataCalls:
     def schedule(self, schedule: Any, total: int | None = None, steps: int | None = None) -> None:
         """Let learning rates follow the swarm's progress, inside :meth:`step` and at once.
 
-        Kills, late starts and a changing number of members do not matter, unlike to a scheduler that counts this node's
-        steps. Leave calls of the scheduler's ``step`` out.
+        Leave calls of the scheduler's ``step`` out.
 
         Args:
-            schedule: A scheduler of ``torch.optim``, made for a run of one process. It is advanced to the step that the
-                progress says, never back and never beyond its last. Or a function from the progress, 0 to 1, to the
-                factor of all learning rates.
+            schedule: A scheduler of ``torch.optim``, made for a run of one process: it is advanced to the step that the
+                progress says. Or a function from the progress, 0 to 1, to the factor of all learning rates.
             total: The samples of the whole run; by default those of :meth:`epochs`.
             steps: How often one process would call the scheduler's ``step`` in a whole run. OneCycleLR,
                 CosineAnnealingLR, PolynomialLR, chains that end in one of them, and transformers' schedules know it.

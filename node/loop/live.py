@@ -79,12 +79,9 @@ class LiveModel:
     """
 
     def __init__(
-        self,
-        trained: Trained,
-        config: Config,
-        make_boundary: Callable[..., Boundary] = Boundary,
+        self, trained: Trained, config: Config, make_boundary: Callable[..., Boundary] = Boundary,
         is_single_rank: bool = True,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self.model, self.optimizers = trained.model, trained.optimizers
         self.state = trained.make_state()
         self.state.check()

@@ -9,17 +9,8 @@ from functools import partial
 from typing import Any, TypeVar
 
 import torch
-from torch.optim import Optimizer
-from torch.optim.lr_scheduler import (
-    ChainedScheduler,
-    CosineAnnealingLR,
-    LambdaLR,
-    LRScheduler,
-    OneCycleLR,
-    PolynomialLR,
-    ReduceLROnPlateau,
-    SequentialLR,
-)
+from torch.optim import Optimizer, lr_scheduler
+from torch.optim.lr_scheduler import ChainedScheduler, LRScheduler, OneCycleLR, ReduceLROnPlateau
 
 from gossip.errors import ConfigError
 from node.data.sampler import Samplers
@@ -30,6 +21,11 @@ OWN_CHANGES = 32  # Steps in a row at each of which a scheduler of the loop's ow
 OWN_STEPS = (
     "A scheduler of torch counts this node's steps, which are a part of those of one process, so that the run ends "
     "in the middle of the schedule: give it to node.schedule, and leave calls of its step out."
+)
+ENDED_PART = 0.4  # Of the largest rate: schedules of a whole run end lower, and half of one higher.
+OWN_RATE = (
+    "The learning rate still changed at each step when the epochs of the swarm ended, and was {:.0%} of its largest. "
+    "This node's steps are a part of those of one process: compute the rate from node.progress(), or use node.schedule."
 )
 
 
@@ -44,7 +40,8 @@ class Schedules:
     def __init__(self, optimizers: Sequence[Optimizer], progress: Callable[[int | None], float]) -> None:
         self.optimizers, self.progress = optimizers, progress
         self.all: list[tuple[Factor | SchedulerSteps, int | None]] = []  # With the samples of the run.
-        self.rates: list[object] = []  # Of optimizers with a scheduler of torch, at the last step in epochs.
+        self.rates: list[Any] = []  # At the last step in epochs.
+        self.largest = 0.0  # The largest rate of the first optimizer in epochs.
         self.own_changes = 0  # Steps in a row that have changed them.
         self.is_told = False
         self.is_read = False  # The program has read the progress since the last step: its rates may follow that.
@@ -74,20 +71,27 @@ class Schedules:
     def look_at_own_steps(self, samplers: Samplers) -> None:
         """Tell once if the loop steps a scheduler itself where others train too. Each step in epochs calls it."""
         if not self.is_told:
-            rates = [one.param_groups[0]["lr"] for one in self.optimizers if hasattr(one.step, "_wrapped_by_lr_sched")]
+            rates = [one.param_groups[0]["lr"] for one in self.optimizers]
             pairs = zip(rates, self.rates, strict=False)
             has_changed = not self.is_read and any(isinstance(rate, float) and rate != last for rate, last in pairs)
             self.is_read = False
             self.rates, self.own_changes = rates, self.own_changes + 1 if has_changed else 0
-            if self.own_changes >= OWN_CHANGES and len(samplers.sharers.members()) > 1:
-                self.is_told = True
-                samplers.notify("rate", OWN_STEPS)
+            self.largest = max([self.largest, *[rate for rate in rates[:1] if isinstance(rate, float)]])
+            if any(hasattr(one.step, "_wrapped_by_lr_sched") for one in self.optimizers):
+                self.tell_of_own_steps(samplers, OWN_STEPS)
 
-    def followed(self, epochs: Iterator[T]) -> Iterator[T]:
+    def tell_of_own_steps(self, samplers: Samplers, sentence: str) -> None:
+        if self.own_changes >= OWN_CHANGES and not self.is_told and len(samplers.sharers.members()) > 1:
+            self.is_told = True
+            samplers.notify("rate", sentence)
+
+    def followed(self, epochs: Iterator[T], samplers: Samplers) -> Iterator[T]:
         """Yield epochs, at each of which the rates are set: those of a late node are right in its first step."""
         for epoch in epochs:
             self.advance()
             yield epoch
+        if not self.all and self.largest and self.rates[0] > ENDED_PART * self.largest:
+            self.tell_of_own_steps(samplers, OWN_RATE.format(self.rates[0] / self.largest))
 
 
 class Factor:
@@ -173,16 +177,16 @@ def steps_of(scheduler: Any) -> int | None:
     match scheduler:
         case OneCycleLR():
             return int(scheduler.total_steps)
-        case CosineAnnealingLR():
+        case lr_scheduler.CosineAnnealingLR():
             return int(scheduler.T_max)
-        case PolynomialLR():
+        case lr_scheduler.PolynomialLR():
             return int(scheduler.total_iters)
-        case SequentialLR():
+        case lr_scheduler.SequentialLR():
             last = steps_of(scheduler._schedulers[-1])
             return None if last is None else int(scheduler._milestones[-1]) + last
         case ChainedScheduler():
             return max(filter(None, map(steps_of, scheduler._schedulers)), default=None)
-        case LambdaLR():  # The schedules of transformers are functions with their numbers.
+        case lr_scheduler.LambdaLR():  # The schedules of transformers are functions with their numbers.
             given = [function.keywords for function in scheduler.lr_lambdas if isinstance(function, partial)]
             return next((int(known["num_training_steps"]) for known in given if "num_training_steps" in known), None)
     return None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from gossip.config.mixings import MIXINGS
 from gossip.effects import MemberState
@@ -24,6 +24,15 @@ MEET_S = 5.0  # Seconds to meet all members once another one has counted them: a
 GONE = MemberState.LEFT, MemberState.DEAD
 NEXT_RUN_S = 15.0  # Seconds in which members that end a run that is over here come to this one.
 COUNT_PERIOD_S = 0.1  # Seconds between two counts of members, each of which walks over all of them.
+
+SHARED = (
+    "Another Node of this program trains this run too, over another model, so that both become one model: give each a "
+    "swarm of its own by Config(swarm=...), and seeds of that swarm."
+)
+LEFT = (
+    "Members still train the run that an earlier Node of this program has left, over another model: this Node begins "
+    "anew, apart from them. To go on with that run, give Node the same model object."
+)
 
 
 class Count(NamedTuple):
@@ -156,6 +165,19 @@ class Startup:
         self.network.sync()
         self.network.check()
         return Count(here, gone, told)
+
+    def tell_of_trained(self, model: Any) -> None:
+        """Tell of another model of this program in this run, and of members in the run of an earlier one."""
+        peer, runs = self.network.peer, running.trained_runs()
+        left = {run for run in self.network.service.completed_runs if runs.get(run) is not None}
+        if running.note_run(peer.view.run_id, model):
+            self.network.notify("twin", SHARED)
+
+        def look() -> None:
+            if any(record.run_id in left and state not in GONE for record, state in peer.membership.members()):
+                self.network.notify("divided", LEFT)
+
+        self.network.call(look)
 
     def give_up_waiting(self, members: int) -> None:
         """Tell the user that only so many members came, or raise LocalError if a launcher started others."""

@@ -12,13 +12,17 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 from weakref import WeakKeyDictionary
 
+import torch
 from torch import Tensor, nn
-from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
+from torch.optim import optimizer as hooks
+from torch.optim.optimizer import Optimizer
 
 from node import running
 from node.loop.held_run import HeldRun
 from node.loop.live import LiveModel
+from node.model.inventory.watch import sampled
 from node.model.optimizers import Optimizers, with_inner
+from node.model.tensors import local_part
 
 # Updates of the weights before a running loop is told: several may come before a first step, as those of a critic.
 RUNNING_UPDATES = 16
@@ -31,6 +35,11 @@ FORGOTTEN = (
     "node.step(loss) after each optimizer.step()."
 )
 
+REWRITTEN = (
+    "The weights that this node took from the swarm were overwritten before its first step, and what is there now is "
+    "mixed into the others: load or initialise weights before the Node is made, or resume by node.load."
+)
+REWRITTEN_PART = 0.1  # Of the weights' norm: projections and the modes of optimizers change less.
 _watches: set[StepWatch | OptimizerWatch] = set()  # A StepWatch only until its loop has taken a step.
 _is_hooked = False  # Never undone: other threads may be reading torch's hooks just then.
 os.register_at_fork(after_in_child=_watches.clear)
@@ -54,6 +63,7 @@ class StepWatch:
         self.weights = weights[:: -(-len(weights) // MAX_WEIGHTS) or 1]
         self.run, self.notify = run, notify
         self.versions: list[int] = []  # When this node itself last changed the weights; empty before it has started.
+        self.taken: Tensor | None = None  # Some of the weights that others have trained, until the first step.
         self.optimizer_steps = 0
         self.is_told = self.is_closed = False
 
@@ -62,8 +72,18 @@ class StepWatch:
         if not self.run.steps:
             self.versions = [weight._version for weight in self.weights]
             if self.ids:
+                self.taken = self.sample() if self.run.swarm_samples else None
                 _watches.add(self)
                 hook_optimizers()
+
+    def before_optimizer_step(self) -> None:
+        """Tell if the program has overwritten weights that others have trained, as its first step shows."""
+        taken, self.taken = self.taken, None
+        if taken is not None and not self.run.steps and (self.sample() - taken).norm() > REWRITTEN_PART * taken.norm():
+            self.notify("replaced", REWRITTEN)
+
+    def sample(self) -> Tensor:
+        return torch.cat([sampled(local_part(weight)).float().cpu() for weight in self.weights])
 
     def on_optimizer_step(self, optimizer: Optimizer) -> None:
         """Handle the step of any optimizer of the program."""
@@ -163,7 +183,13 @@ def hook_optimizers() -> None:
     global _is_hooked
     if not _is_hooked:
         _is_hooked = True
-        register_optimizer_step_post_hook(on_any_step)
+        hooks.register_optimizer_step_pre_hook(before_any_step)
+        hooks.register_optimizer_step_post_hook(on_any_step)
+
+
+def before_any_step(optimizer: Optimizer, arguments: Any, named: Any) -> None:
+    for watch in [watch for watch in tuple(_watches) if isinstance(watch, StepWatch)]:
+        watch.before_optimizer_step()
 
 
 def on_any_step(optimizer: Optimizer, arguments: Any, named: Any) -> None:

@@ -127,7 +127,7 @@ class TrainingSide:
         self.handle_sigterm()
         began = time.monotonic()
         try:
-            self.service.completed_runs = frozenset(running.completed_runs())
+            self.service.completed_runs = running.left_runs(self.model)
             self.network.start()
             if replaced_nodes:
                 self.network.notify("replaced", REPLACED_NOTICE)
@@ -142,6 +142,7 @@ class TrainingSide:
             if self.run.early_state is not None and not self.live.boundary.replacements:
                 self.run.continue_run(self.run.early_state, LOADED_STATE, lambda: None)
             self.startup.wait_for_others(began)
+            self.startup.tell_of_trained(self.model)
             self.step_watch.begin()
             self.optimizer_watch.begin()
             if self.timeline is not None:
@@ -167,7 +168,7 @@ class TrainingSide:
             if is_handing_over:
                 self.hand_over(error)
         finally:
-            self.end()
+            self.end(error)
 
     def hand_over(self, error: BaseException | None) -> None:
         """Let members that stay take this loop's last steps, unless an error has ended it.
@@ -182,12 +183,13 @@ class TrainingSide:
             with contextlib.suppress(GossipError):  # A fault has been told, and must not replace the program's error.
                 self.settling.hand_over(self.settings.grace_s)
 
-    def end(self) -> None:
+    def end(self, error: BaseException | None) -> None:
         """Announce LEFT, and end the threads, within about a second."""
         self.step_watch.close()
         self.optimizer_watch.close()
-        if self.service.runtime is not None and (self.samplers.has_ended or self.finished):
-            running.completed_runs().add(self.network.peer.view.run_id)
+        if self.service.runtime is not None:
+            is_over, is_left = self.samplers.has_ended or self.finished, error is None and self.run.steps > 0
+            running.note_run(self.network.peer.view.run_id, self.model, is_over, is_left)
         self.network.call(self.comparison.compare)  # A short program may not have reached a report.
         self.service.state_dir.is_closing = True
         if self.service.leaving is not None:

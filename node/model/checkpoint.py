@@ -82,12 +82,9 @@ def run_progress(meta: Mapping[str, Any], path: str | os.PathLike[str]) -> tuple
 
 
 def save(
-    path: str | os.PathLike[str],
-    tensors: Mapping[str, Tensor],
-    optimizer_state: Mapping[str, Any] | None,
-    meta: Mapping[str, Any],
-    keep: int = 1,
-) -> dict[str, Any]:
+    path: str | os.PathLike[str], tensors: Mapping[str, Tensor], optimizer_state: Mapping[str, Any] | None,
+    meta: Mapping[str, Any], keep: int = 1,
+) -> dict[str, Any]:  # fmt: skip
     """Write ``path``, an ``.optimizer`` file next to it, and a ``.json`` file that describes it.
 
     All are written to a temporary directory, synced and renamed, the weights last. A process that is killed, or that

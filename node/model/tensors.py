@@ -164,13 +164,13 @@ class LiveTensors:
         return self._look_up(self._bit_slots)
 
     def new_buffers(self, model: nn.Module | Mapping[str, Any]) -> list[str]:
-        """Return the names of persistent buffers that the model had not when the node was made."""
+        """Return the names of what the model saves and does not share: buffers that it had not, and extra state."""
         if not isinstance(model, nn.Module):
             return []
         known = {item.name for item in self.items}
-        saved = set(map(plain_name, model.state_dict(keep_vars=True)))
-        names = (plain_name(name) for name, _ in model.named_buffers())
-        return [name for name in names if name in saved and name not in known]
+        unknown = [name for name in map(plain_name, model.state_dict(keep_vars=True)) if name not in known]
+        buffers = {plain_name(name) for name, _ in model.named_buffers()}
+        return [name for name in unknown if name in buffers or name.endswith("_extra_state")]
 
     def saved(self, model: nn.Module | Mapping[str, Any]) -> dict[str, Tensor]:
         """Return the tensors of a checkpoint of the model, by plain names.

@@ -46,16 +46,9 @@ class Console:
     """
 
     def __init__(
-        self,
-        now_s: float,
-        node_id: str,
-        address: str,
-        *,
-        log: Path | None = None,
-        line: bool = True,
-        stream: TextIO | None = None,
-        embedded: bool = False,
-    ) -> None:
+        self, now_s: float, node_id: str, address: str, *, log: Path | None = None, line: bool = True,
+        stream: TextIO | None = None, embedded: bool = False,
+    ) -> None:  # fmt: skip
         self._id = node_id
         self._embedded, self._closed = embedded, False
         self._stream: TextIO | None = (stream or sys.stderr) if line else None

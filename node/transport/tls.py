@@ -313,16 +313,10 @@ def _certificate(name: x509.Name, public_key: Ed25519PublicKey, *, serial: int) 
 
 def _key_usage(*, signs_certificates: bool) -> x509.KeyUsage:
     return x509.KeyUsage(
-        digital_signature=not signs_certificates,
-        key_cert_sign=signs_certificates,
-        content_commitment=False,
-        key_encipherment=False,
-        data_encipherment=False,
-        key_agreement=False,
-        crl_sign=False,
-        encipher_only=False,
+        digital_signature=not signs_certificates, key_cert_sign=signs_certificates, content_commitment=False,
+        key_encipherment=False, data_encipherment=False, key_agreement=False, crl_sign=False, encipher_only=False,
         decipher_only=False,
-    )
+    )  # fmt: skip
 
 
 def _load_leaf(context: ssl.SSLContext, identity: Identity, leaf: x509.Certificate) -> None:

@@ -9,13 +9,9 @@ pytestmark = pytest.mark.frameworks
 
 TEXT = "transformers_text.py"
 CHECKPOINT = {
-    "torch_digits.py": "run.safetensors",
-    "accelerate_digits.py": "last",
-    "lightning_digits.py": "last.ckpt",
-    "keras_digits.py": "run.safetensors",
-    "jax_digits.py": "run.safetensors",
-    TEXT: "checkpoint-*/trainer_state.json",
-}
+    "torch_digits.py": "run.safetensors", "accelerate_digits.py": "last", "lightning_digits.py": "last.ckpt",
+    "keras_digits.py": "run.safetensors", "jax_digits.py": "run.safetensors", TEXT: "checkpoint-*/trainer_state.json",
+}  # fmt: skip
 PLAYED = [(script, "") for script in CHECKPOINT if script != "keras_digits.py"]
 PLAYED += [("keras_digits.py", "torch"), ("keras_digits.py", "jax")]
 each = pytest.mark.parametrize(("script", "backend"), PLAYED, ids=lambda value: value.removesuffix(".py"))

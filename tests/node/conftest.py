@@ -96,7 +96,7 @@ def until(what, seconds=20.0):
 @pytest.fixture(autouse=True)
 def _plain_environment(monkeypatch):
     torch.set_num_threads(1)
-    running.completed_runs().clear()
+    running.trained_runs().clear()
     for name in list(os.environ):
         if name.startswith("GOSSIP_"):
             monkeypatch.delenv(name)

@@ -31,13 +31,9 @@ class Overlaps:
             return drawn
         kept = {key: value for key, value in drawn.items() if key not in UNLIKE}
         return kept | {
-            "mixing": "pair",
-            "outer_momentum": 0.5,
-            "outer_rate": 0.7,
-            "mix_every_steps": 1,
-            "incoming_exchanges": self.rng.choice([1, 2, 2, 3]),
-            "filter": self.rng.choice(["none", "none", "clip"]),
-        }
+            "mixing": "pair", "outer_momentum": 0.5, "outer_rate": 0.7, "mix_every_steps": 1,
+            "incoming_exchanges": self.rng.choice([1, 2, 2, 3]), "filter": self.rng.choice(["none", "none", "clip"]),
+        }  # fmt: skip
 
     def count(self, drawn: int) -> int:
         """Return how many peers begin: each of three mixes at once is with another partner."""

@@ -30,28 +30,16 @@ def random_settings(rng: random.Random) -> dict[str, Any]:
     """Draw the settings that change decisions. All times are short: a few virtual seconds hold many decisions."""
     mixing = rng.choices(["pair", "group", "push-sum", "row-stochastic"], [12, 4, 4, 1])[0]
     settings: dict[str, Any] = {
-        "mixing": mixing,
-        "mix_every_steps": rng.choice([1, 2, 4]),
-        "filter": "none" if mixing != "row-stochastic" else "auto",
-        "reply_timeout_s": rng.choice([0.5, 1.0, 2.0]),
-        "boundary_patience_s": rng.choice([0.5, 1.0]),
-        "stall_s": rng.choice([0.5, 1.0]),
-        "bench_s": rng.choice([0.3, 1.0, 3.0]),
-        "doubt_s": rng.choice([1.5, 3.0, 6.0]),
-        "probe_period_s": rng.choice([0.5, 1.0]),
-        "probe_timeout_min_s": 0.3,
-        "probe_timeout_max_s": 0.6,
-        "gossip_period_s": 0.5,
-        "push_pull_period_s": rng.choice([4.0, 8.0]),
-        "heal_period_s": rng.choice([2.0, 4.0]),
-        "join_timeout_s": rng.choice([3.0, 6.0]),
-        "seed_backoff_s": 0.5,
-        "seed_backoff_max_s": 4.0,
-        "incoming_exchanges": rng.choice([1, 2, 3]),
-        "chunk_elements": 1024,
-        "staleness_exponent": rng.choice([0.0, 0.0, 0.5]),
-        "donors": rng.choice([1, 2, 4]),
-    }
+        "mixing": mixing, "mix_every_steps": rng.choice([1, 2, 4]),
+        "filter": "none" if mixing != "row-stochastic" else "auto", "reply_timeout_s": rng.choice([0.5, 1.0, 2.0]),
+        "boundary_patience_s": rng.choice([0.5, 1.0]), "stall_s": rng.choice([0.5, 1.0]),
+        "bench_s": rng.choice([0.3, 1.0, 3.0]), "doubt_s": rng.choice([1.5, 3.0, 6.0]),
+        "probe_period_s": rng.choice([0.5, 1.0]), "probe_timeout_min_s": 0.3, "probe_timeout_max_s": 0.6,
+        "gossip_period_s": 0.5, "push_pull_period_s": rng.choice([4.0, 8.0]), "heal_period_s": rng.choice([2.0, 4.0]),
+        "join_timeout_s": rng.choice([3.0, 6.0]), "seed_backoff_s": 0.5, "seed_backoff_max_s": 4.0,
+        "incoming_exchanges": rng.choice([1, 2, 3]), "chunk_elements": 1024,
+        "staleness_exponent": rng.choice([0.0, 0.0, 0.5]), "donors": rng.choice([1, 2, 4]),
+    }  # fmt: skip
     if rng.random() < 0.15:
         settings["mix_every_s"] = rng.choice([0.3, 1.0])
     if rng.random() < 0.15:

@@ -60,7 +60,8 @@ def named_constants(model: nn.Module) -> Iterator[tuple[str, np.ndarray[Any, Any
             parts = value if isinstance(value, list | tuple) else [value]
             if len(parts) > 1 and all(isinstance(part, Number) for part in parts):
                 parts = [np.asarray(parts)]
-            if parts and all(map(is_constant, parts)):
+            is_derived = f"{name}_orig" in module._parameters or f"{name}_g" in module._parameters  # Spectral norm, ...
+            if parts and all(map(is_constant, parts)) and not is_derived:
                 yield prefix + name, np.concatenate([some_values(part) for part in parts])
 
 

@@ -10,6 +10,8 @@ from torch import Tensor
 
 from gossip.averaging.vectors import REACH, Statistics
 
+ROUNDING = 1e-4  # By which the length of a vector of length 1 may differ.
+
 
 class StatisticsMixer:
     """The statistics of one model: which of their elements local steps change, and their mixing.
@@ -20,12 +22,17 @@ class StatisticsMixer:
     def __init__(self) -> None:
         self._last: Tensor | None = None  # The values that the last mix left, flat.
         self._anchor: Tensor | None = None  # The values that the last local step left.
+        self._directions: list[int] = []  # The places of vectors of length 1, as those of spectral normalisation.
         self._varies: Tensor | None = None  # For each element, whether local steps have changed it: bool (elements,).
 
     @torch.no_grad()
     def begin(self, live: Sequence[Tensor]) -> None:
         """Note the values that are there at the start, or that others have just written: no local step made them."""
         self._last = self._anchor = flat(live)
+        self._directions = [
+            place for place, tensor in enumerate(live)
+            if tensor.dim() == 1 and tensor.numel() > 1 and abs(float(tensor.norm()) - 1) < ROUNDING
+        ]  # fmt: skip
 
     @torch.no_grad()
     def shift(self, live: Sequence[Tensor], statistics: Statistics) -> Tensor:
@@ -80,8 +87,13 @@ class StatisticsMixer:
         moves = (self._varies | statistics.moves_all) & ~target.isnan()
         # Both sides of a pair with equal weights get the same bits: w x + w p, and not x + w (p - x).
         near = torch.minimum(torch.maximum(target, anchor - reach), anchor + reach)
-        mixed = (1.0 - statistics.weight) * now + statistics.weight * near
-        return torch.where(moves, mixed, now)
+        mixed = torch.where(moves, (1.0 - statistics.weight) * now + statistics.weight * near, now)
+        parts = [torch.split(each, [tensor.numel() for tensor in live]) for each in (mixed, now, target)]
+        for place in self._directions:  # The mean of two is shorter: it gets their length, unless they are opposite.
+            length, own = parts[0][place].norm(), parts[1][place].norm()
+            is_short = (length > 0.5) & (length < 1 - ROUNDING) & ((own - 1).abs() < ROUNDING)
+            parts[0][place].div_(torch.where(is_short & ~parts[2][place].isnan().any(), length, 1.0))
+        return mixed
 
 
 def flat(live: Sequence[Tensor]) -> Tensor:

@@ -127,9 +127,10 @@ class ModelWatch:
                 "optimizer",
             )
         if new := self.state.new_buffers():
+            how = "is kept by its module" if new[0].endswith("_extra_state") else "was added while this node trains"
             self.notify_once(
-                f"Buffer {new[0]!r} was added while this node trains, and is neither mixed nor given to newcomers: "
-                "register it, with its shape, before the Node is made.",
+                f"Buffer {new[0]!r} {how}, and is neither mixed nor given to newcomers: register it, with its shape, "
+                "before the Node is made.",
                 "buffer",
             )
         self.look_at_buffers(self.state.named_tensors("buffer"))

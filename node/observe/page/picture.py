@@ -88,13 +88,9 @@ class SwarmPicture:
 
     # -- members and this node -------------------------------------------------------------------------------------
     def update(
-        self,
-        members: Iterable[tuple[MemberRecord, MemberState]],
-        own: Mapping[str, Any],
-        now: float,
-        run: bytes = b"",
+        self, members: Iterable[tuple[MemberRecord, MemberState]], own: Mapping[str, Any], now: float, run: bytes = b"",
         path_of: Callable[[PeerId], str | None] = lambda peer: None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         """Record the members that this node knows and its own figures, as in a status; call it about once a second.
 
         ``run`` is the id of the run whose samples the figures count. Taking over another one's count is no training.

@@ -1,6 +1,7 @@
 """Statistics of a model move towards a partner's, and never beyond both sides' values."""
 
 import numpy as np
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -73,6 +74,16 @@ def test_constants_stay_while_the_node_trains_and_agree_when_it_settles():
     assert flat(live).tolist() == [1.0, 2.0, 4.0]
     mixer.mix(live, *said(partner, 0.5, 0, moves_all=True))
     assert flat(live).tolist() == [1.25, 2.25, 3.75]
+
+
+@pytest.mark.parametrize(("length", "mixed"), [(1.0, 1.0), (2.0, 2**0.5)])
+def test_the_mean_of_vectors_of_length_one_has_that_length(length, mixed):
+    """As those of spectral normalisation, by which weights are divided."""
+    live, mixer = [torch.tensor([length, 0.0, 0.0])], StatisticsMixer()
+    mixer.begin(live)
+    live[0].copy_(torch.tensor([0.0, length, 0.0]))
+    mixer.mix(live, *said([length, 0.0, 0.0], 0.5))
+    np.testing.assert_allclose(flat(live), [mixed / 2**0.5, mixed / 2**0.5, 0.0], rtol=1e-6)
 
 
 def test_a_constant_of_float64_keeps_what_float32_cannot_hold():

@@ -100,14 +100,10 @@ def test_every_refusal_there_is_has_its_example():
 
 CHOICES = {name: setting.choices for name, (_, setting) in settings_of(Config).items() if setting.choices}
 AXES = {
-    "selection": CHOICES["selection"],
-    "mixing": CHOICES["mixing"],
-    "filter": CHOICES["filter"],
-    "codec": ("fp32", "int4", "moniqua4"),
-    "part": ("all", "mask 0.01", "fragments 4"),
-    "partners": (0, 1, 3),
+    "selection": CHOICES["selection"], "mixing": CHOICES["mixing"], "filter": CHOICES["filter"],
+    "codec": ("fp32", "int4", "moniqua4"), "part": ("all", "mask 0.01", "fragments 4"), "partners": (0, 1, 3),
     "outer_rate": (1.0, 0.7),
-}
+}  # fmt: skip
 
 
 def test_of_any_combination_a_node_can_be_made_or_a_sentence_names_what_is_in_the_way():

@@ -34,13 +34,9 @@ def member(
 ) -> Membership:
     """Return a Membership that no driver runs."""
     return Membership(
-        record_of(number, **changes),
-        sign=unsigned,
-        verify=verify,
-        config=config or Config(),
-        rng=random.Random(number),
-        now=now,
-    )
+        record_of(number, **changes), sign=unsigned, verify=verify, config=config or Config(),
+        rng=random.Random(number), now=now,
+    )  # fmt: skip
 
 
 def acquainted(count: int, now: float = 0.0, **changes: Any) -> Membership:

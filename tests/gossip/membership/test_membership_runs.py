@@ -43,13 +43,9 @@ def digest_of(table: Table) -> bytes:
 
 
 claims = st.builds(
-    record_of,
-    st.integers(0, 6),
-    incarnation=st.integers(1, 3),
-    ready=st.booleans(),
-    run_id=st.sampled_from(RUNS),
+    record_of, st.integers(0, 6), incarnation=st.integers(1, 3), ready=st.booleans(), run_id=st.sampled_from(RUNS),
     samples=st.integers(0, 50),
-)
+)  # fmt: skip
 held = st.tuples(claims, st.sampled_from([*MemberState]), st.booleans())
 forgotten = st.integers(0, 10)  # seconds ago
 
@@ -92,14 +88,9 @@ def update_of(number: int, rng: random.Random) -> MemberRecord | Hint:
     if rng.random() < 0.3:
         return Hint(peer_id(number), incarnation, rng.random() < 0.5, peer_id(rng.randint(1, 5)))
     return record_of(
-        number,
-        incarnation=incarnation,
-        sequence=rng.randint(0, 5),
-        ready=rng.random() < 0.6,
-        left=rng.random() < 0.2,
-        run_id=rng.choice(RUNS),
-        samples=rng.randint(0, 50),
-    )
+        number, incarnation=incarnation, sequence=rng.randint(0, 5), ready=rng.random() < 0.6, left=rng.random() < 0.2,
+        run_id=rng.choice(RUNS), samples=rng.randint(0, 50),
+    )  # fmt: skip
 
 
 @given(st.integers(0, 2**32))

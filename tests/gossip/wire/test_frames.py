@@ -145,24 +145,14 @@ def test_no_field_of_a_header_is_longer_than_its_kind_allows(at_limit, beyond):
 
 # -- hostile headers -------------------------------------------------------------------------------------------------
 HOSTILE = {
-    "empty": b"",
-    "no msgpack": b"\xc1",
-    "nesting bomb": b"\x91" * 60_000 + b"\x90",
-    "4 Gi items": b"\xdd\xff\xff\xff\xff",
-    "4 Gi pairs": b"\xdf\xff\xff\xff\xff",
-    "4 GiB text": b"\xdb\xff\xff\xff\xff",
-    "4 GiB bytes": b"\xc6\xff\xff\xff\xff",
-    "empty ext": b"\x82\xa1t\xa7reached\xa2ok\xc7\x00\x05",
+    "empty": b"", "no msgpack": b"\xc1", "nesting bomb": b"\x91" * 60_000 + b"\x90",
+    "4 Gi items": b"\xdd\xff\xff\xff\xff", "4 Gi pairs": b"\xdf\xff\xff\xff\xff", "4 GiB text": b"\xdb\xff\xff\xff\xff",
+    "4 GiB bytes": b"\xc6\xff\xff\xff\xff", "empty ext": b"\x82\xa1t\xa7reached\xa2ok\xc7\x00\x05",
     "timestamp": b"\x82\xa1t\xa7reached\xa2ok\xd6\xff\x00\x00\x00\x01",
-    "same key twice": b"\x83\xa1t\xa7reached\xa2ok\xc3\xa2ok\xc3",
-    "int key": b"\x82\xa1t\xa7reached\x01\xc3",
-    "bad UTF-8": b"\x82\xa1t\xa7reached\xa2\xff\xfe\xc3",
-    "trailing byte": b"\x82\xa1t\xa7reached\xa2ok\xc3\x00",
-    "list as key": b"\x81\x90\xc0",
-    "a list": b"\x90",
-    "nil": b"\xc0",
-    "no tag": b"\x80",
-}
+    "same key twice": b"\x83\xa1t\xa7reached\xa2ok\xc3\xa2ok\xc3", "int key": b"\x82\xa1t\xa7reached\x01\xc3",
+    "bad UTF-8": b"\x82\xa1t\xa7reached\xa2\xff\xfe\xc3", "trailing byte": b"\x82\xa1t\xa7reached\xa2ok\xc3\x00",
+    "list as key": b"\x81\x90\xc0", "a list": b"\x90", "nil": b"\xc0", "no tag": b"\x80",
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("data", HOSTILE.values(), ids=HOSTILE)

@@ -16,19 +16,9 @@ from gossip.wire.records import check, is_newer, payload, signed, trusting, unsi
 KEY = Ed25519PrivateKey.from_private_bytes(bytes(range(32)))
 PUBLIC = KEY.public_key().public_bytes_raw()
 ME = MemberRecord(
-    id=peer_id_of(PUBLIC),
-    public_key=PUBLIC,
-    incarnation=3,
-    sequence=4,
-    address=Address("10.0.0.5", 7700),
-    homes=(PeerId(b"h" * 16),),
-    run_id=b"g" * 16,
-    steps=6,
-    samples=7,
-    progress=5,
-    loss=0.5,
-    version=1.5,
-)
+    id=peer_id_of(PUBLIC), public_key=PUBLIC, incarnation=3, sequence=4, address=Address("10.0.0.5", 7700),
+    homes=(PeerId(b"h" * 16),), run_id=b"g" * 16, steps=6, samples=7, progress=5, loss=0.5, version=1.5,
+)  # fmt: skip
 
 
 def verify(public_key: bytes, message: bytes, signature: bytes) -> bool:
@@ -51,25 +41,11 @@ def test_what_the_owner_signed_is_accepted():
 
 
 CHANGES = [
-    {"incarnation": 4},
-    {"sequence": 5},
-    {"left": True},
-    {"address": None},
-    {"address": Address("10.0.0.6", 7700)},
-    {"address": Address("10.0.0.5", 7701)},
-    {"homes": ()},
-    {"ready": True},
-    {"run_id": b"x" * 16},
-    {"steps": 7},
-    {"samples": 8},
-    {"progress": 6},
-    {"loss": None},
-    {"loss": 0.25},
-    {"version": 2.0},
-    {"finished": True},
-    {"extra": (1,)},
-    {"extra": (None,)},
-]
+    {"incarnation": 4}, {"sequence": 5}, {"left": True}, {"address": None}, {"address": Address("10.0.0.6", 7700)},
+    {"address": Address("10.0.0.5", 7701)}, {"homes": ()}, {"ready": True}, {"run_id": b"x" * 16}, {"steps": 7},
+    {"samples": 8}, {"progress": 6}, {"loss": None}, {"loss": 0.25}, {"version": 2.0}, {"finished": True},
+    {"extra": (1,)}, {"extra": (None,)},
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("change", CHANGES, ids=str)

@@ -32,20 +32,16 @@ def in_a_process(text):
 
 
 ENDS = {
-    "no node": ("print('trained')", 2, NODELESS),
-    "no node, exit 0": ("import sys; sys.exit(0)", 2, NODELESS),
+    "no node": ("print('trained')", 2, NODELESS), "no node, exit 0": ("import sys; sys.exit(0)", 2, NODELESS),
     "no node, exit 4": ("import sys; sys.exit(4)", 4, ""),
-    "no node, exit with a text": ("import sys; sys.exit('no data')", 1, "no data\n"),
-    "a node": (NODE, 0, ""),
-    "a node in a process": (in_a_process(MADE), 0, ""),
-    "no step": (UNSTEPPED, 2, STEPLESS),
-    "no step in a process": (in_a_process(UNSTEPPED), 2, STEPLESS),
-    "^C": ("raise KeyboardInterrupt", 130, ""),
+    "no node, exit with a text": ("import sys; sys.exit('no data')", 1, "no data\n"), "a node": (NODE, 0, ""),
+    "a node in a process": (in_a_process(MADE), 0, ""), "no step": (UNSTEPPED, 2, STEPLESS),
+    "no step in a process": (in_a_process(UNSTEPPED), 2, STEPLESS), "^C": ("raise KeyboardInterrupt", 130, ""),
     "config": ("from gossip.errors import *; raise ConfigError('codec is unknown.')", 2, "gossip: codec is unknown.\n"),
     "local": ("from gossip.errors import *; raise LocalError('Port 7 is in use.')", 3, "gossip: Port 7 is in use.\n"),
     "fault": ("from gossip.errors import *; raise FaultError('A fault.')", 4, "gossip: A fault.\n"),
     "refused": ("from gossip.errors import *; raise RefusedError('secret', 'Wrong.')", 3, "gossip: Wrong.\n"),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(("text", "code", "told"), ENDS.values(), ids=ENDS)

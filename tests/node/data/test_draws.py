@@ -2,6 +2,7 @@
 
 import itertools
 import pickle
+from dataclasses import replace
 
 import pytest
 import torch
@@ -132,6 +133,38 @@ def test_epochs_of_a_number_may_count_steps_but_not_rows(node, length, is_told):
             node.step()
     assert node.swarm_samples >= 2 * length
     assert told(node) == [STEPS_AS_SAMPLES] * is_told
+
+
+@pytest.mark.parametrize(
+    ("calls", "is_told"),
+    [([(2, TRAIN), (3, TRAIN)], False), ([(1, TRAIN)] * 3, True), ([(4, HELD_OUT), (2, TRAIN)], True)],
+    ids=["further epochs", "a call for each epoch", "phases"],
+)
+def test_epochs_that_earlier_calls_have_counted_are_told_once(node, calls, is_told):
+    for count, data in calls:
+        batches = loader(data)
+        for _ in node.epochs(count, batches):
+            for _ in node.loader(batches):
+                node.step()
+    assert [text.startswith("node.epochs counts the samples of the whole") for text in told(node)] == [True] * is_told
+
+
+@pytest.mark.parametrize(
+    ("members", "trains", "reduces", "is_told"),
+    [(2, False, False, True), (1, False, False, False), (2, True, False, False), (2, False, True, False)],
+)
+def test_an_evaluation_of_a_share_is_told_once_unless_it_is_reduced(node, members, trains, reduces, is_told):
+    samplers = node._share.samplers
+    ids = [samplers.sharers.me(), IDS[1]][:members]
+    samplers.sharers = replace(samplers.sharers, members=lambda: ids)
+    node._training.model.train(trains)
+    for _ in range(2):
+        with torch.no_grad():
+            seen = sum(len(rows) for (rows,) in node.loader(DataLoader(HELD_OUT, 8, drop_last=members == 1)))
+        if reduces:
+            node.reduce({"seen": seen})
+        node.step()
+    assert [f"has seen {seen} of 40 samples" in text for text in told(node)] == [True] * is_told
 
 
 def test_steps_on_a_batch_of_a_pass_that_was_left_are_told(node):

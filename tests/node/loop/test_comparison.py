@@ -73,23 +73,17 @@ def names(folder, order=range(200)):
 
 
 SAME = {
-    "tensors": (TensorDataset(X), TensorDataset(X.clone())),
-    "a tensor and an array": (X, X.numpy()),
-    "rounding": (X, (X.double() * 3).float() / 3 * (1 + 2e-7)),
-    "random items": (Augmented(X), Augmented(X)),
+    "tensors": (TensorDataset(X), TensorDataset(X.clone())), "a tensor and an array": (X, X.numpy()),
+    "rounding": (X, (X.double() * 3).float() / 3 * (1 + 2e-7)), "random items": (Augmented(X), Augmented(X)),
     "files of another folder": (Augmented(X, names("/data")), Augmented(X, names("/mnt/disk"))),
-    "items that are computed": (Unread(), Unread()),
-    "texts": (["a", "b"] * 50, ["a", "b"] * 50),
+    "items that are computed": (Unread(), Unread()), "texts": (["a", "b"] * 50, ["a", "b"] * 50),
     "mappings": ([{"x": row, "y": 1} for row in X], [{"x": row.clone(), "y": 1} for row in X]),
     "subsets": (Subset(TensorDataset(X), range(50, 90)), Subset(TensorDataset(X), list(range(50, 90)))),
-    "nothing known": ([object()] * 9, [None] * 9),
-    "sparse": (Augmented(X.to_sparse()), Augmented(X.to_sparse())),
-    "not finite": (X / 0, X / 0),
-    "large numbers of a small spread, rounded": (LARGE, LARGE * (1 + 1e-7)),
-    "rounding where others are zero": (X * 0, X * 1e-9),
-    "a vocabulary": (encoded(WORDS), encoded(WORDS)),
+    "nothing known": ([object()] * 9, [None] * 9), "sparse": (Augmented(X.to_sparse()), Augmented(X.to_sparse())),
+    "not finite": (X / 0, X / 0), "large numbers of a small spread, rounded": (LARGE, LARGE * (1 + 1e-7)),
+    "rounding where others are zero": (X * 0, X * 1e-9), "a vocabulary": (encoded(WORDS), encoded(WORDS)),
     "windows of tokens": (windows(ORDER), windows(ORDER.clone())),
-}
+}  # fmt: skip
 OTHER = {
     "tensors": (TensorDataset(X), TensorDataset(X[ORDER])),
     "labels alone": (torch.arange(200) % 2, (torch.arange(200) % 2)[ORDER]),

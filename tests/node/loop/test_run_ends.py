@@ -138,6 +138,29 @@ def test_a_later_node_of_a_program_trains_anew_what_an_earlier_one_has_completed
     assert runs[0] != runs[1]
 
 
+@pytest.mark.parametrize(("way", "is_new"), [("left", True), ("error", False), ("same model", False)])
+def test_a_later_node_over_another_model_trains_anew_what_an_earlier_one_has_left(way, is_new, train, quick):
+    """Folds and trials of plain loops end at other times on each machine."""
+    first, runs, model = train(linear()), [], linear(1)
+    for _ in range(2):
+        with contextlib.suppress(KeyError), Node(model, seeds=[first.node.address], config=quick) as node:
+            node.step(samples=10)
+            runs.append(node.state_dict()["run_id"])
+            if way == "error":
+                raise KeyError(way)
+        model = model if way == "same model" else linear(2)
+    assert (runs[0] != runs[1]) == is_new
+    assert any("Members still train the run" in str(event) for event in node.history()) == is_new
+
+
+def test_two_models_of_one_program_in_one_run_are_told(train, quick):
+    options = {"seeds": [train(linear()).node.address], "config": quick}
+    with Node(linear(1), **options) as one, Node(linear(2), **options) as other:
+        pass
+    told = [[event for event in node.history() if "trains this run too" in str(event)] for node in (one, other)]
+    assert list(map(len, told)) == [0, 1]
+
+
 def test_limits_that_cannot_be_are_refused_before_the_run(quick):
     with Node(nn.Linear(4, 2), config=quick) as node:
         for limits in (True, 10, (10,), (1, -1), "ab", (1, 2, 3)):

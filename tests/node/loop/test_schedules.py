@@ -205,24 +205,50 @@ def test_in_a_loop_of_epochs_one_cycle_ends_with_the_run_and_a_second_life_goes_
     assert progress == pytest.approx([(step + 1) / 24 for step in range(24)])
 
 
-@pytest.mark.parametrize(
-    ("every", "members", "reads", "is_told"),
-    [(1, 2, False, True), (1, 1, False, False), (8, 2, False, False), (1, 2, True, False)],
-)
-def test_a_scheduler_that_counts_own_steps_is_told_once_where_others_train_too(every, members, reads, is_told, quick):
-    sgd, loader = optimizer(), DataLoader(TensorDataset(torch.zeros(256, 4)), 4)
-    scheduler = lr.LambdaLR(sgd, lambda step: 1 - (node.progress() if reads and step else step / STEPS))
+def told_in_epochs(quick, sgd, members, after_step):
+    """Train an epoch of 64 steps with ``after_step(number, node)`` after each, and return what is told of the rate."""
+    loader = DataLoader(TensorDataset(torch.zeros(256, 4)), 4)
     with Node({"w": sgd.param_groups[0]["params"][0]}, sgd, config=quick) as node:
         samplers = node._share.samplers
         samplers.sharers = replace(samplers.sharers, members=lambda: [samplers.sharers.me()] * members)
         for _ in node.epochs(1, loader):
             for number, _ in enumerate(node.loader(loader)):
                 sgd.step()
-                if number % every == 0:
-                    scheduler.step()
+                after_step(number, node)
                 node.step()
-        told = [str(event) for event in node.history() if event.kind == "rate"]
+        return [str(event) for event in node.history() if event.kind == "rate"]
+
+
+@pytest.mark.parametrize(("every", "members", "is_told"), [(1, 2, True), (1, 1, False), (8, 2, False)])
+def test_a_scheduler_that_the_loop_steps_itself_is_told_once_where_others_train_too(every, members, is_told, quick):
+    sgd = optimizer()
+    scheduler = lr.OneCycleLR(sgd, 0.4, total_steps=STEPS)
+    told = told_in_epochs(quick, sgd, members, lambda number, _: number % every or scheduler.step())
     assert ["counts this node's steps" in sentence for sentence in told] == [True] * is_told
+
+
+def test_a_scheduler_whose_rate_reads_the_progress_is_told_nothing(quick):
+    sgd, progress = optimizer(), [0.0]
+    scheduler = lr.LambdaLR(sgd, lambda _: 1 - progress[0])
+
+    def after_step(_, node):
+        progress[0] = node.progress()
+        scheduler.step()
+
+    assert not told_in_epochs(quick, sgd, 2, after_step)
+
+
+@pytest.mark.parametrize(
+    ("end", "members", "is_told"), [(0.5, 2, True), (0.5, 1, False), (0.1, 2, False), (1.0, 2, False)]
+)
+def test_a_rate_of_the_programs_own_that_is_half_way_when_the_epochs_end_is_told(end, members, is_told, quick):
+    sgd = optimizer()
+
+    def after_step(number, _):
+        sgd.param_groups[0]["lr"] = 0.1 * (1 - (1 - end) * number / 63)
+
+    told = told_in_epochs(quick, sgd, members, after_step)
+    assert ["and was 50% of its largest" in sentence for sentence in told] == [True] * is_told
 
 
 def test_a_finished_run_is_at_its_end(quick):

@@ -143,6 +143,18 @@ def test_a_loop_that_forgets_no_step_is_told_nothing(quick, model, optimizer, lo
     assert not running.is_unstepped()
 
 
+@pytest.mark.parametrize("writes", [True, False])
+def test_weights_that_replace_those_of_the_swarm_before_the_first_step_are_told(train, quick, model, writes):
+    optimizer = SGD(model.parameters(), lr=1.0)
+    other = train(nn.Linear(4, 2))
+    with Node(model, optimizer, seeds=[other.node.address], config=quick) as node:
+        node.settle(0.1)
+        if writes:
+            model.load_state_dict(nn.Linear(4, 2).state_dict())
+        train_steps(node, model, optimizer, 3)
+    assert len(told(node, "were overwritten before its first step")) == writes
+
+
 def test_weights_that_the_node_itself_writes_are_no_training(train, quick, model, optimizer):
     """A node that only settles often takes the mean of the others, and never steps."""
     other = train(nn.Linear(4, 2))

@@ -15,19 +15,15 @@ from tests.node.vectors import vector_of
 FAR = 10.0  # The largest step with state of two donors, as a multiple of the largest with one's.
 SEEN = 10  # Inputs that both donors' samples have, of 20.
 OPTIMIZERS = {
-    "Adam": with_params(torch.optim.Adam, lr=1e-3),
-    "AdamW": with_params(torch.optim.AdamW, lr=1e-3),
-    "amsgrad": with_params(torch.optim.Adam, lr=1e-3, amsgrad=True),
-    "NAdam": with_params(torch.optim.NAdam),
-    "RAdam": with_params(torch.optim.RAdam),
-    "Adamax": with_params(torch.optim.Adamax),
+    "Adam": with_params(torch.optim.Adam, lr=1e-3), "AdamW": with_params(torch.optim.AdamW, lr=1e-3),
+    "amsgrad": with_params(torch.optim.Adam, lr=1e-3, amsgrad=True), "NAdam": with_params(torch.optim.NAdam),
+    "RAdam": with_params(torch.optim.RAdam), "Adamax": with_params(torch.optim.Adamax),
     "RMSprop, momentum": with_params(torch.optim.RMSprop, momentum=0.9),
     "RMSprop, centred": with_params(torch.optim.RMSprop, centered=True),
     "RMSprop, centred, momentum": with_params(torch.optim.RMSprop, centered=True, momentum=0.9),
-    "Adagrad": with_params(torch.optim.Adagrad),
-    "Adadelta": with_params(torch.optim.Adadelta),
+    "Adagrad": with_params(torch.optim.Adagrad), "Adadelta": with_params(torch.optim.Adadelta),
     "a user's": with_params(OwnAdam),
-}
+}  # fmt: skip
 
 
 def step(model: nn.Module, optimizer: torch.optim.Optimizer, seed: int, inputs: int = 20) -> None:

@@ -207,6 +207,20 @@ def test_constants_that_machines_compute_with_other_last_bits_are_the_same():
     other.order = one.order.flip(0)
     assert mine.differ(constants_of(other).mark)
     assert constants_of(linear()) is None
+    assert constants_of(nn.utils.spectral_norm(linear())) is None, "a weight that is computed from others"
+
+
+class Kept(nn.Linear):
+    """A layer with state that it saves by itself."""
+
+    def get_extra_state(self):
+        return torch.ones(2)
+
+
+def test_state_that_a_module_saves_by_itself_is_told(train, monkeypatch):
+    monkeypatch.setattr("node.loop.training.OPTIMIZER_S", 0.05)
+    trainee = train(Kept(4, 2))
+    until(lambda: told(trainee, "Buffer '_extra_state' is kept by its module, and is neither mixed nor given"))
 
 
 class Observed(nn.Linear):

@@ -20,19 +20,10 @@ START_S = 1_000_000.0
 
 def figures(**changes: Any) -> Reading:
     row = Reading(
-        steps=1204,
-        samples=19264,
-        swarm_samples=77056,
-        loss=0.31234,
-        members_alive=4,
-        exchanges_done=150,
-        exchanges_failed=1,
-        exchange_seconds=0.0241,
-        bytes_sent=30_000_000,
-        bytes_received=20_000_000,
-        partner="9d01aa20",
-        alone=False,
-    )
+        steps=1204, samples=19264, swarm_samples=77056, loss=0.31234, members_alive=4, exchanges_done=150,
+        exchanges_failed=1, exchange_seconds=0.0241, bytes_sent=30_000_000, bytes_received=20_000_000,
+        partner="9d01aa20", alone=False,
+    )  # fmt: skip
     row.update(changes)
     return row
 

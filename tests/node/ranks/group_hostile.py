@@ -270,15 +270,11 @@ BY_RANK_1 = {
     "the largest number of samples": row_of(lambda row: changed(row, 2, 2**63 - 1)),
     "a negative number of samples": row_of(lambda row: changed(row, 2, -(2**62))),
     "a gap of years": row_of(lambda row: changed(row, 9, 2**62)),
-    "another call": row_of(lambda row: changed(changed(row, 0, 99), 1, 99 * 99)),
-    "another call of its own": other_call,
-    "broadcasts": speaks,
-    "an error of many lines": raises,
-    "a reason of many lines": writes(ESCAPES),
-    "a reason that is no text": writes(b"\xff\xfe\x80" * 1000),
-    "a reason of megabytes": writes("z" * (4 << 20)),
+    "another call": row_of(lambda row: changed(changed(row, 0, 99), 1, 99 * 99)), "another call of its own": other_call,
+    "broadcasts": speaks, "an error of many lines": raises, "a reason of many lines": writes(ESCAPES),
+    "a reason that is no text": writes(b"\xff\xfe\x80" * 1000), "a reason of megabytes": writes("z" * (4 << 20)),
     "silence": stands_still,
-}
+}  # fmt: skip
 
 ABORTED_BY_0 = {"a longer frame": other_length(100_000)}
 ABORTED_BY_1 = {

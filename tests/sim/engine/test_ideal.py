@@ -29,13 +29,9 @@ LATENCY_S = 0.25
 MEMBERS = [PeerId(bytes([number]) * 16) for number in range(6)]
 RUNS = [b"a", b"b", b"c"]
 records = st.builds(
-    MemberRecord,
-    id=st.sampled_from(MEMBERS),
-    public_key=st.just(b""),
-    incarnation=st.integers(1, 3),
-    ready=st.booleans(),
-    run_id=st.sampled_from(RUNS),
-)
+    MemberRecord, id=st.sampled_from(MEMBERS), public_key=st.just(b""), incarnation=st.integers(1, 3),
+    ready=st.booleans(), run_id=st.sampled_from(RUNS),
+)  # fmt: skip
 
 
 @given(st.lists(st.tuples(st.sampled_from(["there", "there", "leave"]), records), max_size=60))
