@@ -197,7 +197,7 @@ def last_step(scheduler: Any, steps: int) -> int:
     match scheduler:
         case OneCycleLR():
             return min(steps, scheduler.total_steps - 1)
-        case SequentialLR():
+        case lr_scheduler.SequentialLR():
             start = int(scheduler._milestones[-1])
             return start + last_step(scheduler._schedulers[-1], steps - start)
         case ChainedScheduler():
