@@ -217,7 +217,7 @@ class Mix:
     """Mix the session's vectors into the weights at the next step boundary, since all sides have committed.
 
     The *difference* is the partner's vector (in a group: the mean) minus the session's snapshot. The outer step turns
-    ``weight`` times the difference into a shift (:meth:`gossip.arithmetic.mixing.OuterStep.shift`); ``weight`` is a
+    ``weight`` times the difference into a shift (:meth:`gossip.arithmetic.outer_step.OuterStep.shift`); ``weight`` is a
     share from 0 to 1. Add the shift to the weights and overwrite nothing, so that steps taken meanwhile are kept.
 
     ``plain``: leave out the outer momentum, so that the shift is the weighted difference itself. ``joins``: take all

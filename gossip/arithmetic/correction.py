@@ -18,7 +18,7 @@ which it was learned.
 
 Without a leak, a constant pull leaves no variance of a node about the mean; with plain means the variance tends to 3
 times the pull's square. The variance from noise tends to that of plain pair means divided by ``1 - kappa/limit``
-(:func:`correction_limit`). Such control variates are known from SCAFFOLD (Karimireddy et al., ICML 2020),
+(:data:`CORRECTION_LIMIT`). Such control variates are known from SCAFFOLD (Karimireddy et al., ICML 2020),
 and from ProxSkip and LED (arXiv 2310.07983), there for a server or a fixed graph.
 
 Each exchange takes away a tenth of ``c`` (:data:`LEAK`), so that about a third of a constant pull is left. Otherwise
@@ -57,24 +57,16 @@ PARTS_PER_INTERVAL = 2
 # A pull of which noise leaves less than this share is not applied, since each time costs a pass over the model. On IID
 # data of the digits most shares are below it, on Dirichlet 0.1 one in ten.
 MIN_APPLIED_SHARE = 0.1
-
-
-def correction_limit(failing: float = 0.0, weight: float = 0.5) -> float:
-    """Return the kappa below which disagreement contracts under random pairs, if a share ``failing`` (q) of them fails.
-
-    With ``weight`` w it is ``2 (1 - w)(1 - q) / (1 + w + (1 - w) q)``, 2/3 if none fails.
-    """
-    kept_share = 1.0 - weight
-    return 2.0 * kept_share * (1.0 - failing) / (1.0 + weight + kept_share * failing)
+# The kappa below which disagreement contracts under random pairs of weight 1/2 that do not fail (docs/algorithms.md).
+CORRECTION_LIMIT = 2 / 3
 
 
 def check_correction(kappa: float) -> None:
     """Raise :class:`ConfigError` unless ``0 <= kappa < 2/3``."""
-    limit = correction_limit()
-    if not 0.0 <= kappa < limit:
+    if not 0.0 <= kappa < CORRECTION_LIMIT:
         raise ConfigError(
-            f"correction is {kappa:g} and must be at least 0 and below {limit:.2f}: from there on it drives nodes "
-            "apart. 0.2 is the default, and 0 turns it off."
+            f"correction is {kappa:g} and must be at least 0 and below {CORRECTION_LIMIT:.2f}: from there on it drives "
+            "nodes apart. 0.2 is the default, and 0 turns it off."
         )
 
 

@@ -18,8 +18,9 @@ import numpy as np
 from gossip.arithmetic.correction import Lesson
 from gossip.arithmetic.distances import furthest_tensor
 from gossip.arithmetic.layout import Layout
-from gossip.arithmetic.mixing import OuterStep, join_weight
+from gossip.arithmetic.mixing import join_weight
 from gossip.arithmetic.movement import Movement
+from gossip.arithmetic.outer_step import OuterStep
 from gossip.arithmetic.sketch import Sketcher
 from gossip.arithmetic.subsets import ALL, lasting_parts
 from gossip.averaging.boundary import Boundary

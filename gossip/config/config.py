@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from gossip.arithmetic.correction import check_correction
-from gossip.arithmetic.mixing import check_outer
+from gossip.arithmetic.outer_step import check_outer
 from gossip.arithmetic.subsets import check_part
 from gossip.codecs import AUTO, get_codec
 from gossip.config.derived import PLAIN, Derived

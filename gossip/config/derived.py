@@ -64,7 +64,7 @@ class Derived(Keys):
 
     @property
     def measures_momentum(self) -> bool:
-        """Return True if each node measures its outer momentum (:func:`gossip.arithmetic.mixing.measured_momentum`)."""
+        """Return True if each node measures its outer momentum (``gossip.arithmetic.outer_step``)."""
         return self.outer_momentum == AUTO
 
     @property

@@ -35,7 +35,7 @@ class Passes(Protocol):
         self, elements: int, difference: Any, snapshot: Any, phi: Any, momentum: Any, pull: Any, weight: float,
         alpha: float, beta: float, scale: float, share: float, /,
     ) -> tuple[float, float]:  # fmt: skip
-        """Do the work of :func:`gossip.arithmetic.mixing.learn_and_step`, or without a snapshot of ``add_lesson``."""
+        """Do the work of ``gossip.arithmetic.outer_step.learn_and_step``, or without a snapshot of ``add_lesson``."""
 
     def add_read(self, elements: int, live: Any, shift: Any, out: Any, weight: float, /) -> bool:
         """Set ``live += weight * shift``, then ``out[:] = live``. Return True if the values read are finite."""

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import itertools
-import mmap
 from collections.abc import Iterable, Iterator
 from functools import partial
 from typing import Any, TypeVar
 
 import torch
+from torch import Tensor
 from torch.utils.data import get_worker_info
 
 from gossip.errors import ConfigError, DataError
@@ -21,25 +21,6 @@ ENDLESS = (
     "These files come without end, so they have no length and make no list: iterate over them (docs/node.md has it for "
     "webdataset), or give epochs=1 for the files of one pass."
 )
-
-
-class NamesGiven:
-    """A note that a name was given, which processes that are forked later share."""
-
-    def __init__(self) -> None:
-        self.byte = mmap.mmap(-1, 1)
-
-    @property
-    def were_given(self) -> bool:
-        return self.byte[0] == 1
-
-    def note(self) -> None:
-        self.byte[0] = 1
-
-    def __reduce__(self) -> tuple[type[NamesGiven], tuple[()]]:
-        """Copy the note for a process that is spawned. Its dataset has the files, and its notes do not come back."""
-        self.note()
-        return NamesGiven, ()
 
 
 class FileShards(Iterable[str]):
@@ -57,7 +38,7 @@ class FileShards(Iterable[str]):
     Args:
         files: As for :meth:`node.node.Node.shards`, as are ``epochs``, ``shuffle`` and ``samples``.
         sharers: The members that share the files.
-        names: Noted when a name is given.
+        passes_begun: Raised when a pass begins, shape (1,), in memory that forked processes share.
 
     Raises:
         DataError: There are no files.
@@ -66,7 +47,7 @@ class FileShards(Iterable[str]):
 
     def __init__(
         self, files: Iterable[str], epochs: int | None, shuffle: bool, samples: int | None, sharers: Sharers,
-        names: NamesGiven | None = None,
+        passes_begun: Tensor | None = None,
     ) -> None:  # fmt: skip
         self.files = [files] if isinstance(files, str) else [str(file) for file in files]
         if not self.files:
@@ -76,11 +57,10 @@ class FileShards(Iterable[str]):
         if samples is not None and samples < 1:
             raise ConfigError(f"samples is {samples}; give how many all files hold, or leave it out.")
         self.epochs, self.seed, self.samples, self.sharers = epochs, 0 if shuffle else None, samples, sharers
-        self.names = names or NamesGiven()
+        self.passes_begun = shared_zeros(1) if passes_begun is None else passes_begun
         # The number of the next pass in each worker of a DataLoader, in memory that all processes share: workers that
         # start with each pass would begin at 0 again. The first is also this process's.
-        self.next_numbers = torch.zeros(MAX_WORKERS, dtype=torch.int64)
-        self.next_numbers.share_memory_()  # type: ignore[no-untyped-call]
+        self.next_numbers = shared_zeros(MAX_WORKERS)
 
     def __len__(self) -> int:
         """Return the number of all files, of this node and of others. Raise TypeError if they come without end."""
@@ -108,7 +88,7 @@ class FileShards(Iterable[str]):
 
     def begin_pass(self) -> int:
         """Return the number of the pass that begins now. It is counted at once, so that ``break`` skips the rest."""
-        self.names.note()
+        self.passes_begun += 1
         worker = get_worker_info()
         place = 0 if worker is None else worker.id % MAX_WORKERS
         number = int(self.next_numbers[place])
@@ -132,8 +112,14 @@ class FileShards(Iterable[str]):
             yield self.files[(int.from_bytes(sharers.me()[:8], "little") + number) % len(self.files)]
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return the state for a worker process that is spawned: the members as they are now."""
+        """Return the state for a process that is spawned: the members as they are now. It counts as one that reads."""
+        self.passes_begun += 1
         return self.__dict__ | {"sharers": frozen(self.sharers)}
+
+
+def shared_zeros(count: int) -> Tensor:
+    """Return so many zeros, int64 (count,), in memory that processes share."""
+    return torch.zeros(count, dtype=torch.int64).share_memory_()  # type: ignore[no-untyped-call, no-any-return]
 
 
 def frozen(sharers: Sharers) -> Sharers:

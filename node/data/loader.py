@@ -8,10 +8,10 @@ from collections import deque
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset, Sampler, default_collate
 
 from node.data.draws import DrawCount
-from node.data.files import NamesGiven
 from node.data.orders import Order, order_of
 from node.data.sampler import Samplers, ShareBatchSampler, ShareSampler
 
@@ -31,17 +31,17 @@ class ShareLoader:
         loader: The user's loader.
         samplers: The samplers of the node.
         draws: The count of what the loop draws.
-        names: The files that were given to datasets of streams, if any.
+        passes_begun: The passes over this node's files that have begun, shape (1,), if it has divided any.
 
     Raises:
         DataError: The loader cannot be divided.
     """
 
     def __init__(
-        self, loader: DataLoader[Any], samplers: Samplers, draws: DrawCount, names: NamesGiven | None = None
+        self, loader: DataLoader[Any], samplers: Samplers, draws: DrawCount, passes_begun: Tensor | None = None
     ) -> None:
         # A copy, since the node finds this object by the user's loader, and frees it with that.
-        self.draws, self.inner, self.names = draws, copy.copy(loader), names
+        self.draws, self.inner, self.passes_begun = draws, copy.copy(loader), passes_begun
         vars(self.inner)["_iterator"] = None
         self.order: Order | None = None
         self.given: SizedSampler | None = None
@@ -74,15 +74,15 @@ class ShareLoader:
     def __iter__(self) -> Iterator[Any]:
         for batch in self.draws.passes(self.inner, self.length):
             if self.order is None:
-                self.check_names()
+                self.check_files()
             waiting = None if self.given is None else self.given.waiting
             self.draws.give(waiting.popleft() if waiting else samples_in(batch, self.inner))
             yield batch
 
-    def check_names(self) -> None:
+    def check_files(self) -> None:
         """Tell once if a dataset gives samples and has read no file of this node's share."""
         self.unread += 1
-        if self.unread == UNREAD_BATCHES and self.names is not None and not self.names.were_given:
+        if self.unread == UNREAD_BATCHES and self.passes_begun is not None and not self.passes_begun:
             kind = type(self.inner.dataset).__name__
             self.draws.samplers.notify("data", (
                 f"{kind} has given {UNREAD_BATCHES} batches and taken no file from node.shards, so that each node may "

@@ -6,13 +6,14 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 from weakref import WeakKeyDictionary
 
+from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset
 
 from gossip.errors import ConfigError, DataError
 from gossip.recent import Recent
 from node.data.draws import DrawCount
 from node.data.epochs import Epochs
-from node.data.files import FileShards, NamesGiven
+from node.data.files import FileShards, shared_zeros
 from node.data.likeness import likeness_of
 from node.data.loader import ShareLoader
 from node.data.opened import Collate, open_dataset
@@ -29,7 +30,7 @@ class Share:
     def __init__(self, samplers: Samplers) -> None:
         self.samplers, self.draws = samplers, DrawCount(samplers, self.given)
         self.own = Recent[int, ShareSampler](MAX_LENGTHS)  # Samplers for the user's own loaders, by length.
-        self.names: NamesGiven | None = None  # Set once files are divided, for iterable datasets.
+        self.passes_begun: Tensor | None = None  # Of files, in any process; None before files are divided.
         self.loaders: WeakKeyDictionary[DataLoader[Any], ShareLoader] = WeakKeyDictionary()
 
     def shard(
@@ -68,13 +69,13 @@ class Share:
             raise ConfigError(
                 f"node.loader takes a torch DataLoader, not a {type(loader).__name__}: node.shard divides a dataset."
             )
-        if isinstance(loader.dataset, IterableDataset) and self.names is None:
+        if isinstance(loader.dataset, IterableDataset) and self.passes_begun is None:
             raise DataError(
                 f"{type(loader.dataset).__name__} is an IterableDataset, which has no parts: let it read the files of "
                 "node.shards, or use its DataLoader without node.loader if each node has data of its own."
             )
         if loader not in self.loaders:
-            self.loaders[loader] = ShareLoader(loader, self.samplers, self.draws, self.names)
+            self.loaders[loader] = ShareLoader(loader, self.samplers, self.draws, self.passes_begun)
         return self.loaders[loader]
 
     def sampler(self, *arguments: Any) -> ShareSampler | ShareBatchSampler:
@@ -92,8 +93,9 @@ class Share:
 
     def files(self, files: Iterable[str], epochs: int | None, shuffle: bool, samples: int | None) -> FileShards:
         """Return this node's share of data files."""
-        self.names, self.draws.is_divided = self.names or NamesGiven(), True
-        shards = FileShards(files, epochs, shuffle, samples, self.samplers.sharers, self.names)
+        if self.passes_begun is None:
+            self.passes_begun, self.draws.is_divided = shared_zeros(1), True
+        shards = FileShards(files, epochs, shuffle, samples, self.samplers.sharers, self.passes_begun)
         if self.samplers.on_pass is not None:
             self.samplers.on_pass(likeness_of(shards.files, len(shards.files)), False)
         return shards

@@ -1,8 +1,8 @@
 """The live model of a node: its tensors and optimizers, the step boundary and the outer step.
 
 The training thread owns it. At the *step boundary*, between two steps, it fulfils the requests of the network thread.
-Jobs of that thread also move the outer step, the momentum of mixes (:class:`gossip.arithmetic.mixing.OuterStep`), under
-``outer_lock``.
+Jobs of that thread also move the outer step, the momentum of mixes
+(:class:`gossip.arithmetic.outer_step.OuterStep`), under ``outer_lock``.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from typing import Any, TypeAlias
 from torch import nn
 
 from gossip.arithmetic.correction import Correction, fresh_zeros
-from gossip.arithmetic.mixing import OuterStep
 from gossip.arithmetic.moments import MomentForm
+from gossip.arithmetic.outer_step import OuterStep
 from gossip.averaging.boundary import Boundary
 from gossip.config import Config
 from gossip.errors import LayoutError

@@ -17,7 +17,7 @@ from functools import partial
 import numpy as np
 
 from gossip.arithmetic.correction import Correction, Lesson
-from gossip.arithmetic.mixing import OuterStep
+from gossip.arithmetic.outer_step import OuterStep
 from gossip.averaging.averager import Averager
 from gossip.averaging.boundary import Boundary
 from gossip.averaging.jobs import Job

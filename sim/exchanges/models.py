@@ -16,13 +16,7 @@ from collections.abc import Iterable
 import numpy as np
 
 from gossip.arithmetic.correction import credit
-from gossip.arithmetic.mixing import (
-    closest_rate,
-    measured_momentum,
-    outer_step,
-    outer_step_overlapping,
-    sample_of,
-)
+from gossip.arithmetic.outer_step import closest_rate, measured_momentum, outer_step, outer_step_overlapping, sample_of
 from gossip.codecs import Codec
 from gossip.config import Config
 from gossip.state_transfer.comparing import MIN_DONORS
@@ -42,7 +36,7 @@ BLOCK_BYTES, MIN_ROWS = 1 << 20, 32
 class Models:
     """Every peer's model and its outer step's state: ``phi`` and ``momentum``, float32, shape (peers, elements).
 
-    :mod:`gossip.arithmetic.mixing` states the equations of the outer step.
+    :mod:`gossip.arithmetic.outer_step` states the equations of the outer step.
 
     A training step is computed lazily, when a later operation needs it. The division into waves changes no result.
     """
@@ -402,7 +396,7 @@ class Models:
         return alpha, closest_rate(alpha)
 
     def sample(self, row: int) -> F32 | None:
-        """Return what :meth:`measure` compares, as :meth:`gossip.arithmetic.mixing.OuterStep.sample` does."""
+        """Return what :meth:`measure` compares, as :meth:`gossip.arithmetic.outer_step.OuterStep.sample` does."""
         return sample_of(self.momentum[row]).copy() if self.config.measures_momentum else None
 
     def measure(self, row: int, before: F32 | None) -> None:

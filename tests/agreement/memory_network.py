@@ -18,7 +18,7 @@ import trio._core._run as scheduler
 import trio.testing
 
 from gossip.arithmetic.correction import Correction, steps_between_parts
-from gossip.arithmetic.mixing import OuterStep
+from gossip.arithmetic.outer_step import OuterStep
 from gossip.averaging.boundary import Boundary
 from gossip.averaging.visit import Visit
 from gossip.config import Config

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import numpy as np
 import trio
 
-from gossip.arithmetic.mixing import OuterStep
+from gossip.arithmetic.outer_step import OuterStep
 from gossip.averaging.boundary import Boundary
 from gossip.config import Config
 from gossip.effects import Snapshot

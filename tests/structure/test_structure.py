@@ -49,13 +49,13 @@ def test_all_is_counted(package):
 
 
 CEILINGS = {  # Lines of Python and C. The aim stands behind each; a change that goes over it removes as much elsewhere.
-    ("gossip", "node"): 49_840,  # 38,000; `gossip up` and notices came, export lists and doubles went.
-    ("sim",): 13_800,  # 12,500
-    ("tests",): 68_910,  # 57,000; 440 for `gossip up`, names, loggers and notices came, and 170 went.
-    ("benchmarks",): 11_800,  # 10,500
+    ("gossip", "node"): 49_835,  # 38,000; `gossip up` and notices came, export lists and doubles went.
+    ("sim",): 13_740,  # 12,500
+    ("tests",): 68_300,  # 57,000; 620 went, of tests whose changed lines others notice as well.
+    ("benchmarks",): 11_790,  # 10,500
 }
 MOST_WORDS = 115_000  # Of all Markdown.
-LONGEST_FILE, LONGEST_FUNCTION = 540, 80  # Lines; the aims are 450 and 60.
+LONGEST_FILE, LONGEST_FUNCTION = 540, 70  # Lines; the aims are 450 and 60.
 
 
 @pytest.mark.parametrize("folders", CEILINGS, ids=" ".join)

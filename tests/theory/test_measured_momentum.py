@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from gossip.arithmetic.mixing import ALIKE, MAX_MOMENTUM, SAMPLED, OuterStep, measured_momentum, sample_of
+from gossip.arithmetic.outer_step import ALIKE, MAX_MOMENTUM, SAMPLED, OuterStep, measured_momentum, sample_of
 
 NODES, ELEMENTS = 64, 200
 

@@ -32,7 +32,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from gossip.arithmetic.mixing import stability_limit
+from gossip.arithmetic.outer_step import stability_limit
 from gossip.effects import Dial, Effect, Gather, LeaveOut, MemberState, Mix, Send
 from gossip.exchange.exchanges import Exchanges
 from gossip.exchange.groups import matchmaking

@@ -18,7 +18,8 @@ from typing import Any, Protocol
 import numpy as np
 import trio
 
-from gossip.arithmetic.mixing import OuterStep, is_finite
+from gossip.arithmetic.mixing import is_finite
+from gossip.arithmetic.outer_step import OuterStep
 from gossip.averaging.averager import CHECKED_BY_DRIVER_ELEMENTS, Averager
 from gossip.averaging.boundary import Boundary
 from gossip.averaging.jobs import FunctionJob, Job

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gossip.arithmetic.group_mean import group_mean, member_slices
+from gossip.arithmetic.group_mean import group_mean, member_slices, trimmed_mean
 from gossip.codecs import ALIGN
 from gossip.config import Config
 from gossip.filters.registry import filter_of
@@ -65,3 +65,12 @@ def test_as_many_values_are_trimmed_as_leave_one(members: int, trim: int, expect
     parts = np.repeat(np.arange(members, dtype=np.float32)[:, None], 300, axis=1)
     mean, _ = group_mean(parts, 0, trimmed(trim), BOUND)
     assert np.array_equal(mean, np.full(300, expected, np.float32))
+
+
+@given(st.integers(0, 3), st.integers(1, 5), st.integers(1, 20), st.integers(0, 2**32 - 1))
+def test_the_trimmed_mean_is_that_of_the_middle_of_a_sort(trim, more, size, seed):
+    vectors = np.random.default_rng(seed).normal(0.0, 3.0, (2 * trim + more, size)).round().astype(np.float32)
+    kept = np.sort(vectors, axis=0)[trim : len(vectors) - trim]
+    mean = trimmed_mean(vectors, trim)
+    assert mean.dtype == np.float32
+    np.testing.assert_allclose(mean, kept.astype(np.float64).mean(axis=0), rtol=1e-5)

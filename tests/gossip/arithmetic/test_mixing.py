@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from gossip.arithmetic.mixing import MAX_MASS, OuterStep, pair_weight, push_mass, subtract
+from gossip.arithmetic.mixing import MAX_MASS, pair_weight, push_mass, subtract
+from gossip.arithmetic.outer_step import OuterStep
 from gossip.codecs import CODECS
 
 finite = st.floats(-1e4, 1e4, width=32)

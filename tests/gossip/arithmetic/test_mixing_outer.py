@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gossip.arithmetic.mixing import BLOCK_ELEMENTS, OuterStep, check_outer
+from gossip.arithmetic.outer_step import BLOCK_ELEMENTS, OuterStep, check_outer
 from gossip.config import Config
 from gossip.config.methods import METHODS
 from gossip.errors import ConfigError

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from gossip.arithmetic.mixing import BLOCK_ELEMENTS, OuterStep
+from gossip.arithmetic.outer_step import BLOCK_ELEMENTS, OuterStep
 from gossip.averaging.averager import Averager
 from gossip.averaging.boundary import Boundary
 from gossip.averaging.transfer import VectorTransfer

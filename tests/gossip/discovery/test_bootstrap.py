@@ -262,23 +262,6 @@ def test_who_answers_decides_when_nobody_else_does_for_a_while_and_of_two_who_di
     assert verdict_at(reach, 5.0 + PATIENCE_S) is verdict
 
 
-def test_it_is_asked_again_of_others_after_minutes_and_more_rarely_while_the_answer_is_the_same():
-    reach, pauses, now = asking(1), [], 0.0
-    for verdict in (False, False, False, True, True, *(True,) * 5):
-        for peer in sorted(reach.asked):
-            reach.on_reached(peer, verdict, now)
-        now += PATIENCE_S
-        assert verdict_at(reach, now) is verdict
-        pauses.append(reach.next_round_at - now)
-        now = reach.next_round_at
-        before = set(reach.asked)
-        asked = {effect.to for effect in reach.tick(now) if isinstance(effect.message, Reach)}
-        assert len(asked) == min(ASKED_MEMBERS, 4 - len(before))
-        assert not asked & before
-    assert pauses[:5] == [240, 480, 960, 240, 480]
-    assert max(pauses) == 3600
-
-
 def test_others_are_asked_soon_when_nobody_answers_the_first_questions():
     reach = asking(2)
     assert reach.deadline == UNANSWERED_S

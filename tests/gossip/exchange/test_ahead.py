@@ -6,7 +6,6 @@ import pytest
 
 from gossip.effects import Mix, Release, Rename, Send, Snapshot, Transfer
 from gossip.exchange.reservation import ReservedPair
-from gossip.exchange.session import State
 from gossip.wire.messages import Abort, Accept, Busy, Joined, Offer, Refuse
 from tests.gossip.exchange.sides import OUTER, A, B, C, D, Side, accept, offer, streaming
 from tests.gossip.exchange.test_exchange_sieges import Siege, Silent
@@ -98,18 +97,6 @@ def test_who_mixes_plainly_agrees_on_nothing_ahead():
     side = streaming(Side(A, (B, C)))
     assert side.exchanges.reserve_next(1.0) == []
     assert side.exchanges.on_offer(C, ahead(), 1.0) == [Send(C, Refuse(7, "mixing"))]
-
-
-def test_of_questions_that_meet_the_smaller_ids_is_the_promise():
-    small, large = busy_side(A, (B, C)), busy_side(C, (B, A))
-    large.sessions = iter([20])  # numbers are drawn at random
-    asked, crossing = small.exchanges.reserve_next(1.0)[-1], large.exchanges.reserve_next(1.0)[-1]
-    assert (asked.to, crossing.to) == (C, A)
-    assert small.exchanges.on_offer(C, crossing.message, 1.1) == [Send(C, Busy(crossing.message.session))]
-    answer = large.exchanges.on_offer(A, asked.message, 1.1)[-1]
-    assert isinstance(answer.message, Joined)
-    small.exchanges.on_joined(C, answer.message, 1.2)
-    assert small.exchanges.reserved_session.state is large.exchanges.reserved_session.state is State.RESERVED
 
 
 def test_who_does_not_come_is_backgrounded_and_promised_nothing_until_it_has_mixed():

@@ -3,41 +3,13 @@
 import pytest
 
 from gossip.config import Config
-from gossip.effects import Mix, Release, Rename, Send, Snapshot, Transfer
+from gossip.effects import Release, Rename, Send, Snapshot
 from gossip.exchange.beginning import OFFERS_PER_PARTNER
 from gossip.exchange.session import MAX_GAP_ROUNDS, MAX_VERSION, State
-from gossip.wire.messages import Abort, Accept, Busy, Commit, Offer, Settled
+from gossip.wire.messages import Abort, Accept, Busy, Commit, Settled
 from tests.gossip.exchange.sides import ELEMENTS, A, B, C, D, E, F, Side, accept, offer, streaming, verified
 
 AGED = Config(staleness_exponent=0.5)
-
-
-def test_the_initiator_snapshots_offers_streams_commits_and_mixes():
-    side = Side(version=2.0)
-    x = side.exchanges
-    assert x.begin_mix(0.0) == [Snapshot(1)]
-    assert x.on_snapshotted(1, 0.1) == [Send(B, Offer(1, "f", b"g" * 16, 2.0, 0.5, "fp32"))]
-    [transfer] = x.on_accept(B, Accept(1, 4.0, 0.25, "fp32"), 0.2)
-    assert (transfer.session, transfer.partner) == (1, B)
-    assert x.begin_mix(0.2) == [], "one mix of one's own at a time"
-    assert x.on_streamed(1, 1.0, 1.0, 0.3) == [Send(B, Commit(1))]
-    assert x.on_commit(B, 1, 0.4) == [Mix(1, 0.25), Release(1)]
-    assert (x.done_count, x.last_partner, x.table, x.own_exchanges, side.benched) == (1, B, {}, [], [])
-    assert side.local.version == 2.5
-
-
-def test_the_responder_snapshots_accepts_streams_commits_and_mixes():
-    side = Side(version=4.0, config=AGED)
-    x = side.exchanges
-    assert x.on_offer(B, offer(7, version=1.0), 0.0) == [Snapshot(7)]
-    weight = 0.25  # 1/2 (1 + 3)^-1/2
-    sent, transfer = x.on_snapshotted(7, 0.1)
-    assert sent == Send(B, Accept(7, 4.0, weight, "fp32"))
-    assert isinstance(transfer, Transfer)
-    assert x.on_commit(B, 7, 0.2) == []
-    assert x.on_streamed(7, 1.0, 1.0, 0.3) == [Send(B, Commit(7)), Mix(7, weight), Release(7)]
-    assert x.table == {}
-    assert side.local.version == 4.0 + weight * (1.0 - 4.0)
 
 
 # -- asking another --------------------------------------------------------------------------------------------------
@@ -65,19 +37,6 @@ def test_a_refusal_and_silence_bench_the_partner_and_ask_the_next():
     assert x.tick(x.deadline - 0.001) == []
     assert x.tick(x.deadline) == [Send(C, Abort(2, "late")), Rename(2, 3), Send(D, offer(3))]
     assert side.benched == [B, C]
-
-
-def test_an_answer_from_one_who_is_not_asked_any_more_changes_nothing():
-    side = Side(partners=(B, C))
-    x = side.exchanges
-    side.offer_mix()
-    x.on_busy(B, 1, 0.1)
-    assert x.on_accept(B, accept(), 0.2) == [Send(B, Abort(1, "late"))]
-    for session in (1, 2):
-        ignored = x.on_busy(B, session, 0.2), x.on_refuse(B, session, 0.2), x.on_abort(B, session, "no", 0.2)
-        assert (*ignored, x.on_commit(B, session, 0.2)) == ([],) * 4
-    assert x.table[2].partner == C
-    assert x.table[2].state is State.OFFERED
 
 
 def test_a_commit_before_anything_was_streamed_is_carried_to_nobody():
@@ -163,22 +122,6 @@ def test_a_busy_answer_leaves_our_own_offer_alone(is_offered):
     side.offer_mix() if is_offered else side.exchanges.begin_mix(0.0)
     assert side.exchanges.on_offer(A, offer(8), 0.0) == [Send(A, Busy(8))]
     assert side.exchanges.own_exchanges
-
-
-def test_two_offers_that_cross_make_exactly_one_exchange():
-    a, b = Side(A, partners=(B,), version=1.0), Side(B, partners=(A,), first_session=2, version=2.0)
-    a.offer_mix()
-    b.offer_mix()
-    b.local.version = 2.5  # more local steps
-    assert a.exchanges.on_offer(B, offer(2), 0.1) == [Send(B, Busy(2))]
-    rename, sent, transfer = b.exchanges.on_offer(A, offer(1), 0.1)
-    assert rename == Rename(2, 1), "the snapshot of its own is there already"
-    assert sent == Send(A, Accept(1, 2.0, 0.5, "fp32"))
-    assert type(transfer) is Transfer
-    assert b.exchanges.on_busy(A, 2, 0.2) == []
-    assert b.exchanges.on_snapshotted(2, 0.2) == b.exchanges.on_snapshotted(1, 0.2) == []
-    assert [type(e) for e in a.exchanges.on_accept(B, sent.message, 0.3)] == [Transfer]
-    assert (list(a.table), list(b.table)) == ([1], [1])
 
 
 @pytest.mark.parametrize("why", ["a part", "something was mixed since"])

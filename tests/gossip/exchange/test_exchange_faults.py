@@ -8,25 +8,8 @@ from gossip.config import Config
 from gossip.effects import Mix, Release, Rename, Send, Snapshot, Transfer
 from gossip.exchange.session import State
 from gossip.exchange.session_table import DOUBT_RETRY_S, MAX_OUTCOMES
-from gossip.wire.messages import Abort, Busy, Commit, Outcome, Settled
+from gossip.wire.messages import Abort, Busy, Outcome, Settled
 from tests.gossip.exchange.sides import A, B, C, Side, offer, paths, replay, streaming, verified
-
-
-@pytest.mark.parametrize(
-    ("difference_sq", "own_sq", "code"),
-    [(float("nan"), 1.0, "not-finite"), (float("inf"), 1.0, "not-finite"), (1.0, float("nan"), "not-finite"),
-     (1e9, 1.0, "norm")],
-)  # fmt: skip
-def test_a_vector_that_is_refused_leaves_both_sides_as_they_were(difference_sq, own_sq, code):
-    a, b = streaming(Side(A)), Side(B)
-    b.answer(A, 1)
-    assert b.exchanges.on_streamed(1, 1.0, 1.0, 1.0) == [Send(A, Commit(1))]
-    assert a.exchanges.on_commit(B, 1, 1.0) == []
-    assert a.exchanges.on_streamed(1, difference_sq, own_sq, 1.0) == [Send(B, Abort(1, code)), Release(1)]
-    assert b.exchanges.on_abort(A, 1, code, 1.1) == [Release(1)]
-    assert a.exchanges.done_count == b.exchanges.done_count == 0
-    assert a.exchanges.refusals.total == 1
-    assert (a.benched, b.benched) == ([B], [A])
 
 
 def test_what_came_to_nothing_is_counted_by_its_reason_offers_without_an_answer_too():

@@ -2,36 +2,13 @@
 
 import pytest
 
-from gossip.effects import Dial, Gather, LeaveOut, MemberState, Mix, Release, Send, Snapshot
+from gossip.effects import Dial, LeaveOut, MemberState, Mix, Release, Send, Snapshot
 from gossip.exchange.groups.group import MAX_DOUBTS
 from gossip.exchange.session import MAX_GAP_ROUNDS, State
 from gossip.ids import Address, Claim, PeerId
 from gossip.wire.messages import Abort, Begin, Busy, Joined, Outcome, Refuse, Settled
 from tests.gossip.exchange.mates import A, B, C, D, Mates, groups, invite, invited, inviting, take_part, verified
 from tests.gossip.exchange.sides import PlayedExchanges
-
-
-def test_the_inviter_begins_when_all_have_answered_with_the_mean_of_their_versions() -> None:
-    one = inviting(State.OFFERED)
-    assert one.on_joined(B, Joined(1, 4.0, "fp32"), 0.2) == []
-    begun = one.on_joined(C, Joined(1, 6.0, "bf16"), 0.2)
-    begin = Begin(1, (A, B, C), 4.0, "bf16")
-    assert begun[:2] == [Send(B, begin), Send(C, begin)]
-    gather = begun[2]
-    assert isinstance(gather, Gather)
-    assert (gather.members, gather.place, gather.codec) == ((A, B, C), 0, "bf16")
-
-
-def test_the_group_is_settled_when_all_have_committed_and_all_are_as_old_then() -> None:
-    one = inviting()
-    assert one.on_commit(B, 1, 0.3) == []
-    assert one.on_gathered(1, 1.0, 1.0, {}, [], 0.4) == []
-    ended = one.on_commit(C, 1, 0.5)
-    assert ended == [Send(B, Settled(1, True)), Send(C, Settled(1, True)), Mix(1, 1.0), Release(1)]
-    assert one.local.version == 4.0
-    member = verified()
-    assert member.on_settled(A, Settled(7, True), 0.4) == [Mix(7, 1.0), Release(7)]
-    assert member.local.version == 3.0
 
 
 def test_a_busy_member_is_replaced_and_the_others_begin_without_who_stays_silent() -> None:
@@ -233,16 +210,6 @@ def test_a_group_too_small_for_its_momentum_mixes_plainly_unless_it_is_everybody
     assert one.on_settled(A, Settled(7, True), 0.4) == [Mix(7, 1.0, plain=plain), Release(7)]
 
 
-def test_late_words_change_nothing() -> None:
-    one = verified()
-    one.on_settled(A, Settled(7, True), 0.4)
-    assert one.on_settled(A, Settled(7, False), 0.5) == []
-    assert one.on_abort(A, 7, "late", 0.5) == []
-    assert one.on_begin(A, Begin(7, (A, B), 1.0, "fp32"), 0.5) == [Send(A, Abort(7, "late"))]
-    assert one.on_gathered(7, 1.0, 1.0, {}, [], 0.5) == one.on_failed(7, "broken", 0.5) == one.on_busy(A, 7, 0.5) == []
-    assert (one.done_count, one.failures, one.local.version) == (1, 0, 3.0)
-
-
 def test_a_member_held_dead_is_not_waited_for() -> None:
     states = {B: MemberState.SUSPECT, C: MemberState.ALIVE}
     one = inviting(State.OFFERED)
@@ -259,15 +226,6 @@ def test_weights_that_are_replaced_end_every_group_with_a_word() -> None:
     assert Send(B, Abort(1, "late")) in inviting(State.OFFERED).abandon()
     assert invited().abandon() == [Send(A, Abort(7, "late")), Release(7)]
     assert verified().abandon() == [Release(7)]  # it counts as one that mixed
-
-
-def test_with_whom_a_group_is_is_known_as_far_as_it_is() -> None:
-    swarm = groups(B, Mates())
-    swarm.on_invite(A, invite(1, B, C), 0.0)
-    one = swarm.table[1]
-    assert one.counterparts == (A,)
-    one.members = (A, B, C)
-    assert one.counterparts == (A, B, C)
 
 
 def test_a_group_counts_members_by_those_that_meet_most_others() -> None:

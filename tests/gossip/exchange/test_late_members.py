@@ -5,7 +5,7 @@ import pytest
 from gossip.effects import LeaveOut, Mix, Release, Send, Snapshot
 from gossip.exchange.groups.group import MAX_WITHDRAWALS
 from gossip.exchange.session import State
-from gossip.wire.messages import Abort, Begin, Commit, Joined, Outcome, Settled
+from gossip.wire.messages import Abort, Begin, Joined, Outcome, Settled
 from tests.gossip.exchange.mates import A, B, C, D, Mates, gathering, groups, invite, inviting, take_part, verified
 from tests.gossip.exchange.sides import PlayedExchanges
 
@@ -45,21 +45,6 @@ def test_a_group_that_all_others_leave_fails() -> None:
     assert one.on_abort(B, 1, "checksum", 0.6)[-1] == Release(1)
     assert (one.table, one.failures) == ({}, 1)
     assert one.on_outcome(B, 1, 0.7) == [Send(B, Settled(1, False))]
-
-
-def test_the_inviter_settles_without_members_that_do_not_commit() -> None:
-    unlinked = inviting(State.VERIFIED)
-    assert unlinked.on_unlinked(B, 0.5) == []
-    assert unlinked.on_commit(C, 1, 0.6)[-2:] == [Mix(1, 1.0), Release(1)]
-    late = inviting(State.VERIFIED)
-    late.on_commit(C, 1, 0.4)
-    assert late.tick(late.deadline)[-2:] == [Mix(1, 1.0), Release(1)]
-    assert late.on_outcome(B, 1, 99.0) == [Send(B, Settled(1, True))]  # It may mix as well.
-    alone = inviting(State.VERIFIED)
-    assert alone.tick(alone.deadline)[-1] == Release(1)
-    assert (alone.done_count, alone.failures_by_reason) == (0, {"deadline": 1})
-    assert unlinked.partners.benched == late.partners.benched == [B]
-    assert alone.partners.benched == [B, C]
 
 
 def learned(one: PlayedExchanges) -> PlayedExchanges:
@@ -128,17 +113,6 @@ def test_an_inviter_that_takes_back_one_invitation_after_another_is_declined() -
         assert one.on_invite(A, invite(7 + number, B, C), 0.0) == [Snapshot(7 + number)]
         one.on_abort(A, 7 + number, "late", 0.0)
     assert one.partners.shunned == [A]
-
-
-@pytest.mark.parametrize("code", ["norm", "not-finite"])
-def test_members_whose_means_were_refused_are_benched_and_the_group_goes_on(code: str) -> None:
-    one = gathering()
-    assert one.on_gathered(7, 1.0, 1.0, {C: code}, [], 0.3) == [Send(A, Commit(7))]
-    assert one.on_settled(A, Settled(7, True), 0.4)[0] == Mix(7, 1.0)
-    assert one.mixed_partners == [A]
-    assert one.refusals.counts == {(C, code): 1}
-    assert one.partners.shunned == [C]
-    assert ((C, "refused") in one.misbehaviour.levels) == (code == "not-finite")
 
 
 def test_a_group_of_which_all_means_were_refused_fails_for_that_reason() -> None:

@@ -88,18 +88,6 @@ def test_a_silent_one_takes_no_slot_and_is_waited_for_all_the_same():
     assert not x.has_given_up
 
 
-def test_a_late_answer_is_an_exchange_and_counts():
-    side = backgrounding(F, B)
-    x = side.exchanges
-    side.offer_mix(0.6)
-    [transfer] = x.on_accept(F, accept(), 2.0)
-    assert transfer.session == 1
-    assert x.used_slots == 1, "the other one's"
-    assert side.complete(F, 1, 2.2)[-2:] == [Mix(1, 0.5), Release(1)]
-    assert side.benched == []
-    assert side.exchanges.mixed_partners == [F], "it is alive, and a mix is a mix"
-
-
 @pytest.mark.parametrize("answer", [Busy(1), Refuse(1, "late"), Abort(1, "late")], ids=str)
 def test_what_is_backgrounded_asks_nobody_else(answer):
     x = backgrounding(F, B, C).exchanges
@@ -154,22 +142,6 @@ def test_a_stream_that_takes_too_long_takes_no_slot():
     assert side.complete(F, 70, 0.9)[-2:] == [Mix(70, 0.5), Release(70)]
 
 
-@pytest.mark.parametrize("streamed", [True, False])
-def test_what_is_backgrounded_fails_when_its_time_is_up(streamed):
-    side = answering_slow_streams()
-    x = side.exchanges
-    until = x.table[70].final_deadline
-    x.tick(MIN_WAIT_LIMIT_S)
-    assert x.deadline == until
-    if streamed:
-        x.on_streamed(70, 1.0, 1.0, 0.8)
-    x.tick(until - 0.01)
-    assert 70 in x.table
-    x.tick(x.deadline)
-    assert x.table[70].state is State.IN_DOUBT if streamed else 70 not in x.table
-    assert side.benched == [F]
-
-
 @pytest.mark.parametrize("changes", [{"partners": 0, "selection": "ring"}, {"max_version_gap": 0.0}], ids=str)
 def test_a_mix_that_the_loop_waits_for_waits_for_streams_and_for_no_silent_partner(changes):
     side = used_to(Side(config=Config(**changes, mix_every_steps=8)), 0.1)
@@ -193,23 +165,6 @@ def test_an_accept_without_a_stream_teaches_nothing():
         side.exchanges.on_accept(B, accept(session), 4.0)
         side.exchanges.on_failed(session, "stalled", 7.0)
     assert side.exchanges.answer_waits.waits_s == side.exchanges.stream_waits.waits_s == {}
-
-
-@pytest.mark.parametrize(("seconds", "declined", "taken"), [(0.15, [], False), (0.25, [], True), (0.25, [C], False)])
-def test_an_offer_takes_the_place_of_ours_once_ours_waits_for_longer_than_answers_take(seconds, declined, taken):
-    """Long streams leave one slot, and we wait for half a second, long after the usual 0.1 s of an answer."""
-    side = asking(F, B, stream_s=1.0)
-    x, side.declined = side.exchanges, declined
-    assert x.deadline == MIN_WAIT_LIMIT_S
-    answer = x.on_offer(C, offer(70), seconds)
-    assert side.benched == []
-    assert x.table[1].state is State.OFFERED
-    if taken:
-        assert answer == [Snapshot(70)]
-        [transfer] = x.on_accept(F, accept(), 0.7)
-        assert transfer.session == 1
-    else:
-        assert answer == [Send(C, Busy(70))]
 
 
 @pytest.mark.parametrize("config", [OUTER, Config()], ids=["outer momentum", "plain"])

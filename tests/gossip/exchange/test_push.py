@@ -6,7 +6,7 @@ from gossip.config import Config
 from gossip.effects import Merge, Release, Rename, Send, Snapshot
 from gossip.exchange.session import State
 from gossip.ids import Claim
-from gossip.wire.messages import Abort, Accept, Busy, Commit, Outcome, Settled
+from gossip.wire.messages import Abort, Busy, Commit, Outcome, Settled
 from tests.gossip.exchange.sides import B, C, D, E, Side, accept, offer
 
 SUM = Config(mixing="push-sum")
@@ -49,20 +49,6 @@ def test_one_side_streams_and_is_done_when_the_other_commits(config, mass):
     assert (transfer.sends, transfer.receives) == (True, False)
     assert x.on_commit(B, 1, 0.2) == [Release(1)]
     assert (x.done_count, x.failures, x.table, x.mixed_partners) == (1, 0, {}, [B])
-
-
-@pytest.mark.parametrize(("config", "mass"), [(SUM, 0.5), (ROWS, 1.0)])
-def test_the_other_side_merges_when_all_is_here_and_says_so(config, mass):
-    side = Side(config=config, version=3.0)
-    x = side.exchanges
-    assert x.on_offer(B, push(mass=mass), 0.0) == [Snapshot(7)]
-    sent, transfer = x.on_snapshotted(7, 0.0)
-    assert isinstance(sent.message, Accept)
-    assert (transfer.sends, transfer.receives) == (False, True)
-    assert x.on_streamed(7, 1.0, 1.0, 0.2) == [Send(B, Commit(7)), Merge(7, mass), Release(7)]
-    assert (x.done_count, x.table) == (1, {})
-    assert x.mixed_partners == [], "what others push brings our own next mix no later"
-    assert side.local.version == 3.0
 
 
 def test_both_sides_of_a_push_come_to_the_mean_of_their_progress():
@@ -124,23 +110,6 @@ def doubting(code="broken"):
 @pytest.mark.parametrize("code", ["broken", "stall", "checksum"])
 def test_a_stream_that_breaks_leaves_a_doubt_that_keeps_nobody_from_pushing_to_others(code):
     assert doubting(code).exchanges.begin_mix(2.0) == [Snapshot(2, 1)]
-
-
-@pytest.mark.parametrize(
-    ("answer", "effects"),
-    [
-        (Settled(1, True), [Release(1)]),
-        (Settled(1, False), [Merge(1, 0.5), Release(1)]),
-        (Commit(1), [Release(1)]),  # It comes late.
-    ],
-    ids=str,
-)
-def test_a_doubt_ends_with_what_the_partner_says(answer, effects):
-    x = doubting().exchanges
-    for lie in (Settled(1, True), Settled(1, False), Commit(1)):
-        assert x.receive(C, lie, 1.5) == []
-    assert x.receive(B, answer, 2.0) == effects
-    assert x.table == {}
 
 
 def test_the_partner_says_what_it_did_and_having_said_no_never_merges():

@@ -8,7 +8,7 @@ from gossip.effects import Mix, Release, Send, Snapshot, Transfer
 from gossip.exchange.session import State
 from gossip.exchange.settling.settlement import Settlement
 from gossip.wire.messages import Busy
-from tests.gossip.exchange.mates import Mates, groups, invite, inviting
+from tests.gossip.exchange.mates import Mates, groups, invite
 from tests.gossip.exchange.sides import A, B, C, Side, offer
 
 
@@ -94,18 +94,6 @@ def test_a_group_that_has_not_begun_is_left_for_settling_and_no_other_is_joined(
     assert x.begin_settling()[-1] == Release(1)
     assert not x.table
     assert x.on_invite(B, invite(70, A, C), 0.2) == [Send(B, Busy(70))]
-
-
-def test_a_settlement_waits_for_a_group_that_streams_and_a_group_for_a_settlement():
-    x = inviting(State.STREAMING)
-    x.local.settling, x.local.boundary_at = True, 0.0
-    assert x.begin_settling() == []
-    assert x.begin_mix(0.3) == []
-    side = Side(config=Config(mixing="group"))
-    settled_one = settling(side)
-    settled_one.on_offer(B, settle_offer(70), 0.0)
-    side.local.settling = False
-    assert settled_one.on_invite(C, invite(71, A, B), 0.1) == [Send(C, Busy(71))]
 
 
 def test_a_settlement_in_a_swarm_of_groups_answers_how_it_ended():

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gossip.arithmetic.correction import add_lesson
-from gossip.arithmetic.mixing import learn_and_step, outer_step
+from gossip.arithmetic.outer_step import learn_and_step, outer_step
 from gossip.codecs import BLOCK_ELEMENTS, Codec, get_codec
 from tests.gossip.kernel.building import both_ways, build, passes
 

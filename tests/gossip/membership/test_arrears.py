@@ -61,18 +61,6 @@ def test_samples_count_for_no_member_that_is_not_in_the_run(changes):
     assert met(arrears, member) == 0
 
 
-def test_a_member_that_leaves_the_run_begins_anew():
-    arrears, member = Arrears(0.0), entry()
-    arrears.update(member, RUN)
-    arrears.note_samples(100, 1.0)
-    member.state = MemberState.DEAD
-    arrears.update(member, RUN)
-    member.state = MemberState.ALIVE
-    arrears.update(member, RUN)
-    arrears.note_samples(130, 2.0)
-    assert met(arrears, member) == 30
-
-
 def test_a_switch_of_the_run_forgets_what_was_owed():
     arrears, member, other = Arrears(0.0), entry(), entry()
     arrears.update(member, RUN)

@@ -6,7 +6,6 @@ from gossip.wire.messages import Gossip
 from tests.gossip.membership.members import acquainted, member, peer_id, record_of, sent
 
 RUN, OTHER = b"1" * 16, b"2" * 16
-FIGURES = (b"figures",)
 
 
 # -- when it is signed ------------------------------------------------------------------------------------------------
@@ -32,35 +31,6 @@ def test_everything_else_is_signed_at_once():
     sequence = me.me.sequence
     me.update_me(1.02, ready=False)
     assert me.me.sequence == sequence
-
-
-def test_a_large_swarm_signs_its_progress_less_often_and_figures_sooner():
-    me, figures_s = acquainted(100), 0.1 * 101
-    me.update_me(1.0, samples=1)
-    me.update_me(2.5, samples=2)
-    now = 1.0 + figures_s
-    me.tick(now)
-    assert me.me.samples == 1, "counts alone are in no hurry"
-    me.update_me(now, samples=3, extra=FIGURES)
-    assert me.me.samples == 3
-    me.update_me(now + 1.0, samples=4, extra=(b"other",))
-    assert me.me.samples == 3
-    now += figures_s
-    me.tick(now)
-    assert (me.me.samples, me.me.extra) == (4, (b"other",))
-    me.update_me(now + 0.02 * 1.25 * 101**2, samples=5)
-    assert me.me.samples == 5
-
-
-def test_figures_go_with_their_run():
-    me = member(run_id=RUN)
-    me.update_me(100.0, extra=FIGURES)
-    assert me.me.extra == FIGURES
-    me.update_me(101.0, run_id=OTHER)
-    assert me.me.extra == ()
-    me.update_me(300.0, extra=FIGURES)
-    me.update_me(301.0, run_id=OTHER)
-    assert me.me.extra == FIGURES
 
 
 # -- several lives ----------------------------------------------------------------------------------------------------

@@ -68,18 +68,6 @@ def test_a_process_that_was_stopped_accuses_nobody_by_the_time_it_slept(waited):
 
 
 # -- suspicion and refutation -----------------------------------------------------------------------------------------
-def test_the_accused_refutes_with_the_next_incarnation():
-    me = acquainted(3)
-    effects = me.receive(peer_id(1), Gossip((Hint(me.me.id, 1, False, peer_id(2)),)), 1.0)
-    assert me.me.incarnation == 2
-    assert sent(effects, Gossip)[0].message.updates == (me.me,)
-    other = member(2)
-    other.on_linked(me.me.id, record_of(0), 0.0)
-    other.on_linked(peer_id(1), record_of(1), 0.0)
-    other.receive(peer_id(1), Gossip((Hint(me.me.id, 1, False, peer_id(1)),)), 1.0)
-    assert other.state(me.me.id) is SUSPECT
-    other.receive(peer_id(1), Gossip((me.me,)), 1.1)
-    assert other.state(me.me.id) is ALIVE
 
 
 def test_that_a_suspect_is_dead_is_told_without_frames_of_its_own():
@@ -96,14 +84,6 @@ def test_that_a_suspect_is_dead_is_told_without_frames_of_its_own():
     assert is_dead
     assert [hint.peer for hint in pinged] == 4 * [peer_id(2)], "as often as there is need, since the others bury it too"
     assert not gossiped
-
-
-def test_progress_does_not_refute():
-    me = acquainted(3)
-    me.receive(peer_id(1), Gossip((Hint(peer_id(2), 1, False, peer_id(1)),)), 1.0)
-    me.receive(peer_id(1), Gossip((record_of(2, sequence=9, samples=5),)), 1.1)
-    assert me.state(peer_id(2)) is SUSPECT
-    assert me.record(peer_id(2)).samples == 5
 
 
 @pytest.mark.parametrize("incarnation", [0, 2, 3, 2**52])
@@ -181,17 +161,6 @@ def test_suspicion_shrinks_with_accusers_between_lifeguards_bounds():
     assert suspicion_s(config, 2, 1) == pytest.approx(8 / 3)  # no other member could confirm
 
 
-def test_left_is_final_for_its_incarnation():
-    me = acquainted(3)
-    me.receive(peer_id(1), Gossip((Hint(peer_id(2), 1, True, peer_id(1)),)), 1.0)
-    me.receive(peer_id(1), Gossip((record_of(2, sequence=3, left=True),)), 2.0)
-    assert me.state(peer_id(2)) is LEFT
-    me.receive(peer_id(1), Gossip((Hint(peer_id(2), 1, True, peer_id(1)), record_of(2, sequence=9))), 3.0)
-    assert me.state(peer_id(2)) is LEFT
-    me.receive(peer_id(1), Gossip((record_of(2, incarnation=2),)), 4.0)
-    assert me.state(peer_id(2)) is ALIVE
-
-
 def test_a_leaver_is_known_to_have_left_within_3_s_and_never_dies():
     world = MemberWorld(5)
     nodes = world.swarm(30)
@@ -232,17 +201,6 @@ def test_the_book_has_the_living_first_and_keeps_those_who_left():
         meet(me, number, 5.0)
     assert {record.id for record in me.book()[:2]} == {peer_id(1), peer_id(4)}
     assert {record.id for record in me.book()} == {peer_id(n) for n in (1, 2, 3, 4)}
-
-
-def test_two_who_hold_each_other_dead_over_an_open_link_find_out():
-    world = MemberWorld(0)
-    a, b = world.swarm(2, run_s=5)
-    world.network.sides = lambda number: number  # silence, but the connection outlives it
-    world.run(60)
-    assert (world.states_of(a.id), world.states_of(b.id)) == ({DEAD}, {DEAD})
-    assert a.links
-    world.network.sides = None
-    world.until(world.agreed, 10)
 
 
 # -- joining and push-pull --------------------------------------------------------------------------------------------

@@ -32,18 +32,6 @@ def test_a_probe_for_another_is_answered_by_ack_or_nack():
     assert nacks == [Send(peer_id(1), Nack(80))]
 
 
-def test_nobody_is_suspected_while_one_helper_reaches_it():
-    me = acquainted(5)
-    asked = sent(me.on_dial_failed(peer_id(2), 1.0), PingReq)
-    assert len(asked) == 3
-    assert peer_id(2) not in {send.to for send in asked}
-    me.receive(asked[0].to, Nack(asked[0].message.seq), 1.1)
-    me.receive(asked[1].to, Nack(asked[1].message.seq), 1.1)
-    me.receive(asked[2].to, Ack(asked[2].message.seq, ()), 1.1)
-    me.receive(asked[0].to, Nack(asked[0].message.seq), 1.1)
-    assert me.state(peer_id(2)) is ALIVE
-
-
 def test_three_nacks_make_a_suspect_and_a_stranger_is_not_counted():
     me = acquainted(8)
     asked = sent(me.on_dial_failed(peer_id(2), 1.0), PingReq)

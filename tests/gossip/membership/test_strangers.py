@@ -383,14 +383,3 @@ def test_a_stranger_accused_is_no_reason_to_ask_anybody():
         effects += me.tick(me.deadline)
     assert {send.to for send in sent(effects, Ping)} <= {peer_id(1)}
     assert me.state(peer_id(3)) is DEAD
-
-
-def test_a_stranger_that_never_answers_is_doubted_and_in_the_end_dead_unless_it_says_otherwise():
-    me = hearing(3)
-    for now, dial in dials_among_living(me, 400.0):
-        me.on_dial_failed(dial.expect, now)
-        if me.state(peer_id(3)) is SUSPECT:
-            incarnation = me.record(peer_id(3)).incarnation + 1  # it has heard of it, and refutes
-            me.receive(peer_id(1), Gossip((record_of(3, incarnation=incarnation),)), now)
-    assert me.state(peer_id(2)) is DEAD
-    assert me.state(peer_id(3)) is ALIVE

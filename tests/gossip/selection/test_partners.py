@@ -210,17 +210,6 @@ def test_with_everybody_at_once_each_edge_is_begun_by_one_of_its_ends(selection,
     assert total == len(begun) == edges
 
 
-def test_with_everybody_at_once_those_who_sit_out_or_were_asked_are_not_chosen():
-    peers = ids(9)
-    made = partners(peers[0], peers, selection="torus", partners=0)
-    neighbours = set(made.own_neighbours())
-    assert len(neighbours) == 4
-    gone = min(neighbours)
-    made.note_failure(gone, 0.0)
-    assert {made.choose(set(), 1.0) for _ in range(60)} == set(made.own_neighbours()) - {gone}
-    assert made.choose(set(made.own_neighbours()), 1.0) is None
-
-
 def test_with_everybody_at_once_the_only_neighbour_is_tried_again_although_it_sits_out():
     a, b = ids(2)
     made = partners(a, [a, b], selection="ring", partners=0, bench_s=30.0)
@@ -283,18 +272,6 @@ def test_a_group_of_everybody_is_everybody_up_to_sixteen():
     few, many = ids(5), ids(40)
     assert set(partners(few[0], few, mixing="group", group_size=0).group(0.0)) - {few[0]} == set(few[1:])
     assert len(set(partners(many[0], many, mixing="group", group_size=0).group(0.0)) - {many[0]}) == 15
-
-
-@pytest.mark.parametrize("selection", ["uniform", "grid"])
-def test_where_all_sit_out_a_group_is_with_the_one_that_failed_longest_ago(selection):
-    a, b, c = ids(3)
-    made = partners(a, [a, b, c], mixing="group", selection=selection, bench_s=30.0)
-    made.note_failure(b, 0.0)
-    assert set(made.group(0.5)) - {a} == {c}
-    made.note_failure(c, 0.5)
-    assert set(made.group(0.9)) <= {a}
-    assert set(made.group(2.0)) - {a} == {b}
-    assert made.last_resort is None
 
 
 def test_an_address_is_that_of_the_record_and_our_own_is_known():

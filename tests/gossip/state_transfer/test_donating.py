@@ -14,19 +14,6 @@ def giver(**fields):
     return Donor(Local("f", SIZE, 500, **fields), CONFIG)
 
 
-def test_a_donor_says_what_it_has_and_serves_a_snapshot():
-    donating = giver()
-    donating.local.optimizer_scalars = scalars = (("lr", 0.1),)
-    survey = donating.on_fetch(A, Fetch(1, (), 0, 0), 0.0)
-    assert survey == [Send(A, Serving(1, 2.0, RUN_ID, ("m",), scalars))]
-    assert donating.table == {}
-    assert donating.on_fetch(A, Fetch(2, ("m",), SIZE, SIZE + 500), 0.0) == [CopyPiece(2, SIZE, SIZE + 500)]
-    given = [Send(A, Serving(2, 2.0, RUN_ID, ("m",), ())), SendPiece(2, A, SIZE, SIZE + 500)]
-    assert donating.on_snapshotted(2) == given
-    assert donating.end(2) == [Release(2)]
-    assert donating.end(2) == donating.on_snapshotted(2) == []
-
-
 @pytest.mark.parametrize(
     "fetch",
     [
@@ -66,19 +53,6 @@ def test_a_donor_that_is_not_ready_busy_or_asleep_says_so():
     assert donating.deadline == 60.0 + CONFIG.reply_timeout_s / 2, "before the newcomer gives its piece to another"
     assert donating.tick(donating.deadline) == [Send(A, Refuse(1, ASLEEP)), Release(1)]
     assert donating.table == {}
-
-
-def test_a_reader_gets_the_places_that_no_newcomer_wants():
-    donating = giver()
-    for session, reader in ((1, A), (2, B)):
-        assert donating.on_fetch(reader, Fetch(session, (), 0, 10), 0.0, is_reader=True) == [Snapshot(session)]
-    assert donating.on_fetch(C, Fetch(3, (), 0, 10), 0.0, is_reader=True) == [Send(C, Busy(3))]
-    given_up = [Send(A, Abort(1, "ended")), Release(1)]
-    assert donating.on_fetch(C, Fetch(4, (), 0, 10), 0.0) == [*given_up, Snapshot(4)]
-    assert donating.on_fetch(C, Fetch(2, (), 0, 10), 0.0) == [Send(C, Busy(2))], "a number that is taken"
-    donating.on_fetch(C, Fetch(5, (), 0, 10), 0.0)
-    assert list(donating.table) == [4, 5], "both readers have yielded"
-    assert donating.on_fetch(C, Fetch(6, (), 0, 10), 0.0) == [Send(C, Busy(6))]
 
 
 @pytest.mark.parametrize("stood_s", [60.0, 0.0], ids=["stands", "stops in the meantime"])

@@ -6,7 +6,7 @@ import pytest
 
 from gossip.effects import Release, Send
 from gossip.state_transfer.joining import RETRY_S, Phase
-from gossip.wire.messages import Abort, Serving
+from gossip.wire.messages import Serving
 from tests.gossip.state_transfer.taker import CHUNK, CONFIG, DONORS, RUN_ID, A, B, C, pieces, surveyed
 from tests.harness.world import World
 
@@ -20,26 +20,6 @@ def test_each_chunk_of_a_piece_has_a_deadline_of_its_own():
     taker.now = 0.9 * chunk_s
     taker.receive(session)
     assert taker.joining.next_deadline == pytest.approx(taker.now + chunk_s)
-
-
-@pytest.mark.parametrize("how", ["deadline", "checksum", "refused"])
-def test_a_piece_goes_to_another_however_its_donor_fails(how):
-    taker = surveyed([A, B, C])
-    joining = taker.joining
-    session = taker.session_of(B)
-    taker.receive(session)
-    if how == "deadline":
-        for other in [number for number in taker.fetches if number != session]:
-            taker.receive(other, 1_000)
-        assert joining.tick(joining.next_deadline - 0.01) == []
-        effects = joining.tick(joining.next_deadline)
-    else:
-        effects = joining.on_failed(session, 1.0) if how == "checksum" else joining.on_refused(B, session, 1.0)
-    assert (Send(B, Abort(session, "moved")) in effects) == (how != "refused")  # A donor that refused knows.
-    taker.do(effects)
-    assert B not in joining.candidates
-    taker.receive_all()
-    assert taker.covered_once()
 
 
 def test_late_messages_about_a_piece_that_moved_to_another_donor_change_nothing():

@@ -123,20 +123,6 @@ def test_an_answer_by_another_than_was_asked_changes_nothing():
 
 
 # -- optimizer state -------------------------------------------------------------------------------------------------
-def test_the_freshest_donor_decides_which_optimizer_state_is_taken():
-    taker = Taker(trained=500)
-    a, b, c = taker.ask(A, B, C)
-    taker.joining.on_serving(A, Serving(a, 1.0, RUN_ID, ("m",), (("lr", 0.1),)), 0.0)
-    taker.joining.on_serving(B, Serving(b, 5.0, RUN_ID, ("m", "v"), (("lr", 0.2),)), 0.0)
-    effects = taker.joining.on_serving(C, Serving(c, 3.0, RUN_ID, ("m", "v"), (("lr", 0.3),)), 0.0)
-    assert {donor for donor, *_ in pieces(effects)} == {B, C}
-    assert taker.joining.size == SIZE + 2 * 500
-    assert taker.joining.version == 3.0, "the lower median"
-    taker.fetches.clear()
-    taker.do(effects)
-    taker.receive_all()
-    assert taker.covered_once()
-    assert taker.adopt == Adopt(("m", "v"), (("lr", 0.2),))
 
 
 @pytest.mark.parametrize(

@@ -61,14 +61,6 @@ def test_the_parts_follow_one_another_and_cover_all_elements_within_the_period()
     assert fetch_of(mixing)[1:] == ranges[0]  # From the beginning again.
 
 
-@pytest.mark.parametrize("steps", [1, 2, 8, 56, 1_000])
-def test_a_part_is_no_longer_than_the_weights(steps):
-    mixing = member(steps_per_mix=steps)
-    mixing.on_mixed(A, 0.0)
-    _, start, stop = fetch_of(mixing)
-    assert len(FORM.names) * (stop - start) <= 10_000 + 2 * 256
-
-
 @pytest.mark.parametrize("state", ["settling", "paused", "not ready", "no moments", "fetching"])
 def test_nothing_is_fetched_while_it_cannot_be_mixed(state):
     fields = {"settling": {"settling": True}, "paused": {"paused": True}, "not ready": {"ready": False}}.get(state, {})

@@ -293,6 +293,6 @@ def test_a_stream_that_reads_no_file_of_its_share_is_told(node, reads, workers):
 def test_files_that_go_to_another_process_count_as_taken():
     ours = share(Swarm(IDS[0]))
     files = ours.files(["a", "b"], 1, True, None)
-    assert not ours.names.were_given
+    assert not ours.passes_begun
     assert list(pickle.loads(pickle.dumps(files)))
-    assert ours.names.were_given
+    assert ours.passes_begun

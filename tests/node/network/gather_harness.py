@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import numpy as np
 
 from gossip.arithmetic.group_mean import member_slices, trimmed_mean
-from gossip.arithmetic.mixing import OuterStep
+from gossip.arithmetic.outer_step import OuterStep
 from gossip.averaging.averager import Averager
 from gossip.averaging.boundary import Boundary
 from gossip.codecs import CODECS

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from gossip.arithmetic.mixing import OuterStep
+from gossip.arithmetic.outer_step import OuterStep
 from gossip.averaging.averager import Averager
 from gossip.averaging.vectors import Vector
 from gossip.averaging.visit import Visit

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from gossip.arithmetic.mixing import stability_limit
+from gossip.arithmetic.outer_step import stability_limit
 from gossip.config import Config
 from gossip.errors import ConfigError
 from tests.harness.marks import rest_is_slow

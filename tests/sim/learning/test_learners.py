@@ -14,10 +14,8 @@ from tests.sim.learning.alone import (
     SEED,
     Alone,
     OneStepAtATime,
-    assert_equal_models,
     assert_reset_as_one_at_a_time,
     assert_trained_as_one_at_a_time,
-    values_of,
 )
 
 DIGITS = {"samples_per_peer": 40}
@@ -83,19 +81,6 @@ def test_who_trains_and_mixes_in_the_same_call_changes_no_bit_of_a_hand_written_
             for learners in (together, alone):
                 learners.matrix[row] *= np.float32(0.99)
     assert np.array_equal(together.matrix, alone.matrix)
-
-
-def test_what_is_added_to_a_row_between_calls_is_trained_on():
-    task = Task(batch_size=4, **MODELS["mlp"])
-    learners = Learners(task, NAMES, SEED)
-    learners.train(np.arange(5), ones(NAMES))
-    learners.matrix[2] += 0.01
-    alone = Alone(task, learners, 2)
-    alone.steps = 1
-    start = values_of(alone.module)
-    learners.train(np.array([1, 2]), np.array([5, 5]))
-    alone.train(5)
-    assert_equal_models(learners, alone, start)
 
 
 def test_all_peers_begin_with_the_weights_that_the_seed_decides():
