@@ -146,8 +146,9 @@ class Node(DataCalls):
         """
         if lr is not None:
             self._training.learning_rate = checked_rate(lr)
+        checked = checked_loss(loss)  # Before the rows that are drawn count.
         count = self._share.draws.take(None if samples is None else checked_samples(samples))
-        self._training.step(checked_loss(loss), count)
+        self._training.step(checked, count)
         if self._schedules.all:
             self._schedules.advance()
         elif self._share.draws.epochs is not None:

@@ -79,7 +79,7 @@ class Settings:
                     f"This is Node {place + 1} of the process, and the file of seeds names the first Nodes of others: "
                     "give it listen= and seeds= of its own."
                 )
-        needs_secret = not given["insecure"]  # Unless the user trusts the network.
+        needs_secret = not is_insecure(environment)  # Unless the user trusts the network.
         state_dir = Path(given["state_dir"]) if given["state_dir"] else None
         secret_file = given["secret"]
         if not secret_file and invited_secret is None and state_dir and needs_secret:
@@ -142,7 +142,7 @@ def environment_at(place: int, environment: Mapping[str, str]) -> Mapping[str, s
             text = str(beside(parse_address(text), place))
         moved[option.variable] = text
     folder = environment.get("GOSSIP_STATE_DIR")
-    if folder and (secret := kept_secret(Path(folder))) is not None and not environment.get("GOSSIP_INSECURE"):
+    if folder and (secret := kept_secret(Path(folder))) is not None and not is_insecure(environment):
         moved.setdefault("GOSSIP_SECRET_FILE", str(secret))  # The first Node has kept it for all.
     return moved
 
@@ -155,6 +155,9 @@ def values_of(options: NodeOptions, environment: Mapping[str, str]) -> dict[str,
     values: dict[str, Any] = {}
     for name, option in OPTIONS.items():
         value: Any = options.get(name)
+        is_text = option.metavar in ("HOST:PORT", "DIR") or (option.metavar == "FILE" and name != "config")
+        if is_text and not isinstance(value, str | os.PathLike | None):
+            raise ConfigError(f"{name} is {value!r}: give {option.metavar} as a text.")
         if value is None or value == "":
             value = environment.get(option.variable) or None
             if option.kind is float and value is not None:
@@ -162,6 +165,14 @@ def values_of(options: NodeOptions, environment: Mapping[str, str]) -> dict[str,
                     value = float(value)
         values[name] = value
     return values
+
+
+def is_insecure(environment: Mapping[str, str]) -> bool:
+    """Return True if the user says that no secret is needed. Raises ConfigError for another word than 0 or 1."""
+    text = environment.get("GOSSIP_INSECURE") or "0"
+    if text not in ("0", "1"):
+        raise ConfigError(f"GOSSIP_INSECURE is {text!r}: give 1 on a network you trust, else 0.")
+    return text == "1"
 
 
 def beside(address: Address, place: int) -> Address:
@@ -172,6 +183,10 @@ def beside(address: Address, place: int) -> Address:
 def seeds_of(options: NodeOptions, environment: Mapping[str, str]) -> list[object]:
     """Return the seeds as the user gave them: texts, or a function that returns some."""
     seeds = options.get("seeds")
+    if not (seeds is None or callable(seeds) or isinstance(seeds, Iterable)):
+        raise ConfigError(
+            f"seeds is {seeds!r}: give 'host:port', '@path' of a file, a list of such texts or a function."
+        )
     from_program: list[object] = [seeds] if isinstance(seeds, str) or callable(seeds) else list(seeds or ())
     return from_program or [text for text in environment.get("GOSSIP_SEEDS", "").split(",") if text.strip()]
 
@@ -253,9 +268,9 @@ def checked_count(name: str, count: object, default: int, example: str) -> int:
 
 def checked_word(name: str, given: object, words: tuple[str, str]) -> str:
     """Return one of the two words that an option takes, the first if none is given. Raises ConfigError for another."""
-    if given and given not in words:
+    if given is not None and given not in words:
         raise ConfigError(f"{name} is {given!r}: give {words[0]!r} or {words[1]!r}.")
-    return str(given or words[0])
+    return words[0] if given is None else str(given)
 
 
 def timeline_file(file: str | os.PathLike[str] | None) -> Path | None:

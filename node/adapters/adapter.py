@@ -43,7 +43,9 @@ class Adapter:
 
     def __init__(self, *, samples: int | None = None, settle_s: float = 5.0, **options: Any) -> None:
         inspect.signature(Node).bind(None, None, **options)  # Report a misspelled option before training begins.
-        self.samples, self.settle_s, self.options = samples, settle_s, options
+        # Iterators as `head.parameters()` would be used up by the first of several nodes.
+        lists = {name: tuple(one) for name, one in options.items() if isinstance(one, Iterator)}
+        self.samples, self.settle_s, self.options = samples, settle_s, options | lists
         self.node: Node | None = None
         self.is_in_swarm = False  # From `begin` to `close`.
         self.has_final_weights = False  # The run has ended, and the nodes have settled.

@@ -39,12 +39,14 @@ class KerasGossip(ContextAdapter, keras.callbacks.Callback):  # type: ignore[mis
     def __init__(
         self, model: Any, *, batch_size: int, samples: int | None = None, settle_s: float = 5.0, **options: Any
     ) -> None:
-        average = bool(options.pop("average", ()))
+        average = options.pop("average", ())
+        if average not in ((), "*", ["*"], ("*",)):
+            raise ConfigError(f"average={average!r} is for torch: Keras averages frozen layers all or none, give '*'.")
         super().__init__(samples=samples, settle_s=settle_s, **options)
         keras.callbacks.Callback.__init__(self)
         if keras.backend.backend() not in ("torch", "jax"):
             raise ConfigError(f"Keras runs on {keras.backend.backend()}: choose torch or jax with KERAS_BACKEND.")
-        self.weights = KerasWeights(model, average)
+        self.weights = KerasWeights(model, bool(average))
         self.batch_size = batch_size
         self.batch = -1  # The last batch of this epoch that the node has counted; -1: none.
 
@@ -64,6 +66,8 @@ class KerasGossip(ContextAdapter, keras.callbacks.Callback):  # type: ignore[mis
             self.begin(self.weights)
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
+        if self.model is not self.weights.model:
+            raise ConfigError("KerasGossip was made of another model than the one that is trained: give it this one.")
         self.ready()
         if self.over:
             self.model._initial_epoch = self.params["epochs"]  # As BackupAndRestore does it: no epoch is left to train.

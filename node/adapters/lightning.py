@@ -11,7 +11,7 @@ from lightning.pytorch.strategies import DDPStrategy, DeepSpeedStrategy
 from lightning.pytorch.utilities.data import extract_batch_size
 from torch.utils.data import DistributedSampler
 
-from gossip.errors import ConfigError
+from gossip.errors import ConfigError, LocalError
 from node.adapters.adapter import Adapter, EpochSampler, ScaleWatch
 
 __all__ = ["LightningGossip"]
@@ -42,6 +42,7 @@ class LightningGossip(Adapter, Callback):  # type: ignore[misc]
         super().__init__(samples=samples, settle_s=settle_s, **options)
         self.batch_size = batch_size
         self.trainer: Any = None  # None before :meth:`setup`.
+        self.is_fitting = False  # From `setup` to `close`.
         self.steps = 0  # Steps over all of the trainer's optimizers that the node has counted.
         self.new_samples = 0  # Samples since the last counted step.
         self.settled_at = -1  # The trainer's global_step at the last settling; -1 before the first.
@@ -64,11 +65,13 @@ class LightningGossip(Adapter, Callback):  # type: ignore[misc]
                 'processes: give the Trainer strategy="ddp", whose processes are one node.'
             )
         self.form_node(trainer.world_size)
-        self.trainer = trainer
+        self.trainer, self.is_fitting = trainer, True
         trainer.save_checkpoint = partial(self.agree_and_save, trainer.save_checkpoint)
 
     def ready(self) -> None:
         if not self.is_in_swarm:
+            if not self.is_fitting:
+                raise LocalError("This loader divides its data among the swarm: use it in trainer.fit alone.")
             optimizers = self.trainer.optimizers
             self.begin(self.trainer.lightning_module, optimizers[0] if len(optimizers) == 1 else optimizers)
             self.steps, self.new_samples = self.trainer.global_step, 0
@@ -99,6 +102,7 @@ class LightningGossip(Adapter, Callback):  # type: ignore[misc]
         self.close()
 
     def close(self) -> None:
+        self.is_fitting = False
         if self.trainer is not None:
             vars(self.trainer).pop("save_checkpoint", None)
         super().close()
@@ -119,7 +123,7 @@ class LightningGossip(Adapter, Callback):  # type: ignore[misc]
             loss = loss * trainer.accumulate_grad_batches  # Lightning has divided it.
         if self.step(loss, samples):
             trainer.should_stop = True
-        if self.steps % trainer.log_every_n_steps == 0:
+        if trainer.log_every_n_steps and self.steps % trainer.log_every_n_steps == 0:
             for logger in trainer.loggers:
                 logger.log_metrics(self.figures(), step=trainer.global_step)
 

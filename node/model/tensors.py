@@ -90,7 +90,7 @@ class LiveTensors:
                 raise LayoutError(f"Tensor {name!r} {SHARDED}")
         trains_some = isinstance(model, nn.Module) and any(parameter.requires_grad for parameter in model.parameters())
         items, kinds = self._classify(places, tensors, choices, trains_some)
-        choices.check_used(items)
+        choices.check_used(items, self.known_ids)
         aliases = aliases_of({name: tensors[name] for name in kinds})
         for name, first in aliases.items():
             items[name] = item_of(name, tensors[name], items[first].treatment, f"the same memory as {first}")

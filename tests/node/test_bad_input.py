@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -172,12 +173,25 @@ def test_an_address_of_another_machine_cannot_be_listened_on(quick, tmp_path):
         ({"secret": "nothing"}, "gossip secret"),
         ({"config": {"mix_every_steps": 4}}, r"config is a dict: give a gossip.Config, as Config\("),
         ({"config": "node.toml"}, r"config is a str: give a gossip.Config, as Config\("),
+        ({"map_port": False}, "map_port is False: give 'auto' or 'off'"),
+        ({"listen": 7700}, "listen is 7700: give HOST:PORT as a text"),
+        ({"state_dir": 5}, "state_dir is 5: give DIR as a text"),
+        ({"trace": True}, "trace is True: give FILE as a text"),
+        ({"seeds": 5}, "seeds is 5: give 'host:port'"),
+        ({"seeds": Path("seeds")}, "seeds is .*'@path' of a file"),
     ],
 )
 def test_an_option_that_cannot_work_is_refused_before_anything_starts(options, words, quick):
     with pytest.raises(LocalError, match=words) as error:
         Node(linear(), **{"config": quick} | options)
     assert "c2VjcmV0" not in one_sentence(error), "an invite is not repeated"
+
+
+@pytest.mark.parametrize("word", ["0", "false"])
+def test_only_a_1_in_the_variable_trusts_the_network(word, monkeypatch):
+    monkeypatch.setenv("GOSSIP_INSECURE", word)
+    with pytest.raises(ConfigError, match="without a secret" if word == "0" else "GOSSIP_INSECURE is 'false'"):
+        Node(linear(), listen="0.0.0.0:0")
 
 
 def test_a_faulty_file_that_the_environment_names_is_refused_by_its_name(tmp_path, monkeypatch):

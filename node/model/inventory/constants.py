@@ -75,6 +75,9 @@ def is_constant(value: object) -> bool:
 
 def some_values(value: Any) -> np.ndarray[Any, Any]:
     """Return evenly spaced values, as float64 if any are no whole numbers."""
+    if isinstance(value, np.ndarray):  # torch takes no array of negative strides or of the other byte order.
+        spaced = value.reshape(-1)[:: max(1, -(-value.size // MAX_VALUES))]
+        return spaced.astype(np.float64 if value.dtype.kind == "f" else np.int64)
     flat = torch.as_tensor(value).detach().reshape(-1)
     flat = flat[:: max(1, -(-flat.numel() // MAX_VALUES))].cpu()
     flat = torch.view_as_real(flat).reshape(-1) if flat.is_complex() else flat

@@ -11,7 +11,7 @@ local     neither mixed nor given
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
@@ -83,6 +83,8 @@ class Choices:
     average: Chosen = ()
     patterns: dict[str, tuple[str, ...]] = field(init=False, default_factory=dict)
     chosen_ids: dict[int, str] = field(init=False, default_factory=dict)  # Treatments of single tensors.
+    # The ids of the tensors of each given tensor and module, with its treatment and its type's name.
+    given: list[tuple[str, str, frozenset[int]]] = field(init=False, default_factory=list)
 
     def __post_init__(self) -> None:
         for treatment in ("local", "copy", "average"):
@@ -91,11 +93,10 @@ class Choices:
             for each in [chosen] if isinstance(chosen, str | Tensor | nn.Module) else chosen:
                 if isinstance(each, str):
                     patterns.append(each)
-                elif isinstance(each, Tensor):
-                    self.chosen_ids[id(each)] = treatment
-                elif isinstance(each, nn.Module):
-                    for tensor in (*each.parameters(), *each.buffers()):
-                        self.chosen_ids[id(tensor)] = treatment
+                elif isinstance(each, Tensor | nn.Module):
+                    tensors = [each] if isinstance(each, Tensor) else [*each.parameters(), *each.buffers()]
+                    self.chosen_ids |= dict.fromkeys(map(id, tensors), treatment)
+                    self.given.append((treatment, type(each).__name__, frozenset(map(id, tensors))))
                 else:
                     raise ConfigError(
                         f"{treatment}= has a {type(each).__name__}: give names of tensors (patterns as 'head.*'), "
@@ -112,9 +113,18 @@ class Choices:
                 return treatment
         return None
 
-    def check_used(self, names: Iterable[str]) -> None:
-        """Raise ConfigError for a pattern that names no tensor, which is probably misspelled."""
+    def check_used(self, names: Iterable[str], ids: Container[int]) -> None:
+        """Raise ConfigError for a choice of nothing in the model: a misspelled pattern, or another model's tensor.
+
+        What stays local may be of an optimizer alone.
+        """
         known = list(names)
+        for treatment, kind, chosen in self.given:
+            if treatment != "local" and not any(one in ids for one in chosen):
+                raise ConfigError(
+                    f"{treatment}= has a {kind} of which the model has no tensor: give Node a model that contains it, "
+                    "or the tensor itself and not a view of it."
+                )
         for treatment, patterns in self.patterns.items():
             for pattern in patterns:
                 if not any(fnmatchcase(name, pattern) for name in known):

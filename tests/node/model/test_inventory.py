@@ -96,12 +96,17 @@ def expanded():
     return model
 
 
+MLP = mlp()
+
+
 @pytest.mark.parametrize(
     ("model", "choices", "error", "sentence"),
     [
         (mlp(), {"local": ["haed.*"]}, ConfigError, r"local= names no tensor of the model by 'haed.\*'"),
         (mlp(), {"copy": "2.weigth"}, ConfigError, "did you mean '2.weight'"),
         (mlp(), {"average": [3]}, ConfigError, "average= has a int: give names"),
+        (mlp(), {"average": [nn.Linear(2, 2)]}, ConfigError, "average= has a Linear of which the model has no tensor"),
+        (MLP, {"copy": [MLP[0].weight.data]}, ConfigError, "copy= has a Tensor of which the model has no tensor"),
         (Parts(), {"average": ["order"]}, LayoutError, r"'order' is int64 and named in average=: .*leave it out"),
         (Parts(), {"average": ["mask"]}, LayoutError, r"'mask' is named in average= and is not finite: element 1 is"),
         (not_finite(), {}, LayoutError, r"'2.bias' is not finite before training \(element 1 is nan\)"),
