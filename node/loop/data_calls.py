@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
@@ -37,7 +38,8 @@ class DataCalls:
         self._share.draws.is_evaluating = lambda: getattr(model, "training", None) is False
         self._agreed_at = -1  # The steps of this loop at its last settle, if all nodes then agreed.
         self._is_unsettled = False  # The loop is in epochs, or has left its last ones before their end.
-        self._schedules = Schedules(optimizers.all, self.progress)
+        me = weakref.proxy(self)  # A cycle would keep a node whose program has let go of it.
+        self._schedules = Schedules(optimizers.all, lambda total: me.progress(total))
 
     def epochs(self, n: int, data: Any, settle: tuple[float, float] | None = SETTLE_S) -> Iterator[int]:
         """Iterate over the epochs of a run of ``n`` epochs, by the swarm's count of samples.

@@ -1,7 +1,6 @@
 """Nodes in the cells of a notebook: closed, made anew over the same model, and forgotten; and what they remember."""
 
 import contextlib
-import gc
 import os
 import subprocess
 import sys
@@ -43,8 +42,7 @@ def test_a_node_that_its_program_lets_go_of_leaves(train, until):
     partner = train(nn.Linear(2, 2))
     forgotten = Node(nn.Linear(2, 2), config=QUICK, seeds=[partner.node.address]).start()
     name = forgotten.id
-    del forgotten
-    gc.collect()
+    del forgotten  # Freed at once, without a collection of garbage, which runs in whatever thread.
     until(lambda: state_of(partner.node, name) == "left")
     assert running._running == [partner.side]
 
