@@ -51,7 +51,8 @@ class FileShards(Iterable[str]):
     another member reads too: no node is without data. Across the swarm a file is read at least once per pass, not
     exactly once.
 
-    In a worker process of a DataLoader each worker gets its part of the share. The members are those at the time when
+    In a worker process of a DataLoader each worker gets its part of the share. If passes come without end, a worker
+    without a part gets one file of its own choice. The members are those at the time when
     the worker started, so that workers which start with each pass follow the swarm, and persistent ones do not.
 
     Args:
@@ -128,8 +129,11 @@ class FileShards(Iterable[str]):
             if turn % worker_count == worker_number:
                 yield self.files[int(rank_share(taken, rank, ranks)[0])]
             turn += 1
-        if not turn and not worker_number:  # The share is empty.
-            yield self.files[(int.from_bytes(sharers.me()[:8], "little") + number) % len(self.files)]
+        # Without a file of its own the first worker reads any file, and so does every worker in endless passes: one
+        # that yields nothing would never return to its loader.
+        if turn <= worker_number and (self.epochs is None or not worker_number):
+            choice = int.from_bytes(sharers.me()[:8], "little") + number + rank * worker_count + worker_number
+            yield self.files[choice % len(self.files)]
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the state for a worker process that is spawned: the members as they are now."""

@@ -75,6 +75,13 @@ def test_nobody_is_without_data_where_files_are_few():
     assert set(itertools.chain(*read)) == {"a", "b", "c"}
 
 
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_each_worker_reads_in_endless_passes_over_fewer_files_than_workers(ranks):
+    shards = Swarm(IDS[0]).shards(files=FILES[:ranks], epochs=None, rank=ranks - 1, ranks=ranks)
+    loader = DataLoader(Lines(shards), None, num_workers=2, multiprocessing_context="fork", timeout=10)
+    assert set(itertools.islice(loader, 12)) == {*FILES[:ranks]}
+
+
 class Lines(IterableDataset):
     def __init__(self, shards):
         self.shards = shards
