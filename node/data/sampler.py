@@ -218,10 +218,18 @@ class DrawSampler(ShareSampler):
         """Begin the next pass, with a new draw."""
         number = max(self.next_number, self.sharers.swarm_samples() // self.length)
         self.next_number = number + 1
-        next_pass = DrawnPass(self.draw(), self.samples, number, self.sharers)
+        next_pass = DrawnPass(self.drawn(number), self.samples, number, self.sharers)
         self.recent_passes = [(next_pass, self.sharers.own_samples())]
         self.on_pass(False)
         return next_pass
+
+    def drawn(self, number: int) -> I64:
+        """Return the draw of a pass, for which all ranks of a node seed torch's generator alike."""
+        if self.sharers.ranks == 1:
+            return self.draw()
+        with torch.random.fork_rng(devices=()):
+            torch.default_generator.manual_seed(number)  # torch.manual_seed would seed the devices too.
+            return self.draw()
 
     def indices(self, current_pass: Pass, taken: I64) -> I64:
         assert isinstance(current_pass, DrawnPass)

@@ -170,6 +170,13 @@ def test_equal_draws_of_all_members_are_divided_without_a_rest():
     assert Counter(draws) == Counter(RandomSampler(Numbers(), True, 77, generator=torch.Generator().manual_seed(5)))
 
 
+def test_ranks_draw_alike_whatever_they_have_drawn_before():
+    loader = DataLoader(Numbers(), 8, sampler=RandomSampler(Numbers(), num_samples=77))
+    one, other = (drawn(share(Swarm(*IDS[:2]), rank=rank, ranks=2).loader(loader)) for rank in range(2))
+    assert len(one) == len(other)
+    assert len({*one} & {*other}) <= 1, "of one draw without repetitions, but to fill the last batch"
+
+
 class Listed(Sampler):
     """A sampler of the user's own, which gives what it was made with."""
 
