@@ -31,8 +31,8 @@ class ShareSampler(Sampler[int]):
     """A sampler of this node's share of ``length`` samples, by index; each ``iter`` is one pass (:class:`Pass`).
 
     The number of the pass follows the swarm's sample count, so that members agree on the division. ``seed`` affects
-    only the order. ``len`` is the share of the next or current pass with the present members: exact up to 65,536
-    samples, the mean of a share beyond. It changes as members come and go, but not while a pass runs.
+    only the order. ``len`` is the share of the last pass that began (or of the first) with the present members: exact
+    up to 65,536 samples, the mean of a share beyond. It changes as members come and go, but not while a pass runs.
 
     Args:
         length: The samples of a pass, of all members together.
@@ -48,10 +48,10 @@ class ShareSampler(Sampler[int]):
         self.on_pass: Callable[[bool], object] = bool  # Called at the begin of each pass, and with True at its end.
         self.next_number = 0  # The number of the next pass.
         self.earlier_parts: list[Part] = []  # Given in that pass in an earlier life; empty once a pass begins in this.
-        # The last two passes that began, and the samples that the loop had trained on before each.
+        # The last two passes of training that began, and the evaluation after them if that is the last pass, with the
+        # samples that the loop had trained on before each.
         self.recent_passes: list[tuple[Pass, int]] = []
-        self.given_before = 0  # Samples given in the passes before the last one.
-        self.has_gradients = True  # They were on when the last pass began: it was no evaluation.
+        self.given_before = 0  # Samples given in the passes of training before the last one.
         # The last computed size of the share, after the pass and the count of changes of members for which it holds;
         # both are -1 before the first.
         self.cached_size = (-1, -1, 0)
@@ -88,7 +88,7 @@ class ShareSampler(Sampler[int]):
     @property
     def given(self) -> int:
         """Return the samples that this rank was given so far, evaluations left out."""
-        last = self.recent_passes[-1][0].given_count if self.recent_passes and self.has_gradients else 0
+        last = self.training_passes[-1][0].given_count if self.training_passes else 0
         return self.given_before + last // self.sharers.ranks
 
     def begin(self, least: int = 1) -> Pass:
@@ -98,10 +98,9 @@ class ShareSampler(Sampler[int]):
             least: The samples that a resumed pass must still have.
         """
         sharers = self.sharers
-        self.given_before, self.has_gradients = self.given, torch.is_grad_enabled()
         # The pass that the swarm's sample count has reached, or the next of this loop if that is later.
         number = max(self.next_number, sharers.swarm_samples() // self.length)
-        if not self.has_gradients:
+        if not torch.is_grad_enabled():
             return self.begin_evaluation(number)
         earlier_parts = self.earlier_parts if number == self.next_number else []
         next_pass = Pass(self.length, number, self.seed, sharers, earlier_parts)
@@ -112,8 +111,8 @@ class ShareSampler(Sampler[int]):
         if self.training_passes and self.training_passes[-1][0].is_exhausted:
             last_pass, trained_before_last = self.training_passes[-1]
             trained_before = max(trained_before, trained_before_last + last_pass.given_count)
-        self.next_number, self.earlier_parts = next_pass.number + 1, []
-        self.recent_passes = [*self.recent_passes[-1:], (next_pass, trained_before)]
+        self.next_number, self.earlier_parts, self.given_before = next_pass.number + 1, [], self.given
+        self.recent_passes = [*self.training_passes[-1:], (next_pass, trained_before)]
         self.on_pass(False)
         return next_pass
 
@@ -124,7 +123,7 @@ class ShareSampler(Sampler[int]):
         """
         evaluation = Pass(self.length, 0 if self.seed is None else number, self.seed, self.sharers)
         evaluation.is_evaluation = True
-        self.recent_passes = [*self.recent_passes[-1:], (evaluation, self.sharers.own_samples())]
+        self.recent_passes = [*self.training_passes, (evaluation, self.sharers.own_samples())]
         self.on_pass(False)
         return evaluation
 

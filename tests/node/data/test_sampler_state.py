@@ -3,6 +3,7 @@
 import json
 
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -46,6 +47,22 @@ def test_a_pass_that_drop_last_ended_is_not_resumed_without_a_batch():
     again = Swarm(IDS[0]).sampler(300, 16, drop_last=True)
     again.load_state_dict(kept(sampler))
     assert len(list(again)) == 18
+
+
+@pytest.mark.parametrize("evaluations", [1, 2])
+def test_evaluations_inside_a_pass_leave_it_to_be_resumed(evaluations):
+    swarm = Swarm(IDS[0])
+    sampler = swarm.sampler(100, 10)
+    training = iter(sampler)
+    swarm.trained += len(next(training))
+    with torch.no_grad():
+        assert sum(len(flat(sampler)) for _ in range(evaluations)) == 100 * evaluations
+    swarm.trained += len(next(training))
+    again = Swarm(IDS[0]).sampler(100, 10)
+    again.load_state_dict(kept(sampler))
+    assert again.state_dict()["pass"] == 0
+    assert len(flat(again)) == 80
+    assert sampler.sampler.given == 20
 
 
 @given(st.integers(20, 100), st.integers(1, 20), st.integers(0, 250), st.integers(0, 20))
