@@ -179,6 +179,15 @@ def test_an_evaluation_between_a_batch_and_its_step_counts_nothing(node):
     assert node.swarm_samples == 96
 
 
+def test_an_evaluation_over_the_loader_of_the_pass_leaves_its_counts(node):
+    batches = DataLoader(HELD_OUT, 16, collate_fn=lambda rows: {"tokens": torch.zeros(3)})
+    for _ in node.loader(batches):
+        with torch.no_grad():
+            assert len(list(node.loader(batches))) == 3
+        node.step()
+    assert node.swarm_samples == 40
+
+
 def test_the_evaluations_of_all_members_are_of_all_samples_whatever_each_has_counted():
     swarm, seen = Swarm(*IDS[:3]), []
     for me in IDS[:3]:
