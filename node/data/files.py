@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import itertools
 import mmap
+import os
 from collections.abc import Iterable, Iterator
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import torch
 from torch.utils.data import get_worker_info
 
-from gossip.errors import ConfigError, DataError
+from gossip.errors import DataError
 from node.data.division import Pass, Sharers, rank_share
+from node.data.opened import whole
 
 T = TypeVar("T")
+Files: TypeAlias = Iterable[str] | os.PathLike[str]
 
 MAX_WORKERS = 1_024  # Workers of a DataLoader with a pass number of their own; each takes 8 bytes.
 ENDLESS = (
@@ -66,16 +69,18 @@ class FileShards(Iterable[str]):
     """
 
     def __init__(
-        self, files: Iterable[str], epochs: int | None, shuffle: bool, samples: int | None, sharers: Sharers,
+        self, files: Files, epochs: int | None, shuffle: bool, samples: int | None, sharers: Sharers,
         names: NamesGiven | None = None,
     ) -> None:  # fmt: skip
-        self.files = [files] if isinstance(files, str) else [str(file) for file in files]
+        if not isinstance(files, Iterable | os.PathLike):
+            raise DataError(f"A {type(files).__name__} has no files to divide: give their names.")
+        self.files = [str(file) for file in ([files] if isinstance(files, str | os.PathLike) else files)]
         if not self.files:
             raise DataError("There are no files to divide: give their names.")
-        if epochs is not None and epochs < 1:
-            raise ConfigError(f"epochs is {epochs}; ask for at least 1 pass, or for None, which never ends.")
-        if samples is not None and samples < 1:
-            raise ConfigError(f"samples is {samples}; give how many all files hold, or leave it out.")
+        if epochs is not None:
+            epochs = whole("epochs", epochs, "ask for at least 1 pass, or for None, which never ends.")
+        if samples is not None:
+            samples = whole("samples", samples, "give how many all files hold, or leave it out.")
         self.epochs, self.seed, self.samples, self.sharers = epochs, 0 if shuffle else None, samples, sharers
         self.names = names or NamesGiven()
         # The number of the next pass in each worker of a DataLoader, in memory that all processes share: workers that

@@ -7,6 +7,7 @@ names the parts that were trained on, so that a resumed pass leaves them out.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
@@ -21,7 +22,7 @@ from gossip.ids import PeerId, quantity
 from gossip.recent import Recent
 from node.data.division import I64, DrawnPass, Part, Pass, Sharers, rank_share, share_size
 from node.data.likeness import Likeness, likeness_of
-from node.data.opened import length_of_items
+from node.data.opened import length_of_items, whole
 
 MAX_IDS = 128  # Members named in a state, 4 KB. In a larger swarm a resumed pass starts again: a hundredth of the data.
 MAX_LENGTHS = 16  # Dataset lengths in one loop: more than any needs, and a bound for loops that keep making samplers.
@@ -261,14 +262,13 @@ class Samplers:
         Without ``by_rank`` every rank gets the node's whole share in the same order, for loaders that divide it
         themselves.
         """
-        if not isinstance(seed, int):
-            raise ConfigError(f"seed is {seed!r}; give a whole number.")
+        seed = whole("seed", seed, "give a whole number.", -math.inf)
         if batch_size is None and drop_last:
             raise ConfigError(
                 "drop_last applies to batches; give batch_size too, or drop the last one in the DataLoader."
             )
-        if batch_size is not None and (not isinstance(batch_size, int) or batch_size < 1):
-            raise ConfigError(f"batch_size is {batch_size!r}; give a whole number of at least 1, or None for indices.")
+        if batch_size is not None:
+            batch_size = whole("batch_size", batch_size, "give a whole number of at least 1, or None for indices.")
         sharers = self.sharers if by_rank else replace(self.sharers, rank=0, ranks=1)
         length = length_of(dataset)
         indices = ShareSampler(length, shuffle, seed, sharers)

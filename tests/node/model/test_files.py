@@ -3,6 +3,7 @@
 import itertools
 import pickle
 from collections import Counter
+from pathlib import Path
 
 import pytest
 import torch
@@ -107,11 +108,15 @@ def test_what_cannot_be_divided_is_refused_in_one_sentence():
     swarm = Swarm(IDS[0])
     with pytest.raises(DataError, match="There are no files to divide"):
         swarm.shards(files=[])
-    with pytest.raises(ConfigError, match="epochs is 0"):
-        swarm.shards(epochs=0)
-    with pytest.raises(ConfigError, match="samples is 0"):
-        swarm.shards(samples=0)
-    assert list(swarm.shards(files="one.txt")) == ["one.txt"]
+    for files in (5, None):
+        with pytest.raises(DataError, match="has no files to divide"):
+            swarm.shards(files=files)
+    for number in (0, 2.5, "3", True):
+        with pytest.raises(ConfigError, match=f"epochs is {number!r}"):
+            swarm.shards(epochs=number)
+        with pytest.raises(ConfigError, match=f"samples is {number!r}"):
+            swarm.shards(samples=number)
+    assert list(swarm.shards(files="one.txt")) == list(swarm.shards(files=Path("one.txt"))) == ["one.txt"]
     assert len(swarm.shards()) == 100
 
 
