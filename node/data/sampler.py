@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import torch
@@ -295,14 +295,15 @@ class Samplers:
         return [sampler.state_dict() for sampler in self.last.values()]
 
     def check(self, states: Any) -> None:
-        """Raise DataError if a state that a sampler here would continue from is malformed."""
+        """Raise DataError if a state is malformed; ignore values that are no state."""
         for state in states if isinstance(states, list) else ():
             length = state.get("samples") if isinstance(state, Mapping) else None
-            if type(length) is int and length in self.last:
-                parse_state(state, length)
+            if type(length) is int:
+                rows_of(state, length)
 
     def load(self, states: Any) -> None:
-        """Resume from these states, now or when a sampler of that length is made; ignore values that are no state."""
+        """Resume from these states, now or when a sampler of that length is made, if :meth:`check` accepts all."""
+        self.check(states)
         for state in states if isinstance(states, list) else ():
             length = state.get("samples") if isinstance(state, Mapping) else None
             if type(length) is int and length in self.last:
@@ -329,6 +330,12 @@ def length_of(dataset: Any) -> int:
 
 def parse_state(state: Any, length: int) -> tuple[int, list[Part]]:
     """Return the number of a state's pass, and the parts of it that were given."""
+    number, rows = rows_of(state, length)
+    return number, [Part.recomputed(length, number, *row) for row in rows]
+
+
+def rows_of(state: Any, length: int) -> tuple[int, list[Any]]:
+    """Return the number of a state's pass, and the saved form of its parts. Raise DataError for a malformed state."""
     try:
         samples, number = state["samples"], state["pass"]
         rows = [
@@ -345,5 +352,4 @@ def parse_state(state: Any, length: int) -> tuple[int, list[Part]]:
         raise DataError("This is no state of a sampler: give what its state_dict() returned.")
     if samples != length:
         raise DataError(f"The sampler's state is of {samples:,} samples, this dataset has {length:,}: leave it out.")
-    parts = [Part.recomputed(length, number, me, rivals, seed, last) for me, rivals, seed, last in rows]
-    return cast(int, number), parts
+    return number, rows

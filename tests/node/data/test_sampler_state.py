@@ -221,7 +221,7 @@ def test_what_a_node_remembers_of_samplers_is_bounded():
     samplers = Swarm(IDS[0]).samplers()
     for length in range(1, 50):
         samplers.make(length)
-        samplers.load([{"samples": 1_000 + length}])
+        samplers.load([{"samples": 1_000 + length, "pass": 0, "given": []}])
     assert len(samplers.state()) == MAX_LENGTHS
     assert len(samplers.states) == MAX_LENGTHS
 
@@ -237,6 +237,9 @@ def test_what_a_node_remembers_of_samplers_is_bounded():
 def test_what_is_no_state_is_refused_in_a_sentence(state):
     with pytest.raises(DataError, match="no state of a sampler"):
         Swarm(IDS[0]).sampler(10).load_state_dict(state)
+    if state:
+        with pytest.raises(DataError, match="no state of a sampler"):
+            Swarm(IDS[0]).samplers().load([state])
 
 
 def test_the_state_of_another_dataset_is_refused():
