@@ -162,8 +162,7 @@ def parse_setting(text: str) -> Subset | None:
 
 def check_part(text: str) -> None:
     """Raise :class:`ConfigError` unless ``text`` fits the setting ``part``: "all", "mask SHARE" or "fragments N"."""
-    words = text.split(" ")
-    if words[0] == "fragments" and len(words) == 2 and words[1].isdecimal() and 2 <= int(words[1]) <= MAX_FRAGMENTS:
+    if text in {f"fragments {count}" for count in range(2, MAX_FRAGMENTS + 1)}:
         return
     part = parse_setting(text)
     if part is not None and part.kind != "fragment" and part.seed is None:

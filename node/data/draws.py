@@ -17,6 +17,7 @@ Source = tuple[int | None, bool]
 """What a pass is over: the samples of its data, None for a stream, and True if gradients were on when it began."""
 
 UNSTEPPED_PASSES = 3  # One pass may accumulate gradients all along.
+UNSTEPPED_BATCHES = 256  # And many passes over a share of few batches may.
 COMPARED_STEPS = 8  # Steps before the samples that a loop states are compared with those drawn.
 COMPARED_ONES = 64  # The same for a loop of its own over a sampler, whose workers draw ahead.
 EMPTY_STEPS = 256  # Steps in a row without a sample before a loop is told.
@@ -70,6 +71,7 @@ class DrawCount:
         self.pending: dict[Source, int] = {}  # Samples since the last step.
         self.giving: Source = None, True  # That of the last batch.
         self.source: Source | None = None  # That of the last batch for training; None before the first.
+        self.unstepped_batches = 0  # Batches for training since the last step.
         self.passes_open = 0  # Training passes that the loop is inside of.
         self.steps = self.empty_steps = 0
         self.single_steps = 0  # Steps that count as one sample because nothing else is known.
@@ -91,6 +93,7 @@ class DrawCount:
         self.pending[self.giving] = self.pending.get(self.giving, 0) + samples
         if self.giving[1]:
             self.source = self.giving
+            self.unstepped_batches += 1
         self.samplers.on_draw()
 
     def passes(self, batches: Iterable[T], length: int | None) -> Iterator[T]:
@@ -114,8 +117,8 @@ class DrawCount:
                         return
                     goes_on = self.is_of_epochs(source) and self.epochs is not None and self.epochs.is_last
                 unstepped = 0 if self.steps > steps_before else unstepped + 1
-                if goes_on and unstepped == UNSTEPPED_PASSES:
-                    raise LocalError(unstepped_text("passes"))
+                if goes_on:
+                    self.check_steps(unstepped, "passes")
             if not source[1] and length is not None and self.is_evaluating():
                 self.part = self.pending.get(source, 0) - given_before, length
         finally:
@@ -168,8 +171,7 @@ class DrawCount:
                 if 0 < singles * FEW * len(self.samplers.sharers.members()) < epochs.length:
                     self.tell_once(STEPS_AS_SAMPLES)
                 unstepped = unstepped + 1 if self.pending and self.steps == steps_before else 0
-                if unstepped == UNSTEPPED_PASSES:
-                    raise LocalError(unstepped_text("epochs"))
+                self.check_steps(unstepped, "epochs")
         finally:
             self.samplers.has_ended = epochs.is_over
             self.epochs = self.epochs_source = None
@@ -197,7 +199,7 @@ class DrawCount:
         Raises:
             ConfigError: The samples are needed, and unknown.
         """
-        self.steps += 1
+        self.steps, self.unstepped_batches = self.steps + 1, 0
         self.tell_of_part()
         source, drawn = self.source, 0
         if self.pending:
@@ -265,9 +267,10 @@ class DrawCount:
         if is_far:
             self.tell_once(f"This loop has stated {self.stated:,} samples in {steps} steps, for which {text}")
 
-
-def unstepped_text(what: str) -> str:
-    return (
-        f"{UNSTEPPED_PASSES} {what} have drawn batches without node.step(), so this loop would never end: call "
-        "node.step(loss) after each optimizer.step()."
-    )
+    def check_steps(self, unstepped: int, what: str) -> None:
+        """Raise LocalError if so many passes or epochs without a step are too many."""
+        if unstepped >= UNSTEPPED_PASSES and self.unstepped_batches >= UNSTEPPED_BATCHES:
+            raise LocalError(
+                f"{unstepped} {what} have drawn batches without node.step(), so this loop would never end: call "
+                "node.step(loss) after each optimizer.step()."
+            )

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import itertools
+import os
 from collections.abc import Iterable, Iterator
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor
 from torch.utils.data import get_worker_info
 
-from gossip.errors import ConfigError, DataError
+from gossip.errors import DataError
 from node.data.division import Pass, Sharers, rank_share
+from node.data.opened import whole
 
 T = TypeVar("T")
+Files: TypeAlias = Iterable[str] | os.PathLike[str]
 
 MAX_WORKERS = 1_024  # Workers of a DataLoader with a pass number of their own; each takes 8 bytes.
 ENDLESS = (
@@ -32,7 +35,8 @@ class FileShards(Iterable[str]):
     another member reads too: no node is without data. Across the swarm a file is read at least once per pass, not
     exactly once.
 
-    In a worker process of a DataLoader each worker gets its part of the share. The members are those at the time when
+    In a worker process of a DataLoader each worker gets its part of the share. If passes come without end, a worker
+    without a part gets one file of its own choice. The members are those at the time when
     the worker started, so that workers which start with each pass follow the swarm, and persistent ones do not.
 
     Args:
@@ -46,16 +50,18 @@ class FileShards(Iterable[str]):
     """
 
     def __init__(
-        self, files: Iterable[str], epochs: int | None, shuffle: bool, samples: int | None, sharers: Sharers,
+        self, files: Files, epochs: int | None, shuffle: bool, samples: int | None, sharers: Sharers,
         passes_begun: Tensor | None = None,
     ) -> None:  # fmt: skip
-        self.files = [files] if isinstance(files, str) else [str(file) for file in files]
+        if not isinstance(files, Iterable | os.PathLike):
+            raise DataError(f"A {type(files).__name__} has no files to divide: give their names.")
+        self.files = [str(file) for file in ([files] if isinstance(files, str | os.PathLike) else files)]
         if not self.files:
             raise DataError("There are no files to divide: give their names.")
-        if epochs is not None and epochs < 1:
-            raise ConfigError(f"epochs is {epochs}; ask for at least 1 pass, or for None, which never ends.")
-        if samples is not None and samples < 1:
-            raise ConfigError(f"samples is {samples}; give how many all files hold, or leave it out.")
+        if epochs is not None:
+            epochs = whole("epochs", epochs, "ask for at least 1 pass, or for None, which never ends.")
+        if samples is not None:
+            samples = whole("samples", samples, "give how many all files hold, or leave it out.")
         self.epochs, self.seed, self.samples, self.sharers = epochs, 0 if shuffle else None, samples, sharers
         self.passes_begun = shared_zeros(1) if passes_begun is None else passes_begun
         # The number of the next pass in each worker of a DataLoader, in memory that all processes share: workers that
@@ -108,8 +114,11 @@ class FileShards(Iterable[str]):
             if turn % worker_count == worker_number:
                 yield self.files[int(rank_share(taken, rank, ranks)[0])]
             turn += 1
-        if not turn and not worker_number:  # The share is empty.
-            yield self.files[(int.from_bytes(sharers.me()[:8], "little") + number) % len(self.files)]
+        # Without a file of its own the first worker reads any file, and so does every worker in endless passes: one
+        # that yields nothing would never return to its loader.
+        if turn <= worker_number and (self.epochs is None or not worker_number):
+            choice = int.from_bytes(sharers.me()[:8], "little") + number + rank * worker_count + worker_number
+            yield self.files[choice % len(self.files)]
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the state for a process that is spawned: the members as they are now. It counts as one that reads."""

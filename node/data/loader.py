@@ -72,10 +72,12 @@ class ShareLoader:
         return None if self.order is None else self.order.length
 
     def __iter__(self) -> Iterator[Any]:
+        waiting: deque[int] = deque()  # The sizes in this pass, since other passes may begin inside it.
         for batch in self.draws.passes(self.inner, self.length):
             if self.order is None:
                 self.check_files()
-            waiting = None if self.given is None else self.given.waiting
+            if self.given is not None and not waiting:  # A pass begins.
+                waiting = self.given.waiting
             self.draws.give(waiting.popleft() if waiting else samples_in(batch, self.inner))
             yield batch
 
@@ -107,10 +109,11 @@ class SizedSampler(Sampler[Any]):
 
     def __init__(self, batches: ShareSampler | ShareBatchSampler) -> None:
         self.batches = batches
-        self.waiting: deque[int] = deque()  # The sizes of batches that the loop has not got yet, in order.
+        # The sizes of batches in the last pass that began, which the loop has not got yet, in order.
+        self.waiting: deque[int] = deque()
 
     def __iter__(self) -> Iterator[Any]:
-        self.waiting = deque()  # The loop has left the batches of an earlier pass.
+        self.waiting = deque()  # The loop may have left the batches of an earlier pass.
         return self.noted(self.waiting)
 
     def noted(self, waiting: deque[int]) -> Iterator[Any]:

@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 from torch.utils.data import (
-    BatchSampler,
     DataLoader,
     DistributedSampler,
     RandomSampler,
@@ -54,7 +53,7 @@ def order_of(loader: DataLoader[Any]) -> Order:
     samples, sampler, data = length_of_items(loader.dataset), loader.sampler, loader.dataset
     if isinstance(sampler, ShareSampler) or isinstance(loader.batch_sampler, ShareBatchSampler):
         raise DataError("This DataLoader has node.sampler's order already: loop over it, or leave that sampler out.")
-    if type(loader.batch_sampler) not in (BatchSampler, type(None)):
+    if loader.batch_size is None and loader.batch_sampler is not None:
         raise DataError(
             f"This DataLoader makes its batches by a {type(loader.batch_sampler).__name__}, of which no node has a "
             "part: give it batch_size and a sampler of single samples instead, or divide the samples by node.sampler."
@@ -64,9 +63,9 @@ def order_of(loader: DataLoader[Any]) -> Order:
         if not len(places):
             raise DataError("The DataLoader's SubsetRandomSampler is empty; give it at least one sample.")
         return Order(len(places), Subset(data, sampler.indices), samples, True, places)
-    is_plain = type(sampler) is SequentialSampler or (
-        type(sampler) is RandomSampler and not sampler.replacement and sampler.num_samples == samples
-    )
+    is_plain = (
+        type(sampler) is SequentialSampler or (type(sampler) is RandomSampler and not sampler.replacement)
+    ) and len(sampler) == samples
     if is_plain:
         return Order(samples, data, samples, type(sampler) is RandomSampler)
     if type(sampler) is DistributedSampler:  # The division among processes is the node's.

@@ -7,10 +7,11 @@ names the parts that were trained on, so that a resumed pass leaves them out.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import torch
@@ -21,7 +22,7 @@ from gossip.ids import PeerId, quantity
 from gossip.recent import Recent
 from node.data.division import I64, DrawnPass, Part, Pass, Sharers, rank_share, share_size
 from node.data.likeness import Likeness, likeness_of
-from node.data.opened import length_of_items
+from node.data.opened import length_of_items, whole
 
 MAX_IDS = 128  # Members named in a state, 4 KB. In a larger swarm a resumed pass starts again: a hundredth of the data.
 MAX_LENGTHS = 16  # Dataset lengths in one loop: more than any needs, and a bound for loops that keep making samplers.
@@ -31,8 +32,8 @@ class ShareSampler(Sampler[int]):
     """A sampler of this node's share of ``length`` samples, by index; each ``iter`` is one pass (:class:`Pass`).
 
     The number of the pass follows the swarm's sample count, so that members agree on the division. ``seed`` affects
-    only the order. ``len`` is the share of the next or current pass with the present members: exact up to 65,536
-    samples, the mean of a share beyond. It changes as members come and go, but not while a pass runs.
+    only the order. ``len`` is the share of the last pass that began (or of the first) with the present members: exact
+    up to 65,536 samples, the mean of a share beyond. It changes as members come and go, but not while a pass runs.
 
     Args:
         length: The samples of a pass, of all members together.
@@ -48,10 +49,10 @@ class ShareSampler(Sampler[int]):
         self.on_pass: Callable[[bool], object] = bool  # Called at the begin of each pass, and with True at its end.
         self.next_number = 0  # The number of the next pass.
         self.earlier_parts: list[Part] = []  # Given in that pass in an earlier life; empty once a pass begins in this.
-        # The last two passes that began, and the samples that the loop had trained on before each.
+        # The last two passes of training that began, and the evaluation after them if that is the last pass, with the
+        # samples that the loop had trained on before each.
         self.recent_passes: list[tuple[Pass, int]] = []
-        self.given_before = 0  # Samples given in the passes before the last one.
-        self.has_gradients = True  # They were on when the last pass began: it was no evaluation.
+        self.given_before = 0  # Samples given in the passes of training before the last one.
         # The last computed size of the share, after the pass and the count of changes of members for which it holds;
         # both are -1 before the first.
         self.cached_size = (-1, -1, 0)
@@ -88,7 +89,7 @@ class ShareSampler(Sampler[int]):
     @property
     def given(self) -> int:
         """Return the samples that this rank was given so far, evaluations left out."""
-        last = self.recent_passes[-1][0].given_count if self.recent_passes and self.has_gradients else 0
+        last = self.training_passes[-1][0].given_count if self.training_passes else 0
         return self.given_before + last // self.sharers.ranks
 
     def begin(self, least: int = 1) -> Pass:
@@ -98,10 +99,9 @@ class ShareSampler(Sampler[int]):
             least: The samples that a resumed pass must still have.
         """
         sharers = self.sharers
-        self.given_before, self.has_gradients = self.given, torch.is_grad_enabled()
         # The pass that the swarm's sample count has reached, or the next of this loop if that is later.
         number = max(self.next_number, sharers.swarm_samples() // self.length)
-        if not self.has_gradients:
+        if not torch.is_grad_enabled():
             return self.begin_evaluation(number)
         earlier_parts = self.earlier_parts if number == self.next_number else []
         next_pass = Pass(self.length, number, self.seed, sharers, earlier_parts)
@@ -112,8 +112,8 @@ class ShareSampler(Sampler[int]):
         if self.training_passes and self.training_passes[-1][0].is_exhausted:
             last_pass, trained_before_last = self.training_passes[-1]
             trained_before = max(trained_before, trained_before_last + last_pass.given_count)
-        self.next_number, self.earlier_parts = next_pass.number + 1, []
-        self.recent_passes = [*self.recent_passes[-1:], (next_pass, trained_before)]
+        self.next_number, self.earlier_parts, self.given_before = next_pass.number + 1, [], self.given
+        self.recent_passes = [*self.training_passes[-1:], (next_pass, trained_before)]
         self.on_pass(False)
         return next_pass
 
@@ -124,7 +124,7 @@ class ShareSampler(Sampler[int]):
         """
         evaluation = Pass(self.length, 0 if self.seed is None else number, self.seed, self.sharers)
         evaluation.is_evaluation = True
-        self.recent_passes = [*self.recent_passes[-1:], (evaluation, self.sharers.own_samples())]
+        self.recent_passes = [*self.training_passes, (evaluation, self.sharers.own_samples())]
         self.on_pass(False)
         return evaluation
 
@@ -218,10 +218,18 @@ class DrawSampler(ShareSampler):
         """Begin the next pass, with a new draw."""
         number = max(self.next_number, self.sharers.swarm_samples() // self.length)
         self.next_number = number + 1
-        next_pass = DrawnPass(self.draw(), self.samples, number, self.sharers)
+        next_pass = DrawnPass(self.drawn(number), self.samples, number, self.sharers)
         self.recent_passes = [(next_pass, self.sharers.own_samples())]
         self.on_pass(False)
         return next_pass
+
+    def drawn(self, number: int) -> I64:
+        """Return the draw of a pass, for which all ranks of a node seed torch's generator alike."""
+        if self.sharers.ranks == 1:
+            return self.draw()
+        with torch.random.fork_rng(devices=()):
+            torch.default_generator.manual_seed(number)  # torch.manual_seed would seed the devices too.
+            return self.draw()
 
     def indices(self, current_pass: Pass, taken: I64) -> I64:
         assert isinstance(current_pass, DrawnPass)
@@ -254,14 +262,13 @@ class Samplers:
         Without ``by_rank`` every rank gets the node's whole share in the same order, for loaders that divide it
         themselves.
         """
-        if not isinstance(seed, int):
-            raise ConfigError(f"seed is {seed!r}; give a whole number.")
+        seed = whole("seed", seed, "give a whole number.", -math.inf)
         if batch_size is None and drop_last:
             raise ConfigError(
                 "drop_last applies to batches; give batch_size too, or drop the last one in the DataLoader."
             )
-        if batch_size is not None and (not isinstance(batch_size, int) or batch_size < 1):
-            raise ConfigError(f"batch_size is {batch_size!r}; give a whole number of at least 1, or None for indices.")
+        if batch_size is not None:
+            batch_size = whole("batch_size", batch_size, "give a whole number of at least 1, or None for indices.")
         sharers = self.sharers if by_rank else replace(self.sharers, rank=0, ranks=1)
         length = length_of(dataset)
         indices = ShareSampler(length, shuffle, seed, sharers)
@@ -288,14 +295,15 @@ class Samplers:
         return [sampler.state_dict() for sampler in self.last.values()]
 
     def check(self, states: Any) -> None:
-        """Raise DataError if a state that a sampler here would continue from is malformed."""
+        """Raise DataError if a state is malformed; ignore values that are no state."""
         for state in states if isinstance(states, list) else ():
             length = state.get("samples") if isinstance(state, Mapping) else None
-            if type(length) is int and length in self.last:
-                parse_state(state, length)
+            if type(length) is int:
+                rows_of(state, length)
 
     def load(self, states: Any) -> None:
-        """Resume from these states, now or when a sampler of that length is made; ignore values that are no state."""
+        """Resume from these states, now or when a sampler of that length is made, if :meth:`check` accepts all."""
+        self.check(states)
         for state in states if isinstance(states, list) else ():
             length = state.get("samples") if isinstance(state, Mapping) else None
             if type(length) is int and length in self.last:
@@ -322,6 +330,12 @@ def length_of(dataset: Any) -> int:
 
 def parse_state(state: Any, length: int) -> tuple[int, list[Part]]:
     """Return the number of a state's pass, and the parts of it that were given."""
+    number, rows = rows_of(state, length)
+    return number, [Part.recomputed(length, number, *row) for row in rows]
+
+
+def rows_of(state: Any, length: int) -> tuple[int, list[Any]]:
+    """Return the number of a state's pass, and the saved form of its parts. Raise DataError for a malformed state."""
     try:
         samples, number = state["samples"], state["pass"]
         rows = [
@@ -338,5 +352,4 @@ def parse_state(state: Any, length: int) -> tuple[int, list[Part]]:
         raise DataError("This is no state of a sampler: give what its state_dict() returned.")
     if samples != length:
         raise DataError(f"The sampler's state is of {samples:,} samples, this dataset has {length:,}: leave it out.")
-    parts = [Part.recomputed(length, number, me, rivals, seed, last) for me, rivals, seed, last in rows]
-    return cast(int, number), parts
+    return number, rows

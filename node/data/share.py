@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -13,10 +13,10 @@ from gossip.errors import ConfigError, DataError
 from gossip.recent import Recent
 from node.data.draws import DrawCount
 from node.data.epochs import Epochs
-from node.data.files import FileShards, shared_zeros
+from node.data.files import Files, FileShards, shared_zeros
 from node.data.likeness import likeness_of
 from node.data.loader import ShareLoader
-from node.data.opened import Collate, open_dataset
+from node.data.opened import Collate, open_dataset, whole
 from node.data.sampler import MAX_LENGTHS, Samplers, ShareBatchSampler, ShareSampler
 
 
@@ -47,11 +47,11 @@ class Share:
         before it died, or before a newcomer took them over, are trained on again, because members do not coordinate.
         """
         length, fetch = open_dataset(dataset, collate)
+        batch_size = whole("batch_size", batch_size, "give a whole number of at least 1.")
+        epochs = whole("epochs", epochs, "ask for at least 1 pass.")
         batches = self.samplers.make(length, batch_size, shuffle, drop_last)
         assert isinstance(batches, ShareBatchSampler)
         self.samplers.compare(batches.sampler, dataset, length)
-        if epochs < 1:
-            raise ConfigError(f"epochs is {epochs}; ask for at least 1 pass.")
         return self.passes(fetch, batches, epochs)
 
     def passes(self, fetch: Callable[[Any], Any], batches: ShareBatchSampler, epochs: int) -> Iterator[Any]:
@@ -91,7 +91,7 @@ class Share:
         """Return the samples that these samplers have given to loaders, of this rank, evaluations left out."""
         return sum(sampler.given for sampler in self.own.values())
 
-    def files(self, files: Iterable[str], epochs: int | None, shuffle: bool, samples: int | None) -> FileShards:
+    def files(self, files: Files, epochs: int | None, shuffle: bool, samples: int | None) -> FileShards:
         """Return this node's share of data files."""
         if self.passes_begun is None:
             self.passes_begun, self.draws.is_divided = shared_zeros(1), True

@@ -12,6 +12,8 @@ import struct
 import time
 from collections.abc import Callable
 
+import torch
+
 from gossip.ids import MemberRecord, short
 from gossip.recent import Recent
 from node.data.likeness import Likeness
@@ -30,7 +32,7 @@ RATE_CHANGE = 1.5  # The factor by which it must have changed to be stated again
 RATES_APART = 4.0  # The ratio of two learning rates from which on they are told to differ.
 RATES_APART_S = 30.0  # Seconds for which they must, since a schedule's steps come to nodes at slightly other times.
 MAX_TOLD = 1_024  # Members remembered of which it was told that their data differ.
-OTHER_PASSES = 3  # After so many passes over other data in a row the first data are no more this loop's.
+OTHER_PASSES = 3  # After so many passes of training over other data in a row the first data are no more this loop's.
 
 Mark = tuple[float, int]
 
@@ -46,7 +48,7 @@ class DataComparison:
     def __init__(self, network: NetworkSide, announce: Callable[[str, Mark | None], None]) -> None:
         self.network, self.announce = network, announce
         self.data: Likeness | None = None  # The first dataset that this loop has divided.
-        self.other_passes = 0  # Passes over other data since the last over that one.
+        self.other_passes = 0  # Passes of training over other data since the last over that one.
         self.divided_at = 0.0  # The time of the first pass.
         self.losses: Mark | None = None  # Of the first two losses, if this loop divides no data.
         self.has_losses = False  # They are known, and perhaps say nothing.
@@ -83,7 +85,8 @@ class DataComparison:
             self.publish()
         elif data.difference(self.data) is None:
             self.other_passes = 0
-        elif self.other_passes < OTHER_PASSES:  # Phases of a training, of which a late member sees the last ones.
+        # Phases of a training, of which a late member sees the last ones, and no evaluations.
+        elif self.other_passes < OTHER_PASSES and torch.is_grad_enabled():
             self.other_passes += 1
 
     def publish(self) -> None:

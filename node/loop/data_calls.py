@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from torch.utils.data import DataLoader, Subset
 
 from gossip.errors import ConfigError
-from node.data.files import FileShards
+from node.data.files import Files, FileShards
 from node.data.loader import ShareLoader
 from node.data.sampler import Samplers, ShareBatchSampler, ShareSampler
 from node.data.share import Share
@@ -125,7 +125,7 @@ class DataCalls:
         return self._share.sampler(dataset_or_length, batch_size, shuffle, drop_last, seed)
 
     def shards(
-        self, files: Iterable[str], epochs: int | None = None, shuffle: bool = True, samples: int | None = None
+        self, files: Files, epochs: int | None = None, shuffle: bool = True, samples: int | None = None
     ) -> FileShards:
         """Return this node's share of data files, for a dataset that reads them as a stream.
 

@@ -142,8 +142,9 @@ class SeedLookup:
         self.own: set[Address] = set()  # Addresses at which this node has found itself.
         self.texts: dict[SeedSource, list[str]] = {}  # The last texts of each source.
         self.resolved: dict[Address, list[str]] = {}  # The last numeric addresses of each name.
-        self.missing: dict[str, str] = {}  # For each source that gave no address at this poll: the reason.
-        self.logged: set[str] = set()  # Sources whose failure or invalid seed was logged.
+        # For each source or address that gave no address at this poll: the reason.
+        self.missing: dict[SeedSource | str, str] = {}
+        self.logged: set[SeedSource | str] = set()  # Sources whose failure or invalid seed was logged.
         # One thread for each source, which stays busy if the source hangs.
         self.source_limiters = {source: trio.CapacityLimiter(1) for source in self.sources}
         self.name_limiter = trio.CapacityLimiter(NAMES_AT_ONCE)
@@ -181,7 +182,7 @@ class SeedLookup:
                 for source in self.sources:
                     nursery.start_soon(self.poll_source, source)
         for name, reason in self.missing.items():
-            self.log_once(name, f"{name} {reason}; it is asked for seeds again and again.")
+            self.log_once(name, f"{source_name(name)} {reason}; it is asked for seeds again and again.")
         # By address: the id that must answer there; None if any member may.
         wanted: dict[Address, PeerId | None] = {address: self.expected.get(address) for address in self.given}
         for source in self.sources:
@@ -190,7 +191,7 @@ class SeedLookup:
                 for address, expected in self.parse(text, source_name(source)).items():
                     wanted[address] = expected or wanted.get(address)
             if not texts:
-                self.missing.setdefault(source_name(source), "names no node yet")
+                self.missing.setdefault(source, "names no node yet")
         names = [address for address in wanted if is_name(address.host)]
         self.resolved = {name: self.resolved[name] for name in names if name in self.resolved}
         with trio.move_on_after(POLL_S):
@@ -205,8 +206,7 @@ class SeedLookup:
 
     async def poll_source(self, source: SeedSource) -> None:
         """Ask a file or a function for its texts."""
-        name = source_name(source)
-        self.missing[name] = f"did not answer within {POLL_S:.0f} s"  # This holds until it answers.
+        self.missing[source] = f"did not answer within {POLL_S:.0f} s"  # This holds until it answers.
         if not self.source_limiters[source].available_tokens:  # It hangs since an earlier poll: do not wait again.
             return
         try:
@@ -214,10 +214,10 @@ class SeedLookup:
                 texts_of, source, abandon_on_cancel=True, limiter=self.source_limiters[source]
             )  # fmt: skip
         except (Exception, SystemExit) as error:  # The function is the program's, and this thread is ours.
-            self.missing[name] = describe_error(error)
+            self.missing[source] = describe_error(error)
         else:
-            del self.missing[name]
-            self.logged.discard(name)
+            del self.missing[source]
+            self.logged.discard(source)
             self.texts[source] = texts
 
     def parse(self, text: str, name: str) -> dict[Address, PeerId | None]:
@@ -236,7 +236,7 @@ class SeedLookup:
             return {}
         return dict.fromkeys(seed.addresses, seed.expected)
 
-    def log_once(self, about: str, sentence: str) -> None:
+    def log_once(self, about: SeedSource | str, sentence: str) -> None:
         """Log a sentence about a source once, until its trouble ends."""
         if about not in self.logged:
             self.logged.add(about)
@@ -269,12 +269,12 @@ class SeedLookup:
         addresses = (*fixed, *itertools.islice(drawn, MAX_FOUND))
         if not addresses and seeds:
             self.missing.setdefault(str(seeds[0]), "is this node itself")
-        return Found(addresses, expected, names, dict(self.missing))
+        return Found(addresses, expected, names, {source_name(one): reason for one, reason in self.missing.items()})
 
 
-def source_name(source: SeedSource) -> str:
-    """Return the name under which users know a source."""
-    return f"@{source}" if isinstance(source, Path) else "seeds()"
+def source_name(source: SeedSource | str) -> str:
+    """Return the name under which users know a source; a text is one."""
+    return f"@{source}" if isinstance(source, Path) else source if isinstance(source, str) else "seeds()"
 
 
 def texts_of(source: SeedSource) -> list[str]:

@@ -183,7 +183,8 @@ def test_a_share_written_another_way_is_refused_with_the_right_one(text, meant):
 
 
 @pytest.mark.parametrize("text", ["", "half", "mask", "mask 2", "mask 1e-9", "mask 0.1.2", "fragments 1",
-                                  "fragments 257", "fragments", "fragments 4.0", "fragment 0/4", "to"])  # fmt: skip
+                                  "fragments 08", "fragments 257", "fragments", "fragments 4.0", "fragment 0/4",
+                                  "to"])  # fmt: skip
 def test_a_setting_that_cannot_work_is_refused_naming_three_that_do(text):
     with pytest.raises(ConfigError) as caught:
         Config(part=text)

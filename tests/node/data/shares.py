@@ -2,6 +2,7 @@
 
 from torch.utils.data import Dataset
 
+from node.data.sampler import Samplers
 from node.data.share import Share
 from tests.node.sharers import IDS
 
@@ -19,8 +20,8 @@ class Squares(Dataset):
         return index, index**2
 
 
-def share(swarm, me=IDS[0]):
-    return Share(swarm.samplers(me))
+def share(swarm, me=IDS[0], rank=0, ranks=1):
+    return Share(Samplers(swarm.sharers(me, rank, ranks)))
 
 
 def shard(swarm, dataset, batch_size=4, shuffle=True, epochs=1, me=IDS[0]):

@@ -212,6 +212,15 @@ def test_an_evaluation_between_a_batch_and_its_step_counts_nothing(node):
     assert node.swarm_samples == 96
 
 
+def test_an_evaluation_over_the_loader_of_the_pass_leaves_its_counts(node):
+    batches = DataLoader(HELD_OUT, 16, collate_fn=lambda rows: {"tokens": torch.zeros(3)})
+    for _ in node.loader(batches):
+        with torch.no_grad():
+            assert len(list(node.loader(batches))) == 3
+        node.step()
+    assert node.swarm_samples == 40
+
+
 def test_the_evaluations_of_all_members_are_of_all_samples_whatever_each_has_counted():
     swarm, seen = Swarm(*IDS[:3]), []
     for me in IDS[:3]:
@@ -256,12 +265,24 @@ def test_a_loop_without_gradients_counts_what_it_draws(node):
 
 
 # Loops that would not end, streams -----------------------------------------------------------------------------------
-def test_a_last_epoch_without_a_step_ends_in_a_sentence():
+@pytest.mark.parametrize(("size", "passes"), [(1, 3), (16, 43)])
+def test_a_last_epoch_without_a_step_ends_in_a_sentence(size, passes):
     swarm = Swarm(IDS[0])
-    ours, batches = share(swarm), loader()
+    ours, batches = share(swarm), loader(size=size)
     batches_of_all_epochs = (batch for _ in ours.epochs(1, batches) for batch in ours.loader(batches))
-    with pytest.raises(LocalError, match="3 passes have drawn batches without node"):
+    with pytest.raises(LocalError, match=f"{passes} passes have drawn batches without node"):
         list(batches_of_all_epochs)
+
+
+@pytest.mark.parametrize("epochs", [1, 3])
+def test_a_step_for_several_passes_of_one_batch_is_no_loop_without_end(epochs):
+    swarm, batches = Swarm(IDS[0]), loader(size=96)
+    ours, number = share(swarm), itertools.count(1)
+    for _ in ours.epochs(epochs, batches):
+        for _ in ours.loader(batches):
+            if next(number) % 4 == 0:
+                swarm.trained += ours.draws.take(None)
+    assert swarm.trained == 4 * 96
 
 
 class Stream(IterableDataset):

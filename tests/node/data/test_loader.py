@@ -12,11 +12,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 from torch.utils.data import (
+    BatchSampler,
     DataLoader,
     Dataset,
     IterableDataset,
     RandomSampler,
     Sampler,
+    SequentialSampler,
     SubsetRandomSampler,
     TensorDataset,
     WeightedRandomSampler,
@@ -168,6 +170,13 @@ def test_equal_draws_of_all_members_are_divided_without_a_rest():
     assert Counter(draws) == Counter(RandomSampler(Numbers(), True, 77, generator=torch.Generator().manual_seed(5)))
 
 
+def test_ranks_draw_alike_whatever_they_have_drawn_before():
+    loader = DataLoader(Numbers(), 8, sampler=RandomSampler(Numbers(), num_samples=77))
+    one, other = (drawn(share(Swarm(*IDS[:2]), rank=rank, ranks=2).loader(loader)) for rank in range(2))
+    assert len(one) == len(other)
+    assert len({*one} & {*other}) <= 1, "of one draw without repetitions, but to fill the last batch"
+
+
 class Listed(Sampler):
     """A sampler of the user's own, which gives what it was made with."""
 
@@ -190,11 +199,11 @@ class Endless(IterableDataset):
         return iter(torch.arange(10))
 
 
-def test_a_sampler_of_the_users_own_keeps_its_order():
-    loader = DataLoader(Numbers(), 8, sampler=Listed(*reversed(range(100))))
-    parts = [drawn(share(Swarm(*IDS[:2]), me).loader(loader)) for me in IDS[:2]]
-    assert sorted(parts[0] + parts[1]) == list(range(100))
-    assert all(part == sorted(part, reverse=True) for part in parts)
+@pytest.mark.parametrize("sampler", [Listed(*reversed(range(100))), SequentialSampler(range(10))])
+def test_a_sampler_of_the_users_own_keeps_its_order(sampler):
+    parts = [drawn(share(Swarm(*IDS[:2]), me).loader(DataLoader(Numbers(), 8, sampler=sampler))) for me in IDS[:2]]
+    assert Counter(parts[0] + parts[1]) == Counter(sampler)
+    assert all(part == [index for index in sampler if index in part] for part in parts)
 
 
 def refused_at_once(**options):
@@ -205,6 +214,7 @@ def refused_at_once(**options):
     ("make", "error", "said"),
     [
         (refused_at_once(batch_sampler=Listed([0, 1])), DataError, "makes its batches by a Listed"),
+        (refused_at_once(batch_sampler=BatchSampler(range(100), 8, False)), DataError, "by a BatchSampler"),
         (refused_at_once(batch_sampler=Swarm(IDS[0]).sampler(100, 8)), DataError, "has node.sampler's order already"),
         (refused_at_once(sampler=Swarm(IDS[0]).sampler(100)), DataError, "has node.sampler's order already"),
         (refused_at_once(sampler=Unsized(3)), DataError, "Unsized has no length"),
@@ -213,7 +223,7 @@ def refused_at_once(**options):
         (lambda: share(Swarm(IDS[0])).loader([1, 2]), ConfigError, "not a list: node.shard divides"),
         (lambda: share(Swarm(IDS[0])).loader(DataLoader(Endless(), 2)), DataError, "node.shards"),
     ],
-    ids=["batches", "divided batches", "divided", "no length", "empty", "outside", "no loader", "stream"],
+    ids=["batches", "plain", "divided batches", "divided", "no length", "empty", "outside", "no loader", "stream"],
 )
 def test_what_cannot_be_divided_is_refused_in_a_sentence(make, error, said):
     with pytest.raises(error, match=said) as caught:

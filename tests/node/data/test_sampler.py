@@ -169,6 +169,7 @@ def test_what_cannot_be_divided_is_refused_in_a_sentence(dataset, said):
         ({"batch_size": 2.5}, "batch_size is 2.5"),
         ({"batch_size": "8"}, "batch_size is '8'"),
         ({"seed": 1.5}, "seed is 1.5"),
+        ({"seed": True}, "seed is True"),
         ({"drop_last": True}, "drop_last applies to batches"),
     ],
 )

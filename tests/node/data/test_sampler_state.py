@@ -3,6 +3,7 @@
 import json
 
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -46,6 +47,22 @@ def test_a_pass_that_drop_last_ended_is_not_resumed_without_a_batch():
     again = Swarm(IDS[0]).sampler(300, 16, drop_last=True)
     again.load_state_dict(kept(sampler))
     assert len(list(again)) == 18
+
+
+@pytest.mark.parametrize("evaluations", [1, 2])
+def test_evaluations_inside_a_pass_leave_it_to_be_resumed(evaluations):
+    swarm = Swarm(IDS[0])
+    sampler = swarm.sampler(100, 10)
+    training = iter(sampler)
+    swarm.trained += len(next(training))
+    with torch.no_grad():
+        assert sum(len(flat(sampler)) for _ in range(evaluations)) == 100 * evaluations
+    swarm.trained += len(next(training))
+    again = Swarm(IDS[0]).sampler(100, 10)
+    again.load_state_dict(kept(sampler))
+    assert again.state_dict()["pass"] == 0
+    assert len(flat(again)) == 80
+    assert sampler.sampler.given == 20
 
 
 @given(st.integers(20, 100), st.integers(1, 20), st.integers(0, 250), st.integers(0, 20))
@@ -204,7 +221,7 @@ def test_what_a_node_remembers_of_samplers_is_bounded():
     samplers = Swarm(IDS[0]).samplers()
     for length in range(1, 50):
         samplers.make(length)
-        samplers.load([{"samples": 1_000 + length}])
+        samplers.load([{"samples": 1_000 + length, "pass": 0, "given": []}])
     assert len(samplers.state()) == MAX_LENGTHS
     assert len(samplers.states) == MAX_LENGTHS
 
@@ -220,6 +237,9 @@ def test_what_a_node_remembers_of_samplers_is_bounded():
 def test_what_is_no_state_is_refused_in_a_sentence(state):
     with pytest.raises(DataError, match="no state of a sampler"):
         Swarm(IDS[0]).sampler(10).load_state_dict(state)
+    if state:
+        with pytest.raises(DataError, match="no state of a sampler"):
+            Swarm(IDS[0]).samplers().load([state])
 
 
 def test_the_state_of_another_dataset_is_refused():

@@ -236,6 +236,8 @@ def test_what_cannot_be_divided_is_refused_in_one_sentence(dataset, sentence):
     assert "\n" not in str(caught.value)
 
 
-def test_a_shard_of_no_passes_is_refused():
-    with pytest.raises(ConfigError, match="at least 1"):
-        shard(Swarm(IDS[0]), X, epochs=0)
+@pytest.mark.parametrize("name", ["epochs", "batch_size"])
+@pytest.mark.parametrize("number", [0, "3", 2.5, None])
+def test_a_shard_of_impossible_numbers_is_refused(name, number):
+    with pytest.raises(ConfigError, match=f"{name} is {number!r}.*at least 1"):
+        shard(Swarm(IDS[0]), X, **{name: number})

@@ -196,6 +196,16 @@ def test_equal_data_and_later_other_data_are_not_told(pair, until):
     assert not told(first, "samples where") + told(second, "samples where")
 
 
+@pytest.mark.parametrize("is_training", [True, False])
+def test_passes_over_other_data_remove_the_mark_unless_they_are_evaluations(is_training):
+    with Node({"w": torch.zeros(4)}, config=QUICK) as node:
+        list(node.shard(X, 50))
+        with torch.set_grad_enabled(is_training):
+            for length in (30, 40, 50):
+                list(node.shard(X[:length], 50))
+        assert (node._training.comparison.marks[DATA] is None) == is_training
+
+
 def test_a_short_first_pass_is_long_enough_to_hear_of_the_others():
     with (
         Node({"w": torch.zeros(4)}, config=QUICK) as first,

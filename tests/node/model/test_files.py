@@ -3,6 +3,7 @@
 import itertools
 import pickle
 from collections import Counter
+from pathlib import Path
 
 import pytest
 import torch
@@ -75,6 +76,13 @@ def test_nobody_is_without_data_where_files_are_few():
     assert set(itertools.chain(*read)) == {"a", "b", "c"}
 
 
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_each_worker_reads_in_endless_passes_over_fewer_files_than_workers(ranks):
+    shards = Swarm(IDS[0]).shards(files=FILES[:ranks], epochs=None, rank=ranks - 1, ranks=ranks)
+    loader = DataLoader(Lines(shards), None, num_workers=2, multiprocessing_context="fork", timeout=10)
+    assert set(itertools.islice(loader, 12)) == {*FILES[:ranks]}
+
+
 class Lines(IterableDataset):
     def __init__(self, shards):
         self.shards = shards
@@ -100,11 +108,15 @@ def test_what_cannot_be_divided_is_refused_in_one_sentence():
     swarm = Swarm(IDS[0])
     with pytest.raises(DataError, match="There are no files to divide"):
         swarm.shards(files=[])
-    with pytest.raises(ConfigError, match="epochs is 0"):
-        swarm.shards(epochs=0)
-    with pytest.raises(ConfigError, match="samples is 0"):
-        swarm.shards(samples=0)
-    assert list(swarm.shards(files="one.txt")) == ["one.txt"]
+    for files in (5, None):
+        with pytest.raises(DataError, match="has no files to divide"):
+            swarm.shards(files=files)
+    for number in (0, 2.5, "3", True):
+        with pytest.raises(ConfigError, match=f"epochs is {number!r}"):
+            swarm.shards(epochs=number)
+        with pytest.raises(ConfigError, match=f"samples is {number!r}"):
+            swarm.shards(samples=number)
+    assert list(swarm.shards(files="one.txt")) == list(swarm.shards(files=Path("one.txt"))) == ["one.txt"]
     assert len(swarm.shards()) == 100
 
 

@@ -156,6 +156,15 @@ def test_a_function_that_fails_is_told_once_and_asked_again(source, why):
     assert found(made).addresses == (Address("10.0.0.2", 7700),)
 
 
+@pytest.mark.parametrize("does_fail", [False, True])
+def test_of_two_functions_each_is_told_apart(does_fail):
+    told = []
+    made = lookup(lambda: ["10.0.0.2:7"], lambda: 1 / 0 if does_fail else ["10.0.0.3:7"], told=told)
+    got = found(made, 2)
+    assert len(got.addresses) == 2 - does_fail
+    assert len(got.missing) == len(told) == does_fail
+
+
 def test_a_function_may_name_files_no_more_than_a_file_may_and_one_text_is_a_list(tmp_path):
     told = []
     got = found(lookup(lambda: "10.0.0.2:7", told=told))
