@@ -162,7 +162,7 @@ def test_a_state_of_another_save_is_not_taken(tmp_path):
     assert (loaded.optimizer_state, loaded.lack) == (None, "b.optimizer cannot be read")
 
 
-@pytest.mark.parametrize("keep", [1, 3])
+@pytest.mark.parametrize("keep", [1, 2, 3])
 @pytest.mark.parametrize("renames", range(10))
 def test_a_kill_before_any_rename_never_pairs_weights_with_another_steps_state(keep, renames, tmp_path, monkeypatch):
     for step in range(keep):
@@ -195,6 +195,9 @@ def test_a_kill_before_any_rename_never_pairs_weights_with_another_steps_state(k
             assert loaded.optimizer_state["state"][0]["m"].tolist() == [step, step]
     newest = checkpoint.load(tmp_path / "run").meta["steps"]
     assert newest == (keep if is_whole else keep - 1)
+    save(tmp_path / "run", keep + 1, keep)
+    if keep > 1 and not 3 * (keep - 1) < renames < 3 * keep:  # The kill has not parted the newest weights from theirs.
+        assert not checkpoint.load(tmp_path / "run.1.safetensors").lack
 
 
 def test_each_older_checkpoint_keeps_its_state(tmp_path):
