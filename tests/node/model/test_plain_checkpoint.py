@@ -110,6 +110,9 @@ def test_an_export_is_weights_and_nothing_else(quick, tmp_path):
     with safe_open(tmp_path / "weights.safetensors", framework="pt") as opened:
         assert set(opened.keys()) == set(model.state_dict())
         assert opened.metadata() == {"format": "pt"}
+    save(tmp_path / "weights", 1)
+    checkpoint.export(tmp_path / "weights", model.state_dict())
+    assert sorted(os.listdir(tmp_path)) == ["weights.optimizer", "weights.safetensors"], "no description of others"
 
 
 def test_arrays_are_exported_by_their_names(quick, tmp_path):
