@@ -21,7 +21,7 @@ import torch
 import trio
 from torch import Tensor, nn
 
-from gossip.arithmetic.layout import Layout
+from gossip.arithmetic.layout import ITEM_BYTES, Layout
 from gossip.config import Config
 from gossip.discovery.seeds import Bootstrap
 from gossip.errors import LayoutError, LocalError, RefusedError, RemoteError
@@ -39,6 +39,7 @@ from node.model import checkpoint
 from node.model.inventory.words import write_words
 from node.model.optimizers import Optimizers
 from node.model.state import Floats, State
+from node.model.tensors import plain_name
 from node.network.runtime import Runtime
 from node.observe.status import no_answer, query_layout
 from node.settings import gather_seeds
@@ -85,10 +86,11 @@ class Weights:
     def load_into(self, module: nn.Module) -> None:
         """Load the weights into a module. What the swarm does not have stays. Raises LayoutError for another model."""
         own = module.state_dict()
+        names = {plain_name(name): name for name in own}  # A compiled module has prefixed names.
         for name, tensor in self.tensors.items():
-            if name not in own or own[name].shape != tensor.shape:
+            if name not in names or own[names[name]].shape != tensor.shape:
                 raise LayoutError(f"The swarm trains another model: its {name!r} does not fit this module.")
-        module.load_state_dict(self.tensors, strict=False)
+        module.load_state_dict({names[name]: tensor for name, tensor in self.tensors.items()}, strict=False)
 
 
 class Reader:
@@ -117,7 +119,8 @@ class Reader:
         began_at = time.monotonic()
         lookup = SeedLookup(self.seeds, self.expected, self.sources, self.secret, None)
         layout, swarm = await self.describe(lookup)
-        size = 4 * layout.size
+        own = [each for each in layout.segments if each.dtype != "float32" or each.kind == "bits"]  # No views.
+        size = 4 * layout.size + sum(math.prod(each.shape) * ITEM_BYTES[each.dtype] for each in own)
         if size > MEMORY_SHARE * os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"):
             raise LocalError(f"The swarm's model takes {size / 1e9:.1f} GB, more than half of this machine's memory.")
         asked_at, reading = time.monotonic(), Reading(self.secret, lookup, layout, swarm)
@@ -195,12 +198,12 @@ class Reading:
     async def wait(self) -> Floats | None:
         """Run until the vector is whole; return None after ``GIVE_UP_S`` without data, or if no member has weights."""
         runtime, peer = self.runtime, self.runtime.peer
-        missing, give_up_at = math.inf, trio.current_time() + NOT_READY_S
+        missing, give_up_at = -1, trio.current_time() + NOT_READY_S
         async with trio.open_nursery() as nursery:
             await nursery.start(runtime.main)
             while peer.joining.phase is not Phase.ADOPTING and trio.current_time() < give_up_at:
                 await trio.sleep(POLL_S)
-                if peer.joining.phase is Phase.COLLECTING and peer.joining.missing_elements < missing:
+                if peer.joining.phase is Phase.COLLECTING and peer.joining.missing_elements != missing:
                     missing, give_up_at = peer.joining.missing_elements, trio.current_time() + GIVE_UP_S
             vector = runtime.averager.joining_vector if peer.joining.phase is Phase.ADOPTING else None
             nursery.cancel_scope.cancel()

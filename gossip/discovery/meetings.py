@@ -288,7 +288,7 @@ class Meetings:
             meeting.stage = "answer"
             meeting.refused_by.add(relay)
             return self.on_not_met(peer, now)
-        if address is None or peer in self.linked_peers or len(meet.name) != 16:
+        if address is None or peer in self.linked_peers or len(meet.name) != 16 or self.members.record(peer) is None:
             return []
         if meeting is None:
             if len(self.meetings) >= MAX_MEETINGS:

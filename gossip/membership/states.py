@@ -288,6 +288,7 @@ class MemberStates:
         """Shift all suspicions by the time in which this process was stopped, so that no member is judged by it."""
         for peer in self._table.suspects:
             entry = self._table.entries[peer]
+            entry.state_since += gap_s  # Later accusers count the suspicion from here.
             self._set_expiry(entry, entry.expires_at + gap_s)
 
     def _set_expiry(self, entry: Entry, expires_at: float) -> None:

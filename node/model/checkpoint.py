@@ -123,7 +123,8 @@ def save(
 def export(path: str | os.PathLike[str], tensors: Mapping[str, Tensor]) -> None:
     """Write weights alone to ``path``, as :func:`save` does; raise as it does."""
     target = _with_suffix(path)
-    _replace(target, {target: partial(tensor_file.write, tensors, metadata={"format": "pt"})})
+    if _replace(target, {target: partial(tensor_file.write, tensors, metadata={"format": "pt"})}):
+        target.with_name(companion(target.name, DESCRIPTION)).unlink(missing_ok=True)  # It describes other weights.
 
 
 def load(path: str | os.PathLike[str]) -> Checkpoint:
@@ -187,7 +188,7 @@ def _read(place: Path, **kinds: Any) -> tuple[dict[str, Tensor], dict[str, Any]]
         raise CheckpointError(
             f"Could not read {place}: {_reason(error)}; check the path and its permissions."
         ) from error
-    except (SafetensorError, LookupError, ValueError, TypeError, AttributeError, RuntimeError) as error:
+    except (SafetensorError, LookupError, OverflowError, ValueError, TypeError, AttributeError, RuntimeError) as error:
         sentence = "is cut off, corrupt, or no checkpoint; use another one."
         if _looks_like_a_pickle(place):
             sentence = (
@@ -234,7 +235,7 @@ def _encode(value: Any, whole: str, path: str, tensors: dict[str, Tensor] | None
 
 
 def _decode(value: Any, tensors: Mapping[str, Tensor]) -> Any:
-    """Reverse :func:`_encode`; raise KeyError, ValueError or TypeError for values that it never writes."""
+    """Reverse :func:`_encode`; raise KeyError, ValueError, TypeError or OverflowError for values it never writes."""
     if isinstance(value, list):
         return [_decode(item, tensors) for item in value]
     if not isinstance(value, dict):

@@ -456,7 +456,9 @@ class ModelState(State):
     def load(self, tensors: Mapping[str, Tensor]) -> None:
         """Load what :meth:`tensors` returned. Raise :class:`CheckpointError` before anything changes."""
         self._guard.order_after_copies()
-        self._tensors.load(self._model, tensors)
+        with self.optimizer_state.moving():
+            self._tensors.load(self._model, tensors)
+        self.optimizer_state.clear_non_finite()  # As after _adopt: sound weights may follow spoiled ones.
         self._mixer.begin(self._buffers())
 
     def _weights(self, elements: int) -> list[Tensor]:

@@ -65,6 +65,7 @@ def keep_older(target: Path, keep: int, folder: Path) -> None:
                     shutil.copyfile(newer, link)
                 newer = link
             os.replace(newer, target.with_name(older_name))
+            (folder / "older").unlink(missing_ok=True)  # A replacement by another name of the same file does nothing.
 
 
 def keep_older_in_store(store: Any, path: str, keep: int) -> None:

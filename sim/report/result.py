@@ -264,9 +264,11 @@ def compare(results: Sequence[Result], folder: str | Path) -> Path:
         The path of the report.
 
     Raises:
+        ConfigError: There are fewer results.
         LocalError: matplotlib is missing, or a file cannot be written.
     """
-    assert len(results) >= 2, "use Result.save for a single result"
+    if len(results) < 2:
+        raise ConfigError("compare takes two results or more: save a single one with its own save().")
     return write_report(results, Path(folder))
 
 

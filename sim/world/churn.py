@@ -134,15 +134,20 @@ def read_trace(path: str, peers: int) -> Iterator[TraceRow]:
     except UnicodeDecodeError as error:
         raise DataError(f"churn.trace: {path} is not text: it must be CSV of {', '.join(COLUMNS)}.") from error
     table = csv.DictReader(text.splitlines())
+    wanted = "a peer's number and two times in seconds (nothing or inf for until_s: to the end)"
+    try:
+        records = [(table.line_num, record) for record in table]
+    except csv.Error as error:
+        raise ConfigError(f"{path}, line {table.reader.line_num}: {error}; each line must give {wanted}.") from error
     if missing := [name for name in COLUMNS if name not in (table.fieldnames or ())]:
         raise ConfigError(f"{path} has no column {missing[0]}: its first line must be {','.join(COLUMNS)}.")
-    for record in table:
-        line = table.line_num
+    for line, record in records:
         try:
+            if None in record:
+                raise ValueError("cells beyond the columns")
             until_s = math.inf if record["until_s"] == "" else float(record["until_s"])
             row = TraceRow(int(record["peer"]), float(record["from_s"]), until_s, line)
         except (TypeError, ValueError) as error:
-            wanted = "a peer's number and two times in seconds (nothing or inf for until_s: to the end)"
             raise ConfigError(f"{path}, line {line}: each line must give {wanted}.") from error
         if not 0 <= row.peer < peers:
             raise ConfigError(f"{path}, line {line}: there is no peer {row.peer}: peers = {peers}, numbered from 0.")

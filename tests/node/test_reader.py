@@ -4,16 +4,21 @@ import os
 import queue
 import signal
 import time
+from types import SimpleNamespace
 
 import pytest
 import torch
+import trio
 from safetensors.torch import load_file
 from torch import nn
+from trio.testing import MockClock
 
 from gossip import Reader
 from gossip.averaging.vectors import Vector
 from gossip.errors import LayoutError, LocalError
+from gossip.state_transfer.joining import Phase
 from node.network.transfers.streams import Streams
+from node.reader import GIVE_UP_S, Reading
 from tests.harness import warm
 from tests.node.commands import gossip
 from tests.node.trainees import alive, linear, spread
@@ -61,7 +66,7 @@ def test_the_file_holds_what_the_nodes_agree_on_and_no_node_has_listed_the_reade
         assert {event.id for event in one.node.history() if event.kind == "member"} <= ids
     model = linear(9, WIDTH)
     weights = Reader([nodes[1].node.address]).read()
-    weights.load_into(model)
+    weights.load_into(nn.ModuleDict({"_orig_mod": model}))  # As torch.compile wraps it.
     assert spread(model, nodes[0].model) < 1e-5
     assert weights.bytes_received > 4 * 2 * WIDTH
     assert 0 < weights.staleness_s < 10
@@ -69,12 +74,13 @@ def test_the_file_holds_what_the_nodes_agree_on_and_no_node_has_listed_the_reade
         weights.load_into(nn.Linear(3, 2))
 
 
-def test_tensors_keep_their_types_and_a_node_loads_the_file(train, until, tmp_path):
+def test_tensors_keep_their_types_and_a_node_loads_the_file(train, until, tmp_path, monkeypatch):
     model = nn.Sequential(nn.Linear(64, 32, dtype=torch.bfloat16), nn.BatchNorm1d(32))
     model[0].bias.requires_grad_(False)
     model[1].num_batches_tracked.fill_(70_000)
     node = train(model).node
     weights = Reader(node.address).read()
+    weights.load_into(linear_like(model))
     for name, value in model.state_dict().items():
         assert weights.tensors[name].dtype == value.dtype
         assert torch.equal(weights.tensors[name], value), name
@@ -83,12 +89,31 @@ def test_tensors_keep_their_types_and_a_node_loads_the_file(train, until, tmp_pa
     later = train(linear_like(model))
     later.do(lambda node: node.load(tmp_path / "run"))
     until(lambda: later.node.swarm_samples >= weights.samples)
+    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    monkeypatch.setattr("node.reader.MEMORY_SHARE", 10_000 / memory)  # For the vector, but not for its copies too.
+    with pytest.raises(LocalError, match="more than half of this machine's memory"):
+        Reader(node.address).read()
 
 
 def linear_like(model):
     other = nn.Sequential(nn.Linear(64, 32, dtype=torch.bfloat16), nn.BatchNorm1d(32))
     other[0].bias.requires_grad_(False)
     return other
+
+
+def test_a_reader_waits_while_data_flows_though_the_join_begins_anew():
+    joining = SimpleNamespace(phase=Phase.COLLECTING, missing_elements=0)
+
+    async def main(task_status):
+        task_status.started()
+        for joining.missing_elements in (3, 1, 3, 2, 1):
+            await trio.sleep(0.75 * GIVE_UP_S)
+        joining.phase = Phase.ADOPTING
+        await trio.sleep_forever()
+
+    reading, averager = object.__new__(Reading), SimpleNamespace(joining_vector=SimpleNamespace(array="whole"))
+    reading.runtime = SimpleNamespace(main=main, peer=SimpleNamespace(joining=joining), averager=averager)
+    assert trio.run(reading.wait, clock=MockClock(autojump_threshold=0)) == "whole"
 
 
 def test_with_a_secret_a_reader_needs_it(swarm, secret):

@@ -276,23 +276,25 @@ class OptimizerState:
         if name not in self._follows:
             if key in OF_GRADIENTS or key in OF_WEIGHTS:
                 self._follows[name] = key in OF_WEIGHTS
-            else:
-                self._follows[name] = self.is_near_weights(optimizer, key)
-        return self._follows[name]
+            elif (is_near := self.is_near_weights(optimizer, key)) is not None:
+                self._follows[name] = is_near
+        return self._follows.get(name, False)
 
     @torch.no_grad()
-    def is_near_weights(self, optimizer: torch.optim.Optimizer, key: object) -> bool:
-        """Return True if the state under this key is near the weights, over all parameters."""
+    def is_near_weights(self, optimizer: torch.optim.Optimizer, key: object) -> bool | None:
+        """Return True if all state under this key is near the weights; None if those are all zero, or not finite."""
         apart_sq = own_sq = 0.0
+        has_state = False
         for parameter, state in optimizer.state.items():
             value = state.get(key) if isinstance(state, Mapping) else None
             if not (isinstance(parameter, Tensor) and isinstance(value, Tensor) and parameter.dim()):
                 continue  # A scalar's step counts and products have its shape.
             if is_state_of(value, parameter):
+                has_state = True
                 weights, values = local_part(parameter).float(), local_part(value).float()
                 apart_sq += float((values - weights).square().sum())
                 own_sq += float(weights.square().sum())
-        return own_sq > 0.0 and apart_sq <= NEAR_SQ * own_sq
+        return has_state and (apart_sq <= NEAR_SQ * own_sq if 0.0 < own_sq < math.inf else None)
 
     @contextmanager
     def moving(self) -> Iterator[None]:

@@ -17,6 +17,7 @@ MAX_ROWS = 256  # Members shown: a longer page is unreadable, and takes 64 KiB t
 MAX_CURVES = 64  # Members whose losses are kept: 20 kB each.
 MAX_POINTS = 512  # Points of one curve: the columns of a chart on a telephone.
 OLD_S = 6.0  # Seconds since its last answer after which a row is old: two queries went unanswered.
+MAX_NUMBER = 1e100  # Size of a float that is shown: rates and axes of larger ones overflow.
 MAX_CHARACTERS = 40  # Characters of a version, a codec or a reason that are shown.
 PACE_S = 10.0  # The window of a pace: steps may take seconds, and exchanges change the swarm's count.
 
@@ -84,6 +85,7 @@ class SwarmPicture:
         # (unix seconds, consensus distance, MB/s up, MB/s down, samples per second of this node and of the swarm)
         self.own_curve = Curve()
         self.paces = Pace(), Pace()  # For this node's samples and for the swarm's.
+        self.swarm_samples_s: float | None = None  # The newest pace of the swarm.
         self.run = b""  # The id of the run whose samples are counted.
 
     # -- members and this node -------------------------------------------------------------------------------------
@@ -102,16 +104,16 @@ class SwarmPicture:
         own_answer = self.answers[self.me]
         counts = own_answer.row["samples"], own_answer.row["swarm_samples"]
         paces = [pace.add(now, count) for pace, count in zip(self.paces, counts, strict=True)]  # Samples per second.
-        own_answer.samples_s = paces[0]
+        own_answer.samples_s, self.swarm_samples_s = paces
         order = {MemberState.ALIVE: 0, MemberState.SUSPECT: 1, MemberState.DEAD: 2, MemberState.LEFT: 3}
         # This node first, then by state and id.
         ranked = sorted(members, key=lambda pair: (pair[0].id != self.me, order[pair[1]], pair[0].id))
         self.hidden = max(0, len(ranked) - MAX_ROWS)
         del ranked[MAX_ROWS:]
         self.rows = [{**self.row(record, state, now), "link": path_of(record.id)} for record, state in ranked]
-        shown = {record.id for record, _ in ranked}
-        for by_member in (self.answers, self.queried_at, self.losses):
-            for gone in by_member.keys() - shown:
+        shown = [record.id for record, _ in ranked]
+        for by_member, limit in ((self.answers, MAX_ROWS), (self.queried_at, MAX_ROWS), (self.losses, MAX_CURVES)):
+            for gone in by_member.keys() - set(shown[:limit]):
                 del by_member[gone]
         for record, _ in ranked[:MAX_CURVES]:
             self.add_loss(record)
@@ -191,7 +193,8 @@ class SwarmPicture:
 
     def state(self) -> dict[str, Any]:
         """Return the data that a page gets once a second."""
-        return {"members": self.rows, "hidden": self.hidden, "own": self.own_curve.points[-1:]}
+        own = self.own_curve.points[-1:]
+        return {"members": self.rows, "hidden": self.hidden, "own": own, "swarm_samples_s": self.swarm_samples_s}
 
 
 def row_of(metrics: Mapping[str, Any]) -> dict[str, Any]:
@@ -213,7 +216,7 @@ def number(value: Any) -> float | int | None:
     """Return a number that JSON can hold and a chart can draw; None for any other value."""
     if type(value) is int:
         return value if abs(value) < 2**53 else None
-    return value if type(value) is float and math.isfinite(value) else None
+    return value if type(value) is float and abs(value) < MAX_NUMBER else None
 
 
 def text(value: Any) -> str:

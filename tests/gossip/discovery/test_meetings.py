@@ -214,6 +214,7 @@ def test_one_member_cannot_take_all_tunnels_of_a_relay():
 def test_a_relay_that_was_not_asked_leads_nowhere():
     _swarm, one, other, public = two_homes()
     assert one.meetings.on_meet(public.id, Meet(one.id, other.id, "relay", name=b"n" * 16), 1.0) == []
+    assert one.meetings.on_meet(public.id, Meet(Node(9).id, one.id, "relay", name=b"n" * 16), 1.0) == [], "no member"
 
 
 def test_a_member_that_could_not_be_met_is_asked_again_later_and_later():

@@ -61,7 +61,9 @@ def test_a_process_that_was_stopped_accuses_nobody_by_the_time_it_slept(waited):
     effects = []
     for number in range(waited):  # in its sockets; the sleep counts once
         effects += me.receive(peer_id(1), Ping(number, ()), wakes + 0.001 * number)
-    effects += me.tick(wakes + 0.1) + tick_until(me, wakes + 0.4)
+    effects += me.tick(wakes + 0.1)
+    effects += me.receive(peer_id(3), Gossip((Hint(peer_id(2), 1, False, peer_id(3)),)), wakes + 0.2)
+    effects += tick_until(me, wakes + 0.4)
     assert not [effect for effect in effects if isinstance(effect, MemberChanged)]
     effects = tick_until(me, wakes + 40)  # its only accuser is asked first, and no member answers at all
     assert MemberChanged(peer_id(2), SUSPECT, DEAD) in effects, "the time in which it was awake counts"

@@ -91,6 +91,7 @@ def header_with(document):
         {"version": 3, "save": None, "meta": {"x": {"$tensor": "w"}}},
         {"version": 3, "save": None, "meta": {"x": {"$float": "much"}}},
         {"version": 3, "save": None, "meta": {"x": {"$float": None}}},
+        {"version": 3, "save": None, "meta": {"x": {"$float": 10**400}}},
         {"version": 3, "save": None, "meta": {"x": {"$map": 3}}},
         {"version": 3, "save": None, "meta": {"x": {"$map": [3]}}},
         {"version": 3, "save": None, "meta": {"x": {"$map": [[[], 1]]}}},

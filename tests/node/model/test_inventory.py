@@ -214,7 +214,7 @@ def test_state_that_nearly_equals_the_weights_moves_with_them(keep, dtype):
     assert {item.name: item.treatment for item in state.inventory()}["Custom.mine"] == "follow"
 
 
-@pytest.mark.parametrize("call", ["add_weighted", "add_read", "merge", "add_at", "add_scaled", "write"])
+@pytest.mark.parametrize("call", ["add_weighted", "add_read", "merge", "add_at", "add_scaled", "write", "load"])
 def test_every_way_of_moving_the_weights_moves_their_copies(call):
     model = mlp()
     optimizer = stepped(model, Custom(model.parameters(), lambda p: p.detach().clone()))
@@ -223,10 +223,28 @@ def test_every_way_of_moving_the_weights_moves_their_copies(call):
     arguments = {
         "add_weighted": (ones, 0.5), "add_read": (ones, 0.5), "merge": (ones, 0.5), "write": (ones,),
         "add_at": (ones[:5].copy(), np.arange(5)), "add_scaled": (ones, 0.5, 1),
+        "load": ({name: value + 1 for name, value in model.state_dict().items()},),
     }  # fmt: skip
     getattr(state, call)(*arguments[call])
     for parameter in model.parameters():
         torch.testing.assert_close(optimizer.state[parameter]["mine"], parameter.detach())
+
+
+@pytest.mark.parametrize("value", [0.0, math.nan])
+def test_weights_that_tell_nothing_do_not_decide_what_follows_and_leave_no_state(value):
+    model = mlp()
+    optimizer = stepped(model, Custom(model.parameters(), lambda p: p.detach().clone()))
+    state = ModelState(model, optimizer)
+    sound = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    empty = {name: torch.full_like(tensor, value) for name, tensor in sound.items()}
+    model.load_state_dict(empty)
+    assert not state.optimizer_state.has_followers()
+    model.load_state_dict(sound)
+    state.add(np.ones(state.size(), np.float32))
+    torch.testing.assert_close(optimizer.state[model[0].weight]["mine"], model[0].weight.detach())
+    model.load_state_dict(empty)
+    state.load(sound)
+    assert all(bool(torch.isfinite(kept["mine"]).all()) for kept in optimizer.state.values() if kept)
 
 
 def test_state_moves_with_the_weights_that_have_it_though_the_first_have_none():

@@ -110,6 +110,9 @@ def test_an_export_is_weights_and_nothing_else(quick, tmp_path):
     with safe_open(tmp_path / "weights.safetensors", framework="pt") as opened:
         assert set(opened.keys()) == set(model.state_dict())
         assert opened.metadata() == {"format": "pt"}
+    save(tmp_path / "weights", 1)
+    checkpoint.export(tmp_path / "weights", model.state_dict())
+    assert sorted(os.listdir(tmp_path)) == ["weights.optimizer", "weights.safetensors"], "no description of others"
 
 
 def test_arrays_are_exported_by_their_names(quick, tmp_path):
@@ -162,7 +165,7 @@ def test_a_state_of_another_save_is_not_taken(tmp_path):
     assert (loaded.optimizer_state, loaded.lack) == (None, "b.optimizer cannot be read")
 
 
-@pytest.mark.parametrize("keep", [1, 3])
+@pytest.mark.parametrize("keep", [1, 2, 3])
 @pytest.mark.parametrize("renames", range(10))
 def test_a_kill_before_any_rename_never_pairs_weights_with_another_steps_state(keep, renames, tmp_path, monkeypatch):
     for step in range(keep):
@@ -195,6 +198,9 @@ def test_a_kill_before_any_rename_never_pairs_weights_with_another_steps_state(k
             assert loaded.optimizer_state["state"][0]["m"].tolist() == [step, step]
     newest = checkpoint.load(tmp_path / "run").meta["steps"]
     assert newest == (keep if is_whole else keep - 1)
+    save(tmp_path / "run", keep + 1, keep)
+    if keep > 1 and not 3 * (keep - 1) < renames < 3 * keep:  # The kill has not parted the newest weights from theirs.
+        assert not checkpoint.load(tmp_path / "run.1.safetensors").lack
 
 
 def test_each_older_checkpoint_keeps_its_state(tmp_path):

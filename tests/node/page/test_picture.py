@@ -102,7 +102,12 @@ def test_samples_a_second_are_those_of_the_last_ten_seconds():
     own, swarm = picture.own_curve.points[-1][4:]
     assert own == pytest.approx(25, rel=0.25)
     assert swarm == pytest.approx(100)
-    looked(picture, now=160.0, samples=0, swarm_samples=0)
+    picture.own_curve.stride = MAX_POINTS  # As after a day: the chart gets a point every few minutes.
+    for second in range(60, 80):
+        looked(picture, now=100.0 + second, samples=100 * (second // 4), swarm_samples=50 * second + 3_000)
+    assert picture.state()["swarm_samples_s"] == pytest.approx(50), "newer than the chart's last point"
+    picture.own_curve.stride = 1
+    looked(picture, now=180.0, samples=0, swarm_samples=0)
     assert picture.own_curve.points[-1][4:] == (None, None), "another run begins anew"
 
 
@@ -146,8 +151,8 @@ HOSTILE = {
 
 def test_whatever_a_member_says_a_row_has_short_texts_and_numbers_that_json_has():
     picture, other = SwarmPicture(ME), member(1, loss=math.nan)
-    for now in (1.0, 2.0):
-        picture.on_answer(other.id, HOSTILE, now)
+    for now, sent in ((1.0, -1.7e308), (2.0, 1.7e308)):
+        picture.on_answer(other.id, HOSTILE | {"bytes_received": sent}, now)
         row = looked(picture, [other], now)[other.id.hex()]
     assert (row["steps"], row["samples"]) == (0, 0)
     assert row["loss"] is row["exchanges_done"] is row["bytes_sent"] is None
@@ -169,6 +174,8 @@ def test_ten_thousand_members_make_no_more_rows_and_lines_than_are_shown():
     assert picture.hidden == 5_001 - MAX_ROWS
     assert len(picture.losses) <= MAX_CURVES
     assert max(map(len, (picture.answers, picture.queried_at))) <= MAX_ROWS
+    looked(picture, [(other, MemberState.SUSPECT) for other in others[:50]] + others[50:150], 201.0)
+    assert len(picture.losses) <= MAX_CURVES, "others are the first now"
 
 
 @pytest.mark.parametrize("count", [10, MAX_POINTS - 1, 10 * MAX_POINTS + 3, 1000 * MAX_POINTS])

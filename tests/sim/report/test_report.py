@@ -253,6 +253,8 @@ def test_a_run_of_one_row_and_one_that_diverged_still_have_a_report(tmp_path):
     for row in diverged.history[3:]:
         row |= {key: math.inf for key in ("loss_mean", "loss_max", "consensus_distance")}
     assert compare([short, diverged], tmp_path).exists()
+    with pytest.raises(ConfigError, match="two results or more"):
+        compare([short], tmp_path)
     assert short.save(tmp_path / "short").exists()
     assert diverged.save(tmp_path / "diverged").exists()
 

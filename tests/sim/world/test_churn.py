@@ -88,6 +88,8 @@ def test_a_trace_is_followed(tmp_path):
         ("", "has no column peer"),
         ("peer,from_s,until_s\n0,1,2\nx,1,2\n", "line 3: each line must give a peer's number"),
         ("peer,from_s,until_s\n0,1\n", "line 2: each line must give"),  # a line cut short, perhaps of a broken file
+        ("peer,from_s,until_s\n0,0,5,9\n", "line 2: each line must give"),  # a decimal comma
+        (f"peer,from_s,until_s\n0,{1:0200000},2\n", "line 2: field larger than field limit"),
         ("peer,from_s,until_s\n3,1,2\n", r"line 2: there is no peer 3: peers = 3"),
         ("peer,from_s,until_s\n0,2,1\n", "line 2: until_s must be above from_s"),
         ("peer,from_s,until_s\n0,nan,1\n", "line 2: until_s must be above from_s"),

@@ -134,10 +134,9 @@
   function drawTiles(state) {
     const me = state.members.find((m) => m.self) || {};
     const alive = state.members.filter((m) => m.state === "alive").length;
-    const latest = own[own.length - 1] || [];
     const tiles = [
       [alive === 1 ? "member alive" : "members alive", whole(alive)], ["samples of the swarm", whole(me.swarm_samples)],
-      ["samples/s, swarm", short(latest[5])], ["samples/s here", short(latest[4])], ["loss here", short(me.loss)],
+      ["samples/s, swarm", short(state.swarm_samples_s)], ["samples/s here", short(me.samples_s)], ["loss here", short(me.loss)],
       ["consensus distance", short(me.consensus_distance)], ["exchanges here", whole(me.exchanges_done)],
       ["steps between mixes", me.interval_steps ? `${whole(me.interval_steps)}, ${me.codec}` : me.codec || whole()],
       ["MB/s up", short(me.mb_s_sent)], ["MB/s down", short(me.mb_s_received)],
