@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -22,6 +22,7 @@ from node.loop.held_run import HeldRun
 from node.loop.live import LiveModel
 from node.model.inventory.watch import sampled
 from node.model.optimizers import Optimizers, with_inner
+from node.model.scalars import HostCopy
 from node.model.tensors import local_part
 
 # Updates of the weights before a running loop is told: several may come before a first step, as those of a critic.
@@ -63,7 +64,8 @@ class StepWatch:
         self.weights = weights[:: -(-len(weights) // MAX_WEIGHTS) or 1]
         self.run, self.notify = run, notify
         self.versions: list[int] = []  # When this node itself last changed the weights; empty before it has started.
-        self.taken: Tensor | None = None  # Some of the weights that others have trained, until the first step.
+        self.taken: list[Tensor] | None = None  # Some of the weights that others have trained, until the first step.
+        self.rewritten: HostCopy | None = None  # Whether the program has overwritten them, on its way from the device.
         self.optimizer_steps = 0
         self.is_told = self.is_closed = False
 
@@ -79,11 +81,15 @@ class StepWatch:
     def before_optimizer_step(self) -> None:
         """Tell if the program has overwritten weights that others have trained, as its first step shows."""
         taken, self.taken = self.taken, None
-        if taken is not None and not self.run.steps and (self.sample() - taken).norm() > REWRITTEN_PART * taken.norm():
-            self.notify("replaced", REWRITTEN)
+        if taken is not None and not self.run.steps:
+            self.rewritten = HostCopy(is_rewritten(taken, self.sample()))
+        if self.rewritten is not None and self.rewritten.done():
+            rewritten, self.rewritten = self.rewritten, None
+            if rewritten.values > 0:
+                self.notify("replaced", REWRITTEN)
 
-    def sample(self) -> Tensor:
-        return torch.cat([sampled(local_part(weight)).float().cpu() for weight in self.weights])
+    def sample(self) -> list[Tensor]:
+        return [sampled(local_part(weight)).float() for weight in self.weights]
 
     def on_optimizer_step(self, optimizer: Optimizer) -> None:
         """Handle the step of any optimizer of the program."""
@@ -185,6 +191,16 @@ def hook_optimizers() -> None:
         _is_hooked = True
         hooks.register_optimizer_step_pre_hook(before_any_step)
         hooks.register_optimizer_step_post_hook(on_any_step)
+
+
+def is_rewritten(then: Sequence[Tensor], now: Sequence[Tensor]) -> Tensor:
+    """Return 1.0 if these tensors are other ones by now, on the device of the first, else 0.0."""
+
+    def square(parts: Iterable[Tensor]) -> Tensor:
+        return torch.stack([part.square().sum().to(then[0].device) for part in parts]).sum()
+
+    moved = square(after - before for before, after in zip(then, now, strict=True))
+    return (moved > REWRITTEN_PART**2 * square(then)).float()
 
 
 def before_any_step(optimizer: Optimizer, arguments: Any, named: Any) -> None:

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 
 import torch
 from torch import Tensor
+from torch.linalg import vector_norm
 
 from gossip.averaging.vectors import REACH, Statistics
 
@@ -31,7 +32,7 @@ class StatisticsMixer:
         self._last = self._anchor = flat(live)
         self._directions = [
             place for place, tensor in enumerate(live)
-            if tensor.dim() == 1 and tensor.numel() > 1 and abs(float(tensor.norm()) - 1) < ROUNDING
+            if tensor.dim() == 1 and tensor.numel() > 1 and abs(float(vector_norm(tensor)) - 1) < ROUNDING
         ]  # fmt: skip
 
     @torch.no_grad()
@@ -90,7 +91,7 @@ class StatisticsMixer:
         mixed = torch.where(moves, (1.0 - statistics.weight) * now + statistics.weight * near, now)
         parts = [torch.split(each, [tensor.numel() for tensor in live]) for each in (mixed, now, target)]
         for place in self._directions:  # The mean of two is shorter: it gets their length, unless they are opposite.
-            length, own = parts[0][place].norm(), parts[1][place].norm()
+            length, own = vector_norm(parts[0][place]), vector_norm(parts[1][place])
             is_short = (length > 0.5) & (length < 1 - ROUNDING) & ((own - 1).abs() < ROUNDING)
             parts[0][place].div_(torch.where(is_short & ~parts[2][place].isnan().any(), length, 1.0))
         return mixed

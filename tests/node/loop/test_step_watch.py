@@ -87,11 +87,11 @@ def test_a_short_loop_with_a_loader_of_its_own_is_told_at_its_end(quick, model):
 def test_epochs_without_a_step_end_in_a_sentence_and_not_never(quick, model):
     loader = DataLoader(DATA, 8)
     with Node(model, config=quick) as node:
-        epochs = node.epochs(5, loader)
-        for _ in range(3):
+        epochs = node.epochs(50, loader)
+        for _ in range(32):  # Of 256 batches.
             next(epochs)
             assert len(list(node.loader(loader))) == 8
-        with pytest.raises(LocalError, match="3 epochs have drawn batches without node"):
+        with pytest.raises(LocalError, match="32 epochs have drawn batches without node"):
             next(epochs)
 
 

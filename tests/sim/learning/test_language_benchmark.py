@@ -35,7 +35,7 @@ def known(language, best: float, missing: tuple[float, ...] = ()):
         def figures(self, row, rate, seed):
             if rate in missing:
                 return None
-            tuning = 2.0 + math.log(rate / best) ** 2
+            tuning = 2.0 + (0.0 if row.at else math.log(rate / best) ** 2)  # A given rate was the best before.
             test = tuning if row.gossip is None else 1.1 * tuning
             return {"tuning": tuning, "test": test, "average": test, "mb": 1.0, "fewer": 7.0}
 
