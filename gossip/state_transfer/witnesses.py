@@ -14,8 +14,9 @@ from gossip.state_transfer.comparing import CHUNKS_PER_WITNESS, any_differ
 from gossip.state_transfer.donor_check import DonorCheck
 
 LOOKOUTS = 2  # Witnesses that are always asked.
-# One wait lasts as long as the members that the seeds know need to be contacted. It is repeated for more witnesses.
-WITNESS_WAIT_S, MAX_WITNESS_WAITS = 2.0, 5
+# One wait lasts as long as the members that the seeds know need to be contacted. It is repeated for more witnesses, but
+# members that a liar has made up, and that nobody can contact, must not keep a newcomer for ten seconds.
+WITNESS_WAIT_S, MAX_WITNESS_WAITS = 2.0, 4
 
 
 class Witnesses:

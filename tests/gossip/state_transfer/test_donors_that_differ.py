@@ -127,12 +127,12 @@ def without_number(*liars):
 def test_two_colluding_donors_of_three_are_outvoted_by_members_that_are_met_late():
     """Weights may arrive before its seeds have told a newcomer of any other member."""
     taker = Taker(config=tuned(CONFIG, donors=3))
-    taker.joining.find_donors = lambda run_id: DONORS[3 : 4 if taker.now < 3.5 * WITNESS_WAIT_S else None]
+    taker.joining.find_donors = lambda run_id: DONORS[3 : 4 if taker.now < 2.5 * WITNESS_WAIT_S else None]
     taker.joining.has_unmet_members = lambda: True
     taker.survey([A, B, C])
     taker.apart_sq = colluding(B, C)
     taker.receive_all()
-    assert 4 * WITNESS_WAIT_S <= taker.now < MAX_WITNESS_WAITS * WITNESS_WAIT_S
+    assert 3 * WITNESS_WAIT_S <= taker.now < MAX_WITNESS_WAITS * WITNESS_WAIT_S
     assert A in taker.joining.donors
     assert not taker.joining.donors & {B, C}
     assert taker.adopt is not None
