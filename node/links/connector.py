@@ -43,7 +43,7 @@ MAX_DIALS = 16  # Concurrent dials of all kinds.
 NAME_BYTES = 16  # The length of a link's name, by which lanes join it.
 MAX_STRANGER_DIALS = 2  # Concurrent dials to strangers, whose addresses may drop packets.
 MAX_SILENT_DIALS = 8  # Concurrent dials to addresses whose last dial timed out.
-MAX_QUEUED_STRANGERS = 64  # Dials to strangers that may queue; further ones fail at once.
+MAX_STRANGERS = MAX_STRANGER_DIALS + 64  # Dials to strangers that may run or queue; further ones fail at once.
 NO_GREETING = "accepted the connection, but sent no greeting"
 SILENT_S = 1.0  # A dial that fails after a longer time was dropped by the network, and not refused.
 MAX_SILENT_ADDRESSES = 4_096  # Silent addresses that are remembered.
@@ -119,13 +119,13 @@ class Connector:
         # Handles an accepted connection whose Hello says that it joins a link or a tunnel. None: it is run as a link.
         self.on_joining: Callable[[Link, Hello], Awaitable[None]] | None = None
         self.seeds = SeedStatus(seeds, config.join_timeout_s / 2, self.spawn, self.notify_once)
-        # For each address that is being dialled: the peers that are expected there, None for a seed.
-        self.dialling: dict[Address, set[PeerId | None]] = {}
+        # For each address that is being dialled, and whether as a stranger's: the peers that are expected there, None
+        # for a seed.
+        self.dialling: dict[tuple[Address, bool], set[PeerId | None]] = {}
         self.dial_limit = trio.CapacityLimiter(MAX_DIALS)
         self.stranger_limit = trio.CapacityLimiter(MAX_STRANGER_DIALS)
         self.silent_limit = trio.CapacityLimiter(MAX_SILENT_DIALS)
         self.budget = DialBudget()
-        self.stranger_addresses: set[Address] = set()  # Addresses of strangers that are being dialled.
         self.silent_addresses = Recent[Address, None](MAX_SILENT_ADDRESSES)  # Addresses whose last dial timed out.
         # The address ranges of contacted members' hosts, and the value of `Membership.turnover` (a count of changes)
         # when they were collected; -1: never.
@@ -147,31 +147,30 @@ class Connector:
     def dial(self, address: Address, expect: PeerId | None) -> None:
         """Begin a link to ``address``, where the peer ``expect`` should answer; None for a seed.
 
-        There is one dial at a time to an address.
+        There is one dial at a time to an address, and another one beside a stranger's, which may wait long for its turn:
+        strangers may claim the addresses of members.
         """
         if self.is_closed or address == self.peer.membership.me.address:
             self.spawn(self.report_failed_dials_soon, {expect})
             return
-        if address in self.dialling:
-            self.dialling[address].add(expect)
-            return
         is_known = expect is None or self.peer.membership.remembers(expect)
         is_stranger = not is_known and address not in self.seeds.addresses
-        if is_stranger and len(self.stranger_addresses) >= MAX_STRANGER_DIALS + MAX_QUEUED_STRANGERS:
+        if expected := self.dialling.get((address, False)) or self.dialling.get((address, is_stranger)):
+            expected.add(expect)
+            return
+        if is_stranger and sum(of_stranger for _, of_stranger in self.dialling) >= MAX_STRANGERS:
             self.spawn(self.report_failed_dials_soon, {expect})
             return
-        if is_stranger:
-            self.stranger_addresses.add(address)
-        self.dialling[address] = {expect}
-        self.spawn(self.dial_task, address, expect)
+        self.dialling[address, is_stranger] = {expect}
+        self.spawn(self.dial_task, address, expect, is_stranger)
 
-    def limiter_for(self, address: Address) -> contextlib.AbstractAsyncContextManager[object]:
+    def limiter_for(self, address: Address, is_stranger: bool) -> contextlib.AbstractAsyncContextManager[object]:
         """Return the limiter that a dial acquires before ``dial_limit``.
 
         A dial to an address that drops packets lasts until its timeout. Limiters of their own keep such dials from
         taking all places, so that dials to honest members never wait for them.
         """
-        if address in self.stranger_addresses:
+        if is_stranger:
             return self.stranger_limit
         return self.silent_limit if address in self.silent_addresses else contextlib.nullcontext()
 
@@ -224,14 +223,13 @@ class Connector:
         for peer in expected:
             self.owner.on_dial_failed(peer)
 
-    async def dial_task(self, address: Address, expect: PeerId | None) -> None:
+    async def dial_task(self, address: Address, expect: PeerId | None, is_stranger: bool) -> None:
         """Dial an address and run the link. Without a link, report every peer that was expected there."""
         expected: set[PeerId | None] = set()  # All peers for which this address was dialled meanwhile.
         try:
-            outcome = await self.dial_and_greet(address, expect)
+            outcome = await self.dial_and_greet(address, expect, is_stranger)
         finally:
-            expected = self.dialling.pop(address, set())
-            self.stranger_addresses.discard(address)
+            expected = self.dialling.pop((address, is_stranger), set())
         if not outcome.is_allowed:  # That says nothing about a stranger, which is not reported.
             remembers = self.peer.membership.remembers
             self.report_failed_dials({peer for peer in expected if peer is None or remembers(peer)})
@@ -248,11 +246,11 @@ class Connector:
         self.report_failed_dials(expected - {None, link.peer})
         await self.owner.run_link(link, theirs)
 
-    async def dial_and_greet(self, address: Address, expect: PeerId | None) -> DialOutcome:
+    async def dial_and_greet(self, address: Address, expect: PeerId | None, is_stranger: bool) -> DialOutcome:
         """Dial an address, once the limits on dials allow it, and shake hands there."""
         outcome, began = DialOutcome(), trio.current_time()
         try:
-            async with self.limiter_for(address), self.dial_limit:
+            async with self.limiter_for(address, is_stranger), self.dial_limit:
                 began = trio.current_time()
                 with trio.move_on_after(self.config.hello_timeout_s):
                     stream = await self.connect(address, outcome)

@@ -28,7 +28,7 @@ with Node(model, optimizer, config=Config(mix_every_steps=4)) as node:
 
     node.on("exchange.done", note)
     for step in itertools.count():
-        time.sleep(0.02)
+        time.sleep(float(os.environ.get("STEP_S", 0.02)))
         optimizer.zero_grad()
         (model(torch.randn(8, width)) - torch.randn(8, width)).square().mean().backward()
         optimizer.step()
