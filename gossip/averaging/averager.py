@@ -419,6 +419,8 @@ class Averager(AveragerState[AnyTransfer]):
         if visit is not None and visit.has_replaced:
             peer.update_counts(steps, samples)
             self.report_replacement(visit)
+        if not peer.view.is_joining:
+            self.joining_vector = None  # Of a transfer that was given up.
         driver.perform(peer.on_stepped(steps, samples, loss, driver.now))  # First: an Offer states the model's age.
         if visit is not None:
             self.use_copies(visit)

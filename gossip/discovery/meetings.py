@@ -39,6 +39,7 @@ MEET_S = 1.0  # Time between two meetings that a node begins.
 SAMPLED = 16  # Random members among which the next one to meet is searched.
 MEETING_S = 10.0  # A meeting that has led to nothing after this time has failed.
 MAX_MEETINGS = 8  # Meetings at the same time.
+MAX_UNASKED = 2  # Of these, those by the relay of one member for which we have not asked.
 # A member that could not be met is not asked again for this long. It doubles with each further failure.
 RETRY_S, MAX_RETRY_S = 10.0, 600.0
 MAX_FAILED = 1_024  # Members whose failures are remembered.
@@ -200,8 +201,9 @@ class Meetings:
         return [Send(meeting.contact, Meet(self.my_id, peer, "relay", name=name))]
 
     def fail(self, peer: PeerId, now: float) -> None:
-        """End a meeting that has failed. The next one with this member waits, longer each time."""
-        del self.meetings[peer]
+        """End a meeting that has failed. The next one that we ask for waits, longer each time."""
+        if not self.meetings.pop(peer).asks:
+            return  # Others began it, perhaps in this member's name.
         count = self.failures[peer].times if peer in self.failures else 0
         wait_s = min(RETRY_S * 2.0 ** min(count, 10), MAX_RETRY_S) * (0.75 + 0.5 * self.rng.random())
         self.failures[peer] = Failures(count + 1, now + wait_s)
@@ -226,7 +228,7 @@ class Meetings:
         """Return a message that states our addresses, signed for this target."""
         outside = self.outside(contact)
         stated = "" if outside is None else str(outside)
-        inside = "" if self.listens_at is None else str(self.listens_at)
+        inside = "" if self.listens_at is None or not is_private(self.listens_at.host) else str(self.listens_at)
         signature = self.members.sign(payload(self.my_id, target, stated, inside))
         return Meet(self.my_id, target, stage, stated, inside, signature)
 
@@ -291,11 +293,12 @@ class Meetings:
         if address is None or peer in self.linked_peers or len(meet.name) != 16 or self.members.record(peer) is None:
             return []
         if meeting is None:
-            if len(self.meetings) >= MAX_MEETINGS:
+            unasked = sum(not one.asks and one.contact == relay for one in self.meetings.values())
+            if len(self.meetings) >= MAX_MEETINGS or unasked >= MAX_UNASKED:
                 return []
             meeting = self.meetings[peer] = Meeting(relay, False, now)
-        elif not asks and meeting.asks and self.my_id < peer:
-            return []  # Both sides have asked, and our own question goes first.
+        elif not asks and meeting.asks and (self.my_id < peer or meeting.contact != relay):
+            return []  # Both sides have asked, and our own question goes first; or a third member alone says so.
         meeting.asks, meeting.stage, meeting.contact, meeting.punch_at = asks, "relay", relay, math.inf
         return [Tunnel(peer, relay, address, meet.name, asks)]
 

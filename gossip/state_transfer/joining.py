@@ -61,6 +61,7 @@ class Piece:
     stop: int
     donor: PeerId
     deadline: float  # Time by which the next chunk must arrive.
+    last_deadline: float  # Time by which the last one must, for a donor may choose how many chunks there are.
     first: int  # The value of ``start`` when the piece was requested.
 
 
@@ -108,6 +109,7 @@ class Newcomer:
         self.missing: list[tuple[int, int]] = []  # Ranges that are not being fetched.
         self.received: list[ReceivedRange] = []  # Ranges that have arrived.
         self.donors: set[PeerId] = set()  # Donors of whole pieces.
+        self.odd: set[PeerId] = set()  # Donors that gave another model than most, which are not asked again.
         self.starving_since = math.inf  # Time since which no donor gives anything.
         self.is_state_asleep = False  # A donor with a paused loop holds the optimizer's state, and no other gives it.
         self.leaves_state = False  # Adopt without the optimizer's state.
@@ -134,7 +136,7 @@ class Newcomer:
     def begin(self, run_id: bytes, candidates: list[PeerId], now: float) -> list[Effect]:
         """Survey the first candidates: ready members of that run, in random order."""
         self.phase, self.run_id, self.began_at = Phase.SURVEY, run_id, now
-        self.answers, self.pieces, self.missing, self.received, self.donors = {}, {}, [], [], set()
+        self.answers, self.pieces, self.missing, self.received, self.donors, self.odd = {}, {}, [], [], set(), set()
         self.has_resurveyed = self.is_state_asleep = self.leaves_state = self.keeps_frozen = False
         self.check.reset()
         self.witnesses.reset()
@@ -213,7 +215,8 @@ class Newcomer:
             self.missing.sort(reverse=True)  # The weights first, since paused donors can give them.
         while self.missing and free and len(self.pieces) < self.max_donors:
             (start, stop), donor, session = self.missing.pop(), free.pop(0), self.new_session()
-            self.pieces[session] = Piece(start, stop, donor, now + self.chunk_time_s(stop - start), start)
+            next_chunk, whole = now + self.chunk_time_s(stop - start), now + serving_time_s(self.config, stop - start)
+            self.pieces[session] = Piece(start, stop, donor, next_chunk, whole, start)
             effects.append(ReceivePiece(session, donor, start, stop, self.size))
             effects.append(Send(donor, Fetch(session, self.optimizer_keys, start, stop)))
         if self.missing and not self.pieces:
@@ -238,7 +241,7 @@ class Newcomer:
         if piece.stop > self.local.weights:
             self.is_state_asleep = False
         if position < piece.stop:
-            piece.deadline = now + self.chunk_time_s(piece.stop - position)
+            piece.deadline = min(now + self.chunk_time_s(piece.stop - position), piece.last_deadline)
             return []
         del self.pieces[session]
         self.donors.add(piece.donor)
@@ -279,7 +282,11 @@ class Newcomer:
         if now - self.starving_since >= self.config.join_timeout_s:
             self.avoid_run(self.run_id, now + AVOID_S)
             return self.stop()
+        candidates = [peer for peer in candidates if peer not in self.odd]
         self.candidates, self.deadline = candidates[: CANDIDATES_PER_DONOR * self.max_donors], math.inf
+        if self.check.has_begun:  # Donors that were not compared may give the rest.
+            self.check.reset()
+            self.witnesses.reset()
         return self.request_missing(now)
 
     # -- the end of a transfer -----------------------------------------------------------------------------------
@@ -331,7 +338,7 @@ class Newcomer:
     def ask_witnesses(self, now: float) -> list[Effect]:
         """Ask members that gave nothing for chunks that the donors gave, or wait for more. Judge if there are none."""
         # Members contacted since the transfer began are witnesses too.
-        others = [peer for peer in self.find_donors(self.run_id) if peer not in self.candidates]
+        others = [peer for peer in self.find_donors(self.run_id) if peer not in self.odd.union(self.candidates)]
         self.candidates += others[: max(0, CANDIDATES_PER_DONOR * self.max_donors - len(self.candidates))]
         donors = {piece.donor for piece in self.received}
         witnesses = [peer for peer in self.candidates if peer not in donors]
@@ -348,6 +355,7 @@ class Newcomer:
         self.missing = [(start, stop) for start, stop, donor in self.received if donor in odd and start < stop]
         self.received = [piece for piece in self.received if piece.donor not in odd]
         self.donors -= odd
+        self.odd |= odd
         if odd and not self.donors:  # Compare those that give the pieces instead, too.
             self.check.reset()
             self.witnesses.reset()

@@ -47,7 +47,7 @@ MAX_STRANGERS = MAX_STRANGER_DIALS + 64  # Dials to strangers that may run or qu
 NO_GREETING = "accepted the connection, but sent no greeting"
 SILENT_S = 1.0  # A dial that fails after a longer time was dropped by the network, and not refused.
 MAX_SILENT_ADDRESSES = 4_096  # Silent addresses that are remembered.
-MAX_NOTICES = 64  # Distinct notices, so that strangers cannot fill the log.
+MAX_NOTICES = 64  # Distinct notices of one kind, so that strangers cannot fill the log.
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +131,7 @@ class Connector:
         # when they were collected; -1: never.
         self.member_hosts, self.hosts_turnover = frozenset[str](), -1
         self.handshake_pool = HandshakePool(self.favoured_hosts, self.on_failed_handshake)
-        self.notified: set[str] = set()  # The sentences that the user was told.
+        self.notified: dict[str, set[str]] = {}  # The sentences that the user was told, by kind.
         self.nursery: trio.Nursery | None = None  # None before :meth:`open`.
         self.is_closed = False
 
@@ -147,7 +147,7 @@ class Connector:
     def dial(self, address: Address, expect: PeerId | None) -> None:
         """Begin a link to ``address``, where the peer ``expect`` should answer; None for a seed.
 
-        There is one dial at a time to an address, and another one beside a stranger's, which may wait long for its turn:
+        There is one dial at a time to an address, and another beside a stranger's, which may wait long for its turn:
         strangers may claim the addresses of members.
         """
         if self.is_closed or address == self.peer.membership.me.address:
@@ -440,9 +440,10 @@ class Connector:
             raise BrokenLinkError(f"{address} cannot be dialled.") from None
 
     def notify_once(self, sentence: str, kind: str = "refused") -> None:
-        """Tell the user a sentence, unless the user was told already or too many others."""
-        if sentence not in self.notified and len(self.notified) < MAX_NOTICES:
-            self.notified.add(sentence)
+        """Tell the user a sentence, unless the user was told already or too many others of its kind."""
+        told = self.notified.setdefault(kind, set())
+        if sentence not in told and len(told) < MAX_NOTICES:
+            told.add(sentence)
             self.owner.notify(kind, sentence)
 
 

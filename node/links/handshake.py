@@ -110,6 +110,8 @@ class Greeter:
         if len(theirs.share) not in (0, SHARE_BYTES):
             raise ProtocolError(f"{host} gives {len(theirs.share)} bytes for keys, where {SHARE_BYTES} belong.")
         if theirs.record is None:
+            if expected is not None:
+                raise RefusedError("identity", f"{host} shows no membership, where {short(expected)} is expected.")
             return  # It is an observer.
         check(theirs.record, verify)
         if proven is not None and theirs.record.id != proven:

@@ -5,6 +5,7 @@ A control frame is a message without a body. Bulk data are the chunks of a vecto
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Callable
 from typing import Protocol
@@ -91,6 +92,7 @@ class Link:
         self.is_unread = False  # Closed because the other side does not read what it causes us to send.
         self.is_closing = False  # It is closed once the outbox is sent.
         self.is_orderly = False  # Closed as idle, by either side.
+        self.retired_at = math.inf  # The time at which this side closed it as idle.
         self.is_closed = False
         self.cancel_scope: trio.CancelScope | None = None  # That of all tasks of the link, once they run.
 
@@ -187,7 +189,7 @@ class Link:
 
     def retire(self) -> None:
         """Close an idle link with a Close, because the peer would suspect us if the link ended without one."""
-        self.is_orderly = True
+        self.is_orderly, self.retired_at = True, trio.current_time()
         self.send(Close("idle", "this link is not needed at the moment.", ()))
         self.finish()
 

@@ -7,6 +7,7 @@ vector, whose values are its *body*. A *lane* is a further connection of the lin
 from __future__ import annotations
 
 import functools
+import math
 from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Protocol
@@ -157,7 +158,8 @@ class LinkLife:
         runtime = self.runtime
         # A node that cannot be dialled keeps links to some members, its homes.
         busy, homes = runtime.transfers.used_links(), runtime.peer.reach.homes
-        idle = [link for link in runtime.links.all() if link not in busy and link.peer not in homes]
+        links = [link for link in runtime.links.all() if link.retired_at == math.inf]
+        idle = [link for link in links if link not in busy and link.peer not in homes]
         if not idle:
             return False
         min(idle, key=lambda link: link.used_at).retire()

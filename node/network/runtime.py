@@ -43,7 +43,7 @@ from node.links.connector import Access, Connector
 from node.links.hidden import HiddenLinks, Relay
 from node.links.link import Link
 from node.links.pool import Links
-from node.network.link_life import LinkLife
+from node.network.link_life import CLOSE_S, LinkLife
 from node.network.striping import Striping
 from node.network.transfers.log import ExchangeLog
 from node.network.transfers.streams import SharedModel, Streams
@@ -344,9 +344,9 @@ class Runtime:
         busy = self.transfers.used_links()
         for link in self.links.all():
             is_unread = link.visit is not None and link.batch is not None and now - link.sent_at > self.config.stall_s
-            if is_unread or link.is_held_up(now, self.config.stall_s, chunk_s):
+            if is_unread or link.is_held_up(now, self.config.stall_s, chunk_s) or now - link.retired_at > CLOSE_S:
                 link.close_now()
-            if now - link.used_at > self.config.internal.idle_s and link not in busy:
+            elif now - link.used_at > self.config.internal.idle_s and link not in busy and link.retired_at == math.inf:
                 link.retire()
 
     async def leave(self, within_s: float) -> None:

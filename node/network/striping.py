@@ -39,8 +39,8 @@ class Striping:
 
         Repeated calls have no effect.
         """
-        if link.has_widened or self.config.connections < 2 or not link.name_for_our_lanes:
-            return
+        if link.has_widened or self.config.connections < 2 or not link.name_for_our_lanes or link.path != "direct":
+            return  # A punched or relayed link has no address to dial a second time.
         link.has_widened = True
         if link.address is None:
             link.send(Widen(self.config.connections))
@@ -50,6 +50,8 @@ class Striping:
     def on_widen(self, link: Link, connections: int) -> None:
         """Handle the other side's request for ``connections`` lanes."""
         if link.address is None:
+            if link.path != "direct":
+                return
             raise ProtocolError("A member asked for more connections where it can open them itself.")
         if not link.has_widened and link.name_for_our_lanes:
             link.has_widened = True

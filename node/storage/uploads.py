@@ -97,7 +97,7 @@ class CheckpointUploads:
                     self.changed.notify_all()
                     return
                 upload = self.sending = self.waiting.pop(next(iter(self.waiting)))
-                upload.on_moved()
+                upload.moved_at = time.monotonic()  # The store itself tells of nothing yet.
             error = retry(lambda: self.send(upload))  # noqa: B023 (called before the next one)
             if error is not None:
                 self.on_failed(upload, error)

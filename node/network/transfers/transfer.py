@@ -12,15 +12,16 @@ import trio
 from gossip.averaging.streams import Receiver, Sender
 from gossip.averaging.transfer import VectorTransfer
 from gossip.errors import ProtocolError
-from gossip.exchange.session import Session
+from gossip.exchange.session import MAX_NEIGHBOURS, Session
 from gossip.ids import PeerId
 from gossip.wire.messages import Chunk
 from node.links.link import Link
 from node.network.transfers.slices import EarlyChunks, SliceBulk
 from node.transport.sealed import SealedStream
 
-# Ended sessions that are remembered, so that their late chunks are dropped and are no fault. Far fewer run at once.
-ENDED_SESSIONS = 64
+# Ended sessions that are remembered, so that their late chunks are dropped and are no fault. At most half as many run
+# at once: with ``partners = 0`` one of ours and one of theirs for each neighbour.
+ENDED_SESSIONS = 4 * MAX_NEIGHBOURS
 
 
 class LinkTransfer(VectorTransfer):
@@ -183,7 +184,8 @@ class LinkTransfers:
 
     def expect_late_chunks(self, session: int) -> None:
         """Drop the chunks that still come for this session from now on, without a fault."""
-        self.ended.append(session)
+        if session not in self.ended:
+            self.ended.append(session)
         self.changed.unpark_all()
 
     def is_known(self, session: int) -> bool:

@@ -7,7 +7,15 @@ import random
 import pytest
 
 from gossip.config import Config
-from gossip.discovery.meetings import MAX_MEETINGS, MEET_S, MEETING_S, MESSAGES_BURST, RETRY_S, Meetings
+from gossip.discovery.meetings import (
+    MAX_MEETINGS,
+    MAX_UNASKED,
+    MEET_S,
+    MEETING_S,
+    MESSAGES_BURST,
+    RETRY_S,
+    Meetings,
+)
 from gossip.discovery.sightings import Sighting
 from gossip.effects import Punch, Send, Tunnel
 from gossip.errors import ProtocolError
@@ -150,6 +158,7 @@ def test_members_of_one_home_are_dialled_inside_it():
 def test_an_address_inside_a_home_is_a_private_one():
     swarm, one, other, public = two_homes("203.0.113.9")
     one.meetings.listens_at = Address("9.9.9.9", 80)
+    assert one.meetings.statement("ask", other.id, public.id).inside == ""
     swarm.tick(one, MEET_S)
     assert other.done == [Punch(one.id, one.outside, public.id, dials=False)]
 
@@ -215,6 +224,17 @@ def test_a_relay_that_was_not_asked_leads_nowhere():
     _swarm, one, other, public = two_homes()
     assert one.meetings.on_meet(public.id, Meet(one.id, other.id, "relay", name=b"n" * 16), 1.0) == []
     assert one.meetings.on_meet(public.id, Meet(Node(9).id, one.id, "relay", name=b"n" * 16), 1.0) == [], "no member"
+
+
+def test_a_relay_alone_takes_few_meetings_and_makes_no_member_wait():
+    _swarm, one, _other, public = two_homes()
+    for number in range(MAX_MEETINGS):
+        named = Node(10 + number, home="203.0.113.9")
+        one.knows(named)
+        one.meetings.on_meet(public.id, Meet(named.id, one.id, "relay", name=bytes([number] * 16)), 1.0)
+    assert len(one.meetings.meetings) == MAX_UNASKED
+    one.meetings.tick(1.0 + MEETING_S)
+    assert not one.meetings.failures
 
 
 def test_a_member_that_could_not_be_met_is_asked_again_later_and_later():

@@ -70,6 +70,23 @@ def test_a_donor_hides_nothing_by_refusing_to_be_compared(donors):
     assert taker.joining.donors == set(donors) - {B}
 
 
+def test_an_odd_donor_is_not_asked_again_when_all_others_are_busy_and_those_who_come_instead_are_compared():
+    taker = surveyed([A, B, C], apart_sq=far(B))
+    joining = taker.joining
+    while not joining.is_starved:
+        session = next(iter(taker.fetches), 0)
+        if not session:
+            taker.wait()
+        elif joining.odd and session in joining.pieces:
+            taker.do(joining.on_refused(taker.fetches[session][0], session, taker.now))
+        else:
+            taker.receive(session, 1_000)
+    taker.do(joining.on_starved([B, D, A, C], taker.now))
+    taker.receive_all()
+    assert joining.donors == {A, C, D}
+    assert D in {one.owner for one in joining.check.results}
+
+
 def test_an_honest_donor_that_is_too_busy_to_be_compared_is_not_odd():
     taker = surveyed()
     taker.receive_all(refusing={B})

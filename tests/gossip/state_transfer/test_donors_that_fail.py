@@ -5,6 +5,7 @@ import random
 import pytest
 
 from gossip.effects import Release, Send
+from gossip.state_transfer.donating import serving_time_s
 from gossip.state_transfer.joining import RETRY_S, Phase
 from gossip.wire.messages import Serving
 from tests.gossip.state_transfer.taker import CHUNK, CONFIG, DONORS, RUN_ID, A, B, C, pieces, surveyed
@@ -17,9 +18,12 @@ def test_each_chunk_of_a_piece_has_a_deadline_of_its_own():
     (session,) = taker.fetches
     chunk_s = CONFIG.reply_timeout_s + 4e-6 * CHUNK / CONFIG.slowest_rate_mb_s
     assert taker.joining.next_deadline == pytest.approx(chunk_s)
-    taker.now = 0.9 * chunk_s
+    taker.now = 0.1 * chunk_s
     taker.receive(session)
     assert taker.joining.next_deadline == pytest.approx(taker.now + chunk_s)
+    whole_s = serving_time_s(CONFIG, taker.joining.size)
+    taker.joining.on_collected(session, CHUNK + 1, whole_s - 0.1)
+    assert taker.joining.next_deadline == whole_s, "however small the chunks"
 
 
 def test_late_messages_about_a_piece_that_moved_to_another_donor_change_nothing():

@@ -181,7 +181,9 @@ def gathered(state_dir, *seeds, environment=None):
     return Settings.gather(NodeOptions(seeds=seeds, state_dir=state_dir, config=Config()), environment or {})
 
 
-def test_gathering_settings_writes_nothing(tmp_path, secret):
+def test_gathering_settings_writes_nothing(tmp_path, secret, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert gathered("state").state_dir == tmp_path / "state", "wherever the program goes later"
     invite = InviteToken(b"s" * 32, (Address("10.0.0.5", 7700),), PeerId(b"i" * 16)).text
     seeds = tmp_path / "seeds"
     seeds.write_text(invite)

@@ -18,7 +18,9 @@ from node.links.link import CONTROL_BURST, FLUSHED_CHUNKS, OUTBOX_BYTES, OUTBOX_
 from node.links.pool import Links
 from node.model.pool import VectorPool
 from node.model.snapshot import ModelState
+from node.network.link_life import CLOSE_S, LinkLife
 from node.transport.byte_stream import MAX_READS_IN_A_ROW, BrokenLinkError
+from tests.node import offline
 from tests.node.network.carriers import SOCKET_BYTES, loopback_pair
 from tests.node.network.carriers import in_trio as on_sockets
 from tests.node.offline import in_trio
@@ -231,6 +233,22 @@ async def test_nothing_begins_on_a_link_that_is_closing(end):
     assert pool.newest(newer.peer) is older
     pool.remove(older)
     assert pool.newest(newer.peer) is None
+
+
+@in_trio
+async def test_the_link_that_gives_way_is_another_each_time_and_closes_although_nobody_reads():
+    node = offline.runtime()
+    older, newer = (linked(capacity_bytes=0)[0] for _ in range(2))
+    for number, link in enumerate((older, newer)):
+        link.used_at = node.now + number
+        node.links.add(link)
+    life = LinkLife(node, linked()[0])
+    assert [life.close_idle_link() for _ in range(3)] == [True, True, False]
+    node.close_stalled_links(node.now)
+    assert not any((older.is_closed, newer.is_closed)), "what it sends last is on its way"
+    node.close_stalled_links(node.now + 2 * CLOSE_S)
+    assert older.is_closed
+    assert newer.is_closed
 
 
 @in_trio

@@ -17,7 +17,7 @@ from torch import nn
 from gossip.errors import ProtocolError, RefusedError
 from gossip.ids import parse_address
 from gossip.wire.frames import PREFIX, encode
-from gossip.wire.messages import VERSION_MAX, Ping, StatusReply, Unknown
+from gossip.wire.messages import VERSION_MAX, VERSION_MIN, Hello, Ping, StatusReply, Unknown
 from node.links.frame_reader import FrameReader
 from node.links.handshake import Greeter
 from node.links.reading import read_link
@@ -133,6 +133,9 @@ async def test_an_unknown_message_is_skipped_with_its_body_and_counted():
 async def test_versions_that_do_not_meet_are_both_named_on_both_sides():
     near, far = memory_stream_pair()
     await far.send_all(frame({"t": "hello", "version_min": 7, "version_max": 9, "swarm": {"name": "x"}, "key": b"k"}))
+    observer = Hello(VERSION_MIN, VERSION_MAX, "swarm", "", (), None)
+    with pytest.raises(RefusedError, match="shows no membership"):  # It would be taken for the member.
+        Greeter("swarm", None).check(observer, near, None, None, offline.OTHER)
     with pytest.raises(RefusedError) as ours:
         await Greeter("swarm", None).greet(near, FrameReader(near), None, None, None)
     reader = FrameReader(far)

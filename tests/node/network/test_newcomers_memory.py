@@ -13,6 +13,7 @@ from gossip.averaging.averager import Averager
 from gossip.averaging.vectors import Vector
 from gossip.averaging.visit import Visit
 from gossip.config import Config
+from gossip.effects import ReceivePiece
 from gossip.wire.messages import Fetch
 from node import Node
 from node.loop.training import TrainingSide
@@ -20,6 +21,7 @@ from node.model.snapshot import ModelState
 from node.network.runtime import Runtime
 from node.network.transfers import streams
 from node.network.transfers.streams import Streams
+from tests.node.offline import OTHER, in_trio, runtime
 
 RARELY = {"mix_every_steps": 1_000_000, "join_timeout_s": 3.0}  # Nothing is mixed.
 PLAIN = {"outer_momentum": 0.0, "outer_rate": 1.0}
@@ -158,6 +160,14 @@ def test_a_node_alone_has_its_memory_before_its_first_step(train, noted, until, 
     assert ("outer" in before) is not side.live.outer.is_plain
     if not side.live.outer.is_plain:
         assert np.array_equal(side.live.outer._phi, weights_of(side)[: side.live.outer.parameters])
+
+
+@in_trio
+async def test_the_memory_of_weights_that_a_newcomer_gives_up_is_free_at_the_next_step():
+    node = runtime()
+    node.averager.joining_array(ReceivePiece(1, OTHER, 0, 4, 4))
+    node.averager.on_visit(None, 1, 1, None)
+    assert node.averager.joining_vector is None
 
 
 def test_no_snapshot_is_told_before_the_outer_step_has_begun():

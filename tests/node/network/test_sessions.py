@@ -7,6 +7,7 @@ import trio
 
 from gossip.averaging.streams import Receiver
 from gossip.codecs import CODECS
+from gossip.exchange.session import MAX_NEIGHBOURS
 from gossip.wire.messages import Chunk
 from node.network.transfers.transfer import LinkTransfer, LinkTransfers
 from tests.node.offline import in_trio
@@ -28,6 +29,15 @@ def under_way(receiver):
     transfer = LinkTransfer(1, trio.lowlevel.current_clock().current_time)
     transfer.start(link, SimpleNamespace(done=False), receiver)
     return LinkTransfers({1: transfer}), transfer
+
+
+@in_trio
+def test_as_many_ended_sessions_are_remembered_as_can_end_at_once():
+    transfers = LinkTransfers({})
+    for session in [*range(2 * MAX_NEIGHBOURS)] * 2:
+        transfers.expect_late_chunks(session)
+    assert all(map(transfers.is_known, range(2 * MAX_NEIGHBOURS)))
+    assert len(transfers.ended) == 2 * MAX_NEIGHBOURS, "each once"
 
 
 @in_trio

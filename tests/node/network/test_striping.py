@@ -109,6 +109,10 @@ async def test_a_member_that_dialled_may_not_ask_for_what_it_can_open_itself():
     theirs = link()
     with pytest.raises(ProtocolError):
         striping(theirs)[0].on_widen(theirs, 2)
+    theirs.path = "punched"  # Neither side can open more.
+    striping(theirs)[0].on_widen(theirs, 2)
+    striping(theirs)[0].widen(theirs)
+    assert not theirs.outbox
 
 
 @in_trio
