@@ -30,12 +30,10 @@ class LoggedNode:
     def read(self, row: dict[str, Any]) -> None:
         """Note what a row says."""
         if row["event"] == "settled":
-            self.settled = {"steps": None, **row}
+            self.settled = row
         elif row["event"] in ("progress", "final"):
             self.figures, self.has_ended = row, row["event"] == "final"
-            if self.settled is not None and self.settled["steps"] is None:
-                self.settled["steps"] = row["steps"]
-            elif self.settled is not None and row["steps"] > self.settled["steps"]:
+            if self.settled is not None and row["steps"] > self.settled["steps"]:
                 self.settled = None
 
 

@@ -251,6 +251,8 @@ class Node(DataCalls):
         Raises:
             ConfigError: A value is no number, or there are too many names.
         """
+        if not isinstance(figures, Mapping | None):
+            raise ConfigError(f"reduce takes a mapping of names to numbers, and not {figures!r}.")
         self._share.draws.part = None
         return self._training.reduce(figures or {})
 

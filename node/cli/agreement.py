@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from node.child import Child
+from node.storage.urls import is_url
 
 # The largest relative difference of nodes that agree. Sums in another order differ by as much in float32.
 AGREEMENT = 1e-6
@@ -34,6 +35,8 @@ def describe_file(children: Sequence[Child]) -> str:
     files = [child.figures["model_file"] for child in children if child.figures.get("model_file")]
     if not files:
         return 'No node has saved its model: call node.export("model.safetensors") at the end of the script.'
+    if is_url(files[0]):
+        return f"The model is in {files[0]}: node.load({files[0]!r}) loads it, or safetensors.torch once it is a file."
     return f"The model is in {files[0]}: model.load_state_dict(safetensors.torch.load_file({files[0]!r})) loads it."
 
 

@@ -66,7 +66,8 @@ def run(script: Path, args: Sequence[str], options: Mapping[str, Any], is_module
         print(OPEN_INVITE, file=sys.stderr)
     os.environ[running.MADE] = str(folder_of_this_process() / "made")
     signal.signal(signal.SIGTERM, leave)
-    threading.Thread(target=tell_of_missing_node, args=(script, options.get("log")), daemon=True).start()
+    log = Path(text) if (text := os.environ.get("GOSSIP_LOG")) else None
+    threading.Thread(target=tell_of_missing_node, args=(script, log), daemon=True).start()
     sys.argv = ["-m" if is_module else str(script), *args]
     put_first(Path.cwd() if is_module else script.resolve().parent)
     try:
@@ -214,7 +215,7 @@ def environment_of(options: Mapping[str, Any], environment: Mapping[str, str]) -
         if isinstance(value, Path):
             value = value.resolve()  # Scripts may change their directory.
         changes[option.variable] = f"{value:g}" if isinstance(value, float) else str(value)
-    changes["GOSSIP_PROGRESS"] = "off" if options.get("quiet") else "line"
+    changes["GOSSIP_PROGRESS"] = "off" if options.get("quiet") else environment.get("GOSSIP_PROGRESS") or "line"
     changed = {name: value for name, value in {**environment, **changes}.items() if value is not None}
     Settings.gather({}, changed)  # It raises the errors that Node would raise.
     return changes

@@ -24,7 +24,7 @@ from node.observe.members import SwarmView
 from node.storage.copies import fetched_copy
 from node.storage.older import checked_keep, companion
 from node.storage.uploads import CheckpointUploads
-from node.storage.urls import beside, is_url, public_url
+from node.storage.urls import beside, is_url, public_url, with_ending
 
 LOADED_STATE = "The state of a checkpoint"  # The origin of a state whose weights the program has loaded itself.
 
@@ -107,9 +107,17 @@ class HeldRun:
             with self.uploads.spool(str(path), keep, self.folder()) as file:
                 self.save(file, state)
             self.url = str(path)
-            self.live.archive.written = public_url(self.url)
+            self.live.archive.written = public_url(with_ending(self.url))
             return
         self.tell_of_replaced(path, self.live.archive.save(path, self.state_dict() if state is None else state, keep))
+
+    def save_own(self, path: Path) -> None:
+        """Write a checkpoint of the node's own. The user's is the one that figures and messages name."""
+        written = self.live.archive.written
+        try:
+            self.save(path)
+        finally:
+            self.live.archive.written = written
 
     def tell_of_replaced(self, path: str | os.PathLike[str], replaced: Mapping[str, Any]) -> None:
         """Tell the user once if another node of this run saves to the same path, by the metadata that was replaced.
@@ -228,9 +236,7 @@ class HeldRun:
         """Save the node's state before it tries another run's weights. Raises CheckpointError."""
         if self.before_merge_path is None:
             self.before_merge_path = self.folder() / "before-merge.safetensors"
-        written = self.live.archive.written
-        self.save(self.before_merge_path)
-        self.live.archive.written = written
+        self.save_own(self.before_merge_path)
         places = f"{self.before_merge_path}{self.upload_before_merge()}"
         text = f"The weights of this node's run are kept in {places}; node.load takes them back."
         self.network.notify("kept", text)
@@ -299,7 +305,7 @@ class HeldRun:
         path = self.network.service.state_dir.final_checkpoint
         if path is not None:
             try:
-                self.save(path)
+                self.save_own(path)
             except CheckpointError as error:
                 text = f"The final weights are not kept in the state directory: {error}"
                 self.network.notify("state", text)

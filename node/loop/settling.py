@@ -264,7 +264,7 @@ class Settling:
     def announce_settled(self, sentence: str, distance: float | None, tensor: str, digest: bytes) -> None:
         """Post the event that says which weights this node has at the end, for the log of `gossip local` too."""
         event = SettledEvent("settled", time.time(), sentence, distance, tensor, digest.hex())
-        fields = {"distance": distance, "tensor": tensor, "digest": event.digest}
+        fields = {"distance": distance, "tensor": tensor, "digest": event.digest, "steps": self.run.steps}
         self.network.call(lambda: self.network.service.announce(event, **fields))
 
     def tell_of_changes(self) -> None:

@@ -160,7 +160,7 @@ class _Rates:
             if passed_s > 0:
                 scale = 1e-6 / passed_s  # From bytes to MB per second.
                 for figure in RATES:
-                    growth = row[figure.rate_of] - self._counts[figure.rate_of]
+                    growth = max(0, row[figure.rate_of] - self._counts[figure.rate_of])  # A restart counts anew.
                     self._rates[figure.name] = round(growth * scale, 3)
             self._since_s, self._counts = now_s, {name: row[name] for name in self._counts}
         return self._rates

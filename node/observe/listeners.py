@@ -60,7 +60,7 @@ class Listeners:
             ConfigError: There is no such kind, or the callback cannot be called.
         """
         kinds = {"*", *LEVELS, *(name.partition(".")[0] for name in LEVELS)}
-        if kind not in kinds:
+        if not isinstance(kind, str) or kind not in kinds:
             raise ConfigError(
                 f"There is no event {kind!r}{did_you_mean(kind, kinds)}; there are {', '.join(sorted(kinds))}."
             )

@@ -70,7 +70,9 @@ class LocalCopy:
 
     @property
     def is_stalled(self) -> bool:
-        here = 0 if self.has_told else sum(file.stat().st_size for file in self.folder.glob("*"))
+        here = 0
+        with contextlib.suppress(OSError):  # Its thread may be removing it.
+            here = 0 if self.has_told else sum(file.stat().st_size for file in self.folder.glob("*"))
         return time.monotonic() - self.moved_at > self.stall_s * (1.0 + here / 100e6)
 
     def on_moved(self, *_: object, **__: object) -> None:

@@ -144,11 +144,13 @@ class CheckpointUploads:
     def on_failed(self, upload: LocalCopy, error: Exception) -> None:
         """Keep the checkpoint here, in place of the last one that could not be sent, and tell the first time."""
         kept_file = upload.home / UNSENT
-        with contextlib.suppress(OSError):
+        try:
             if upload.optimizer_file.exists():
                 os.replace(upload.optimizer_file, upload.home / companion(UNSENT))
             os.replace(upload.file, kept_file)
-        upload.remove()
+            upload.remove()
+        except OSError:
+            kept_file = upload.file
         url, reason = upload.shown_url, error_text(error, upload.url)
         if isinstance(error, PERMANENT):
             text = f"The store refuses {url} ({reason}): look at its name, credentials and permissions"

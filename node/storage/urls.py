@@ -20,8 +20,10 @@ def is_url(path: str | os.PathLike[str]) -> bool:
     """Return True if a checkpoint's path is the URL of a store.
 
     Raises:
-        CheckpointError: It was a URL before it became a Path, which drops one of its slashes.
+        CheckpointError: It is no path, or was a URL before it became a Path, which drops one of its slashes.
     """
+    if not isinstance(path, str | os.PathLike):
+        raise CheckpointError(f"A checkpoint's path is a text or a Path, and not {path!r}.")
     if isinstance(path, str):
         return URL.match(path) is not None
     if AS_PATH.match(os.fspath(path)):

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from gossip.errors import ConfigError, LocalError
+from gossip.errors import CheckpointError, ConfigError, LocalError
 from node import Node
 from node.identity.keys import INVITE_PREFIX
 from node.identity.statedir import StateDir
@@ -42,6 +42,19 @@ def test_windows_is_led_to_wsl():
     assert done.stderr.splitlines()[-1].startswith(
         "ImportError: gossip-trainer needs Linux or macOS: on Windows run it"
     )
+
+
+@pytest.mark.parametrize(
+    ("call", "given", "error"),
+    [("save", 3, CheckpointError), ("load", None, CheckpointError), ("reduce", [1], ConfigError)],
+)
+def test_what_is_no_path_and_no_mapping_is_refused(call, given, error, quick):
+    with (
+        Node(linear(), config=quick) as node,
+        pytest.raises(error, match=f"and not {re.escape(repr(given))}") as refused,
+    ):
+        getattr(node, call)(given)
+    one_sentence(refused)
 
 
 # Addresses ------------------------------------------------------------------------------------------------------------

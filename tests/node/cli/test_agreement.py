@@ -23,8 +23,9 @@ def child(tmp_path, number, *rows, nodes=("a",)):
     return made
 
 
-def settled(digest, distance=0.0, tensor="", node="a"):
-    return node, "settled", {"sentence": "Settled.", "digest": digest, "distance": distance, "tensor": tensor}
+def settled(digest, distance=0.0, tensor="", node="a", steps=10):
+    row = {"sentence": "Settled.", "digest": digest, "distance": distance, "tensor": tensor, "steps": steps}
+    return node, "settled", row
 
 
 def steps(count, event="progress", node="a"):
@@ -69,9 +70,9 @@ def test_the_sentence_says_which_nodes_agree_and_how_far_others_differ(tmp_path,
 
 
 def test_a_loop_that_trained_on_after_it_had_settled_did_not_settle_at_the_end(tmp_path):
-    trained_on = [settled("aa"), steps(10), steps(11, "final")]
+    trained_on = [settled("aa"), steps(11, "final")]
     stayed = [settled("aa"), steps(10), steps(10, "final")]
-    again = [*trained_on[:-1], steps(20), settled("bb"), steps(20, "final")]
+    again = [settled("aa"), steps(20), settled("bb", steps=20), steps(20, "final")]
     assert describe_agreement([child(tmp_path, n, *stayed) for n in range(2)]) == ["The nodes agree to the bit."]
     assert describe_agreement([child(tmp_path, n, *again) for n in range(2)]) == ["The nodes agree to the bit."]
     (told,) = describe_agreement([child(tmp_path, n, *trained_on) for n in range(2)])

@@ -59,7 +59,7 @@ def test_a_local_swarm_ends_with_how_far_its_models_agree(tmp_path, local_comman
         tmp_path,
         """
         progress.tick(1.0, lambda: figures(12, 100))
-        progress.write_event(2.0, "settled", "Settled.", digest="ab", distance=0.0, tensor="")
+        progress.write_event(2.0, "settled", "Settled.", digest="ab", distance=0.0, tensor="", steps=12)
         progress.close(3.0, figures(12, 100))
         """,
     )

@@ -46,6 +46,7 @@ def test_settings_become_the_variables_that_node_reads(tmp_path):
 
 def test_what_is_not_given_is_left_to_the_environment_which_is_checked():
     assert cli.environment_of({}, {"GOSSIP_SEEDS": "a:1"}) == {"GOSSIP_PROGRESS": "line"}
+    assert cli.environment_of({}, {"GOSSIP_PROGRESS": "off"}) == {"GOSSIP_PROGRESS": "off"}
     with pytest.raises(ConfigError, match="wait_for"):
         cli.environment_of({}, {"GOSSIP_WAIT_FOR": "all"})
 

@@ -188,6 +188,7 @@ def finished(train, tmp_path):
 
     samples = first.do(finish)
     assert first.node.finished
+    assert first.node.metrics().model_file is None, "the file is the node's own"
     first.stop()
     return first, samples
 

@@ -153,6 +153,11 @@ def test_a_failing_store_is_told_once_and_the_checkpoint_stays_here(quick, store
             "The store refuses faulty://b/run.safetensors (access denied): look at its name, credentials and "
             f"permissions; training goes on, the next save tries again, and this one is kept in {kept}."
         ]
+        kept.unlink()
+        kept.mkdir()  # Nothing can take its place.
+        store.errors[:] = [PermissionError(errno.EACCES, "Access denied")]
+        save_each(node, 6.0)
+        assert list(state.glob("upload-*/run.safetensors")), "it stays where it was"
 
 
 def test_a_failure_at_the_end_is_logged_and_the_checkpoint_stays(quick, store, caplog):
