@@ -74,8 +74,6 @@ class IdealMembers:
     That class defines the methods. ``me`` is the peer's own record.
     """
 
-    __slots__ = ("_registry", "me", "misbehaviour", "my_samples")
-
     deadline = math.inf
 
     def __init__(self, registry: Registry, me: MemberRecord) -> None:
