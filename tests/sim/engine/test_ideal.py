@@ -15,7 +15,7 @@ from gossip.selection.graphs import Graph
 from gossip.wire.messages import Busy
 from sim.engine.ideal import Registry
 from sim.engine.swarm import Swarm
-from sim.scenario.scenario import Optimizer, Task
+from sim.scenario.task import Optimizer, Task
 from sim.simulation import simulate
 from sim.world.network import NetworkModel
 from tests.harness.configs import tuned
