@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from gossip.config import Config
-from gossip.config.reference import all_keys, explained, page, range_text
+from gossip.config.reference import all_keys, explained, page
 from gossip.config.setting import settings_of
 
 PAGE = Path(__file__).parents[3] / "docs" / "config.md"
@@ -18,12 +18,10 @@ def test_the_page_is_what_the_keys_say():
 @pytest.mark.parametrize("name", settings_of(Config))
 def test_every_key_says_what_a_person_asks(name):
     field, setting = settings_of(Config)[name]
-    assert len(setting.meaning) > 10
-    assert len(setting.advice) > 10
     for text in (setting.meaning, setting.advice):
+        assert len(text) > 10
         assert text[0].isupper() or text[0] == "`", "a sentence, whatever table it stands in"
         assert text.endswith(".")
-    assert range_text(field, setting)
     number = field.type.split(" | ")[0] in ("int", "float")
     assert number == bool(setting.unit), "numbers have a unit, texts have none"
     assert name.endswith(("_s", "_mb_s")) == (setting.unit in ("s", "MB/s"))
