@@ -43,17 +43,14 @@ Script = Annotated[
 IsModule = Annotated[bool, typer.Option("-m", help="SCRIPT names a module, as package.train, like python -m.")]
 ScriptArgs = Annotated[list[str] | None, typer.Argument(metavar="ARGS", help="The script's own, options included.")]
 SecretFile = Annotated[Path | None, typer.Option(metavar="FILE", help="The secret, as `gossip secret` made it.")]
-ConfigFile = Annotated[
-    Path | None, typer.Option("--config", metavar="FILE", help="TOML with the keys of gossip.Config.")
-]
 Threads = Annotated[int | None, typer.Option(metavar="N", min=1, help="Threads of arithmetic.")]
 NodeAddress = Annotated[str, typer.Argument(metavar="HOST:PORT", help="Where a node listens.", show_default=False)]
 Json = Annotated[bool, typer.Option("--json", help="One JSON object instead of a table.")]
 TimeoutS = Annotated[float, typer.Option("--timeout", min=0.1, help="Seconds to wait for the node.")]
 
 
-def print_version(wanted: bool = True) -> None:
-    """Print the version."""
+def print_version(wanted: bool) -> None:
+    """Print the version and end, if that is wanted."""
     if wanted:
         from importlib.metadata import version
 
@@ -111,12 +108,6 @@ def gossip(
     ] = False,
 ) -> None:
     """Options of the command itself."""
-
-
-@app.command("version")
-def version_command() -> None:
-    """Print the version."""
-    print_version()
 
 
 @app.command(context_settings=SCRIPT_COMMAND)
@@ -273,23 +264,21 @@ def invite(
 @app.command()
 def methods(
     name: Annotated[str | None, typer.Argument(metavar="NAME", help="One of them, with its settings.")] = None,
-    json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
 ) -> None:
     """List the published methods that are a configuration here, with their papers."""
     from gossip.config import reference
 
-    print(reference.methods_as_json(name) if json else reference.one_method(name) if name else reference.all_methods())
+    print(reference.one_method(name) if name else reference.all_methods())
 
 
 @app.command("config")
 def config_command(
     key: Annotated[str | None, typer.Argument(metavar="KEY", help="One of them, explained.")] = None,
-    json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
 ) -> None:
     """List the settings of a node: what each means, its default, its range, when to change it."""
     from gossip.config import reference
 
-    print(reference.as_json(key) if json else reference.explained(key) if key else reference.all_keys())
+    print(reference.explained(key) if key else reference.all_keys())
 
 
 SimSeed = Annotated[int | None, typer.Option("--seed", metavar="N", min=0, help="Instead of the scenario's own.")]

@@ -9,11 +9,6 @@ from typing import Any
 from gossip.errors import ConfigError
 
 
-def call(path: str, key: str) -> Any:
-    """Call a function that :func:`find` finds, and return its result; its exceptions pass unchanged."""
-    return find(path, key)()
-
-
 def find(path: str, key: str) -> Callable[..., Any]:
     """Import and return the function that ``path`` names, "module:function"; the current folder is searched too.
 

@@ -176,7 +176,8 @@ import gossip
 import node
 from gossip.codecs import self_test
 from gossip.config import Config
-from gossip.config.reference import described, page
+from gossip.config.reference import page, range_text
+from gossip.config.setting import settings_of
 from gossip.effects import Outdate
 from gossip.errors import ConfigError
 from node.observe import figures as node_figures
@@ -211,7 +212,8 @@ def play(key, what, **changes):
     except ConfigError as error:
         refusal = str(error)
     return {
-        "choices": described(key)["range"], "meaning": described(key)["meaning"], "refusal": refusal,
+        "choices": range_text(*settings_of(Config)[key]), "meaning": settings_of(Config)[key][1].meaning,
+        "refusal": refusal,
         "mixed": [end.exchanges[0] for end in ends.values()], "refused": result.summary["refused"],
         "documented": what in page(), "reason": fidelity_of(alone).reason, "beyond": beyond,
         "asked": Path("asked").exists(),

@@ -8,7 +8,7 @@ from dataclasses import Field
 from typing import Any
 
 from gossip.config.config import PRESETS, Config, as_published, unknown_key
-from gossip.config.methods import METHODS, Method, method
+from gossip.config.methods import METHODS, method
 from gossip.config.setting import Setting, settings_of
 
 WIDTH = 16  # Width of a method's name.
@@ -52,30 +52,16 @@ def all_keys() -> str:
 
 def explained(name: str) -> str:
     """Explain one key. Raise ConfigError for an unknown one, naming a similar one."""
-    texts = described(name)
-    lines = [
-        f"{name} = {texts.pop('default')}",
-        *(f"  {property_.replace('_', ' '):<15} {text}" for property_, text in texts.items()),
-    ]
-    return "\n".join(lines).replace("`", "")
-
-
-def as_json(name: str | None) -> str:
-    """Return one key, or all by name, as JSON."""
-    return json.dumps(described(name) if name else {key: described(key) for key in settings_of(Config)})
-
-
-def described(name: str) -> dict[str, str]:
-    """Return the texts about one key, by property; empty ones are left out."""
     if name not in settings_of(Config):
         raise unknown_key(name)
     field, setting = settings_of(Config)[name]
     texts = {"meaning": setting.meaning, "unit": setting.unit, "range": range_text(field, setting)}
-    texts |= {"default": default(field), "when_to_change": setting.advice}
+    texts["when to change"] = setting.advice
     for preset in PRESETS:
         if (value := getattr(getattr(Config, preset)(), name)) != field.default:
-            texts[f"preset_{preset}"] = json.dumps(value)
-    return {property_: text for property_, text in texts.items() if text}
+            texts[f"preset {preset}"] = json.dumps(value)
+    lines = [f"  {property_:<15} {text}" for property_, text in texts.items() if text]
+    return "\n".join((f"{name} = {default(field)}", *lines)).replace("`", "")
 
 
 def page() -> str:
@@ -120,20 +106,6 @@ def one_method(name: str) -> str:
     return "\n".join(
         (*lines, "[gossip]", *(f"{key} = {json.dumps(value)}" for key, value in as_published(name).items()))
     )
-
-
-def methods_as_json(name: str | None) -> str:
-    """Return one method, or all by name, as JSON."""
-    if name:
-        return json.dumps(method_described(method(name)))
-    return json.dumps({key: method_described(entry) for key, entry in METHODS.items()})
-
-
-def method_described(chosen: Method) -> dict[str, object]:
-    return {
-        "title": chosen.title, "paper": chosen.paper, "settings": as_published(chosen.name),
-        "needs": chosen.needs, "differs": chosen.differs,
-    }  # fmt: skip
 
 
 if __name__ == "__main__":

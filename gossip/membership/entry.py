@@ -16,7 +16,6 @@ VERIFIED_PER_S = 100.0
 VERIFIED_BURST = 800.0  # Records checked at once: half of a swarm of 1,600 members that comes back at once.
 NEVER = -math.inf  # The time of an event that has not happened.
 NOT_WAITING = -1  # Value of ``Entry.samples_when_heard`` for a member that is linked, or not in our run.
-NOT_LISTED = -1  # Index of a member that is not in the list.
 
 
 class TokenBucket:
@@ -96,9 +95,6 @@ class Entry:
 
     # Indexes of the table.
     is_run_member: bool = False  # It is ALIVE, ready and contacted, so that it counts for its run.
-    state_index: int = NOT_LISTED  # Its index in the list of its state.
-    list_index: int = NOT_LISTED  # Its index in the list of contacted members, or of its introducer's strangers.
-    dialable_index: int = NOT_LISTED  # Its index in the list of its introducer's strangers that can be dialled.
     digest_part: int = 0  # Its hash in the digest; 0 while it is not there, since XOR with 0 changes nothing.
 
     @property

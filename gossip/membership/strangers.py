@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import math
 import random
-from collections import OrderedDict
 from typing import NamedTuple
 
 from gossip.effects import Dial, Effect, MemberState
 from gossip.ids import PeerId
 from gossip.membership.entry import Entry, TokenBucket
 from gossip.membership.table import Table
+from gossip.recent import Recent
 
 # Dials at once and a second: a swarm of 8 is linked at once, one of 1,000 within minutes, since both sides dial.
 DIAL_BURST, DIALS_PER_S = 8.0, 1.0
@@ -49,7 +49,7 @@ class Introductions:
         self._table, self._rng = table, rng
         self._tokens = TokenBucket(DIALS_PER_S, DIAL_BURST, now)
         self._open_dials: dict[PeerId, OpenDial] = {}
-        self._host_tokens: OrderedDict[tuple[PeerId, str], TokenBucket] = OrderedDict()  # By introducer and host.
+        self._host_tokens = Recent[tuple[PeerId, str], TokenBucket](MAX_HOSTS)  # By introducer and host.
         self.due_at = math.inf
 
     def schedule(self, entry: Entry, now: float) -> None:
@@ -126,10 +126,6 @@ class Introductions:
 
     def _limiter(self, introducer: PeerId, host: str, now: float) -> TokenBucket:
         """Return the rate limiter of dials to ``host`` for members that ``introducer`` told of."""
-        tokens = self._host_tokens.get((introducer, host))
-        if tokens is None:
-            tokens = self._host_tokens[introducer, host] = TokenBucket(1 / HOST_RETRY_S, HOST_BURST, now)
-            if len(self._host_tokens) > MAX_HOSTS:
-                self._host_tokens.popitem(last=False)
-        self._host_tokens.move_to_end((introducer, host))
+        known = self._host_tokens.get((introducer, host))
+        tokens = self._host_tokens[introducer, host] = known or TokenBucket(1 / HOST_RETRY_S, HOST_BURST, now)
         return tokens

@@ -21,7 +21,9 @@ from functools import lru_cache
 from gossip.effects import MemberState
 from gossip.ids import MemberRecord, PeerId
 from gossip.membership.arrears import Arrears
-from gossip.membership.entry import NOT_LISTED, Entry
+from gossip.membership.entry import Entry
+from gossip.recent import Recent
+from gossip.unordered import UnorderedList
 from gossip.wire.messages import MAX_BUCKETS, Update
 
 ALIVE, SUSPECT, DEAD, LEFT = MemberState.ALIVE, MemberState.SUSPECT, MemberState.DEAD, MemberState.LEFT
@@ -41,16 +43,16 @@ class Table:
         self.links: dict[PeerId, None] = {}  # In the order of creation, so that a seed repeats a run.
         self.arrears = Arrears(now)
         # Members by state, without ourselves.
-        self._by_state: dict[MemberState, list[PeerId]] = {state: [] for state in MemberState}
+        self._by_state = {state: UnorderedList[PeerId]() for state in MemberState}
         self.alive, self.suspects, self.dead = self._by_state[ALIVE], self._by_state[SUSPECT], self._by_state[DEAD]
-        self.contacted: list[PeerId] = []  # ALIVE contacted members.
+        self.contacted = UnorderedList[PeerId]()  # ALIVE contacted members.
         self._gone: OrderedDict[PeerId, None] = OrderedDict()  # DEAD and LEFT, the longest gone first.
         self._gone_strangers: OrderedDict[PeerId, None] = OrderedDict()  # The same for strangers.
-        self._dropped: OrderedDict[PeerId, int] = OrderedDict()  # Dropped members and their last incarnation.
+        self._dropped = Recent[PeerId, int](limit)  # Dropped members and their last incarnation.
 
-        self.strangers: dict[PeerId, list[PeerId]] = {}  # By introducer.
+        self.strangers: dict[PeerId, UnorderedList[PeerId]] = {}  # By introducer.
         # ALIVE strangers with an address, by introducer. The others are undialable, or gone for up to a day.
-        self._dialable: dict[PeerId, list[PeerId]] = {}
+        self._dialable: dict[PeerId, UnorderedList[PeerId]] = {}
         self._introducers: list[PeerId] = []  # The keys of `_dialable`.
         self._vouched: dict[PeerId, dict[PeerId, None]] = {}  # Strangers that own data, by the home that vouches.
 
@@ -100,7 +102,7 @@ class Table:
         if entry.introducer is None:
             entry.was_contacted = True
         else:
-            self._add_stranger(entry, entry.introducer)
+            self.strangers.setdefault(entry.introducer, UnorderedList()).add(record.id)
         self._dropped.pop(record.id, None)
         self._buckets[record.id[0]].append(record.id)
         self._index(entry)
@@ -188,8 +190,6 @@ class Table:
         self._buckets[peer[0]].remove(peer)  # Linear in about N / 256 members.
         self.links.pop(peer, None)
         self._dropped[peer] = entry.record.incarnation
-        if len(self._dropped) > self._limit:
-            self._dropped.popitem(last=False)
         return True
 
     # -- indexes -------------------------------------------------------------------------------------------------
@@ -197,13 +197,11 @@ class Table:
         """Add a member to the lists and sets of its state, after a change of its state or incarnation."""
         peer, state = entry.record.id, entry.state
         if peer != self._my_id:
-            entry.state_index = len(self._by_state[state])
-            self._by_state[state].append(peer)
+            self._by_state[state].add(peer)
             if state is DEAD or state is LEFT:
                 (self._gone if self.was_ever_contacted(entry) else self._gone_strangers)[peer] = None
             elif state is ALIVE and entry.was_contacted:
-                entry.list_index = len(self.contacted)
-                self.contacted.append(peer)
+                self.contacted.add(peer)
         if not entry.is_restored:
             entry.digest_part = entry_hash(peer, entry.record.incarnation, state.value)
             self._hashes[peer[0]] ^= entry.digest_part
@@ -217,13 +215,9 @@ class Table:
         peer, state = entry.record.id, entry.state
         self._remove_dialable(entry)
         if peer != self._my_id:
-            same_state = self._by_state[state]
-            last_id = same_state.pop()
-            if last_id != peer:
-                same_state[entry.state_index] = last_id
-                self.entries[last_id].state_index = entry.state_index
+            self._by_state[state].remove(peer)
             if state is ALIVE and entry.was_contacted:
-                remove_at(self.contacted, entry.list_index, self.entries)
+                self.contacted.remove(peer)
             self._gone.pop(peer, None)
             self._gone_strangers.pop(peer, None)
         self._hashes[peer[0]] ^= entry.digest_part
@@ -250,17 +244,12 @@ class Table:
             del self._run_sizes[run_id]
 
     # -- strangers -----------------------------------------------------------------------------------------------
-    def _add_stranger(self, entry: Entry, introducer: PeerId) -> None:
-        strangers = self.strangers.setdefault(introducer, [])
-        entry.list_index = len(strangers)
-        strangers.append(entry.record.id)
-
     def _remove_stranger(self, entry: Entry) -> None:
         introducer = entry.introducer
         if introducer is None:
             return
         strangers = self.strangers[introducer]
-        remove_at(strangers, entry.list_index, self.entries)
+        strangers.remove(entry.record.id)
         if not strangers:
             del self.strangers[introducer]
         entry.introducer = None
@@ -272,25 +261,20 @@ class Table:
         introducer = entry.introducer
         if introducer is None or entry.state is not ALIVE or entry.record.address is None:
             self._remove_dialable(entry)
-        elif entry.dialable_index == NOT_LISTED:
-            dialable = self._dialable.get(introducer)
-            if dialable is None:
-                dialable = self._dialable[introducer] = []
+        else:
+            if introducer not in self._dialable:
+                self._dialable[introducer] = UnorderedList()
                 self._introducers.append(introducer)
-            entry.dialable_index = len(dialable)
-            dialable.append(entry.record.id)
+            if entry.record.id not in self._dialable[introducer]:
+                self._dialable[introducer].add(entry.record.id)
         self.arrears.update(entry, self.mine.record.run_id)
 
     def _remove_dialable(self, entry: Entry) -> None:
         introducer = entry.introducer
-        if introducer is None or entry.dialable_index == NOT_LISTED:
+        if introducer is None or entry.record.id not in self._dialable.get(introducer, ()):
             return
         dialable = self._dialable[introducer]
-        last_id = dialable.pop()
-        if entry.dialable_index < len(dialable):  # The last one takes the place of the removed one.
-            dialable[entry.dialable_index] = last_id
-            self.entries[last_id].dialable_index = entry.dialable_index
-        entry.dialable_index = NOT_LISTED
+        dialable.remove(entry.record.id)
         if not dialable:
             del self._dialable[introducer]
             self._introducers.remove(introducer)  # Linear in the number of introducers.
@@ -431,14 +415,6 @@ def may_vouch(home: Entry, entry: Entry) -> bool:
     record = entry.record
     is_stranger = entry.state is ALIVE and record.ready and record.address is None and not entry.was_contacted
     return is_stranger and home.was_contacted and home.state is ALIVE and home.record.id in record.homes
-
-
-def remove_at(ids: list[PeerId], index: int, entries: dict[PeerId, Entry]) -> None:
-    """Remove the id at ``index`` in O(1): the last id takes its place."""
-    last_id = ids.pop()
-    if index < len(ids):
-        ids[index] = last_id
-        entries[last_id].list_index = index
 
 
 @lru_cache(MAX_HASHES)

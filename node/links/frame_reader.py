@@ -12,10 +12,6 @@ READ_AHEAD_BYTES = 16_384  # Room for a few control frames; a larger buffer woul
 DISCARD_BYTES = 65_536  # The size of the buffer through which a body is discarded.
 
 
-def do_nothing() -> None:
-    """Do nothing: the default for ``before_waiting``."""
-
-
 class FrameReader:
     """A reader of frames. It reads headers ahead into a small buffer, and bodies straight into their buffers."""
 
@@ -24,7 +20,7 @@ class FrameReader:
         self.buffer = memoryview(bytearray(READ_AHEAD_BYTES))
         self.start = self.end = 0  # The bounds of the bytes in the buffer that are not returned yet.
         self.bytes_received = 0
-        self.before_waiting: Callable[[], None] = do_nothing  # Called before a wait: it sends replies.
+        self.before_waiting: Callable[[], None] = lambda: None  # Called before a wait: it sends replies.
         self.is_peer_newer = False  # The other side may send messages that this version does not know.
 
     @property

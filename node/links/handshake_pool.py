@@ -33,8 +33,6 @@ def neighbourhood(host: str) -> str:
 class Visitor:
     """A connection in its handshake, or that of an observer."""
 
-    __slots__ = ("came_at", "host_range", "is_known", "link", "stream")
-
     def __init__(self, stream: ByteStream, host_range: str, is_known: bool, now: float) -> None:
         self.stream, self.host_range, self.is_known, self.came_at = stream, host_range, is_known, now
         self.link: Link | None = None  # That of an observer; None for a connection in its handshake.

@@ -133,10 +133,6 @@ class Relay:
         self.free_at = 0.0  # The time from which on the next bytes may be passed on.
         self.allowance = RelayRate()
 
-    def expects(self, name: bytes) -> bool:
-        """Return True if a tunnel of this name was agreed."""
-        return name in self.peer.meetings.tunnels
-
     async def on_joined(self, link: Link, name: bytes) -> None:
         """Handle a side of a tunnel that has dialled us; return when the tunnel has ended."""
         tunnel, other = self.peer.meetings.tunnels.get(name), self.waiting.pop(name, None)

@@ -21,13 +21,10 @@ class Links:
         self.batch_depth = 0
         self.to_flush: list[Link] = []  # Links to which the current batch has queued messages.
 
-    def add(self, link: Link) -> bool:
-        """Add a link; return True if it is the first one to its peer."""
+    def add(self, link: Link) -> None:
         link.pool = self
         self.add_waiting(link.outbox_bytes)
-        links = self.by_peer.setdefault(link.peer, [])
-        links.append(link)
-        return len(links) == 1
+        self.by_peer.setdefault(link.peer, []).append(link)
 
     def remove(self, link: Link) -> bool:
         """Remove a link; return True if no link to its peer is left."""

@@ -7,7 +7,6 @@ from collections.abc import Callable
 from gossip.errors import ProtocolError
 from gossip.wire.messages import Chunk, Message, Unknown
 from node.links.bulk import Inflow
-from node.links.frame_reader import do_nothing
 from node.links.link import Link
 from node.transport.blocking_io import WHOLE_BYTES, BlockingIoPool, BlockingStream
 
@@ -93,7 +92,7 @@ async def receive_in_thread(
 
     link.inflow, before_waiting = inflow, reader.before_waiting
     before_waiting()
-    reader.before_waiting = do_nothing  # It sends replies, which trio's thread alone may do.
+    reader.before_waiting = lambda: None  # It sends replies, which trio's thread alone may do.
     try:
         return await io_pool.run(stream, "gossip-receive", receive_chunks)
     finally:

@@ -12,8 +12,6 @@ from gossip.peer import Peer
 class LoopHints:
     """Plain numbers that the network thread writes after each decision, so that the loop decides without asking it."""
 
-    __slots__ = ("due_at_step", "has_interval_in_steps", "is_lockstep", "mix_at", "must_wait")
-
     def __init__(self, config: Config) -> None:
         self.has_interval_in_steps = config.interval_steps is not None  # Otherwise a clock alone times the mixes.
         self.is_lockstep = config.max_version_gap is not None  # The loop waits for mixes that take long.
@@ -38,8 +36,6 @@ class LoopHints:
 
 class WakeEvent:
     """An event that wakes a waiting training loop. Setting it costs less than threading.Event while no thread waits."""
-
-    __slots__ = ("event", "has_waiter", "is_set")
 
     def __init__(self) -> None:
         self.event, self.is_set, self.has_waiter = threading.Event(), False, False

@@ -284,7 +284,7 @@ class Runtime:
 
     async def on_joining(self, link: Link, theirs: Hello) -> None:
         """Handle a connection of a member that joins a link of ours as a lane, or a tunnel that we relay."""
-        if self.relay.expects(theirs.joins):
+        if theirs.joins in self.peer.meetings.tunnels:
             await self.relay.on_joined(link, theirs.joins)
         else:
             await self.striping.on_lane(link, theirs)

@@ -17,11 +17,6 @@ from sim.world.network import NetworkModel
 class Flow:
     """One stream between two peers, which are identified by index; ``relay`` passes it on, if it is in a tunnel."""
 
-    __slots__ = (
-        "ceiling", "due", "on_sent", "payload_bytes", "rate", "receiver", "relay", "sender", "since", "tcp_ceiling",
-        "unsent_bytes", "wire_bytes",
-    )  # fmt: skip
-
     def __init__(
         self, sender: int, receiver: int, wire_bytes: float, now: float, on_sent: Callable[[], None], ceiling: float,
         payload_bytes: int,

@@ -63,8 +63,6 @@ class Setup:
 class FlowTransfer(VectorTransfer):
     """The transfer of one session of a host, with its streams. A member's *place* is its index in the group."""
 
-    __slots__ = ("awaited", "began_at", "early", "flow", "group_flows", "partners", "receivers")
-
     def __init__(self, session: int) -> None:
         super().__init__(session)
         self.flow: Flow | None = None  # The open stream to a partner.
@@ -82,15 +80,6 @@ class Host:
     (see :mod:`sim.engine.training`). A time of ``math.inf`` means that nothing is scheduled, and ``-math.inf`` that it
     never happened.
     """
-
-    __slots__ = (
-        "address", "attacker", "averager", "boundary", "computed_steps", "cursor",
-        "dialled", "draws_name", "events", "gone", "has_free_slot", "id", "index", "is_leaving", "is_offering",
-        "is_training", "is_visiting", "is_watched", "life", "line_seed", "lines", "links", "name", "pause", "peer",
-        "pending", "perform", "queueing_mean_s", "queueing_since", "queueing_until", "reported_at", "rest_until", "rng",
-        "row", "setup", "silent", "sketch_seed", "step_ends", "steps", "timeline", "timer_at",
-        "vector", "visit_at",
-    )  # fmt: skip
 
     def __init__(
         self, setup: Setup, life: int, seed: int, peer: Peer, events: Events,
@@ -201,8 +190,6 @@ class Lessons(Correction):
     The trainer may compute a step before it ends. The correction must therefore not change in the middle of a step.
     ``every`` is the local steps in an interval.
     """
-
-    __slots__ = ("_queue",)
 
     def __init__(self, size: int, parameters: int, kappa: float, every: int) -> None:
         super().__init__(size, parameters, kappa, every)

@@ -16,6 +16,7 @@ from gossip.effects import Dial, Effect, MemberState, Send
 from gossip.ids import MemberRecord, PeerId
 from gossip.membership.self_record import OwnFields
 from gossip.misbehaviour import MisbehaviourLog
+from gossip.unordered import UnorderedList
 from gossip.wire.messages import Message
 from sim.engine.events import Events
 from sim.engine.host import Host
@@ -27,20 +28,15 @@ class Registry:
     """The members that are alive, shared by all peers. ``alive`` has no particular order."""
 
     def __init__(self) -> None:
-        self.alive: list[PeerId] = []
+        self.alive = UnorderedList[PeerId]()
         self.records: dict[PeerId, MemberRecord] = {}
         self.progress: dict[PeerId, int] = {}  # The progress that each member states for its weights.
         self.ready: dict[bytes, int] = {}  # Number of members that hold the weights, by run.
         self.changes = 0  # Version of the set of runs; while it is unchanged, no new run need be looked for.
         self.turnover = 0  # Number of joins, departures and record changes.
-        self._places: dict[PeerId, int] = {}  # Index in `alive` of each member.
-
-    def __contains__(self, peer: PeerId) -> bool:
-        return peer in self._places
 
     def add(self, record: MemberRecord) -> None:
-        self._places[record.id] = len(self.alive)
-        self.alive.append(record.id)
+        self.alive.add(record.id)
         self.put(record)
 
     def put(self, record: MemberRecord) -> None:
@@ -53,14 +49,10 @@ class Registry:
         self._count_ready(record, 1)
 
     def remove(self, peer: PeerId) -> None:
-        place = self._places.pop(peer, None)
-        if place is None:
+        if peer not in self.alive:
             return
         self.turnover += 1
-        last = self.alive.pop()  # It takes the freed place, which moves no other member.
-        if last != peer:
-            self.alive[place] = last
-            self._places[last] = place
+        self.alive.remove(peer)
         self._count_ready(self.records.pop(peer), -1)
         self.progress.pop(peer, None)
 
@@ -81,8 +73,6 @@ class IdealMembers:
 
     That class defines the methods. ``me`` is the peer's own record.
     """
-
-    __slots__ = ("_registry", "me", "misbehaviour", "my_samples")
 
     deadline = math.inf
 
@@ -123,13 +113,13 @@ class IdealMembers:
         return self.was_contacted(peer)
 
     def was_contacted(self, peer: PeerId) -> bool:
-        return peer in self._registry
+        return peer in self._registry.alive
 
     def owners(self) -> list[PeerId]:
         return sorted(peer for peer, record in self._registry.records.items() if record.ready)
 
     def state(self, peer: PeerId) -> MemberState | None:
-        return MemberState.ALIVE if peer in self._registry else MemberState.DEAD
+        return MemberState.ALIVE if peer in self._registry.alive else MemberState.DEAD
 
     def ready_among(self, peers: Iterable[PeerId], run_id: bytes) -> list[PeerId]:
         records, me = self._registry.records, self.me.id
@@ -215,7 +205,7 @@ class IdealLinks(VirtualLinks):
         self.registry = registry
 
     def is_linked(self, host: Host, partner: PeerId) -> bool:
-        return partner in self.registry
+        return partner in self.registry.alive
 
     def send(self, host: Host, effect: Send) -> None:
         self.post(host, self.by_id[effect.to], effect.message)

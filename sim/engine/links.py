@@ -63,11 +63,6 @@ class DialAttempt:
     links, the higher ``number`` wins.
     """
 
-    __slots__ = (
-        "acceptor", "asker", "began_at", "deadline", "dialler", "expected", "is_hidden", "is_over", "line_back",
-        "line_out", "number", "syns",
-    )  # fmt: skip
-
     def __init__(
         self, dialler: Host, acceptor: Host, expected: PeerId | None, asker: PeerId | None, number: int,
         began_at: float, deadline: float,

@@ -22,7 +22,6 @@ from gossip.effects import (
     ReceiveMoments,
     ReceivePiece,
     Release,
-    Rename,
     SendMoments,
     SendPiece,
     Snapshot,
@@ -44,7 +43,7 @@ STREAMED, COLLECTED, MOMENTS = 212, 213, 214
 class Sessions:
     """The sessions of all hosts.
 
-    It performs Snapshot, Transfer, Gather, LeaveOut, Mix, Merge, Rename, Release, ReceivePiece and SendPiece, and
+    It performs Snapshot, Transfer, Gather, LeaveOut, Mix, Merge, Release, ReceivePiece and SendPiece, and
     reports their outcomes to the averagers and peers.
     """
 
@@ -190,10 +189,6 @@ class Sessions:
         )  # fmt: skip
 
     # -- the end of a session ------------------------------------------------------------------------------------
-    def rename(self, host: Host, effect: Rename) -> None:
-        """Reuse the snapshot with another partner under a new session; late data of the old session is ignored."""
-        host.averager.rename(effect)
-
     def release(self, host: Host, effect: Release) -> None:
         host.has_free_slot = True
         transfer = host.averager.transfers.get(effect.session)

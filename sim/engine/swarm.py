@@ -115,15 +115,19 @@ class Swarm:
         self.links = VirtualLinks(*wiring) if self.registry is None else IdealLinks(*wiring, self.registry)
         self.sessions = Sessions(self.events, network, config, self.links, self.perform)
         sessions, hidden = self.sessions, HiddenDials(self.links)
-        # The handler of each type of effect. The types in PERFORM concern the averager alone.
-        self.performers: dict[type, Callable[[Host, Any], None]] = dict.fromkeys(PERFORM, self.perform_averaging) | {
+        # The handler of each type of effect. The types in PERFORM, and Rename, concern the averager alone. Notices and
+        # changes of members inform people, who can query the peers here.
+        self.performers: dict[type, Callable[[Host, Any], None]] = dict.fromkeys(
+            PERFORM, lambda host, effect: host.averager.perform(effect)
+        ) | {
             Send: self.links.send, Dial: self.links.dial, TryDial: self.links.dials.try_dial,
             Punch: hidden.punch, Tunnel: hidden.tunnel,
             Snapshot: sessions.snapshot, Transfer: sessions.transfer, Gather: sessions.gather,
-            LeaveOut: sessions.leave_out, Mix: sessions.mix, Merge: sessions.merge, Rename: sessions.rename,
+            LeaveOut: sessions.leave_out, Mix: sessions.mix, Merge: sessions.merge,
+            Rename: lambda host, effect: host.averager.rename(effect),
             Release: sessions.release, SendPiece: sessions.send_piece,
             ReceivePiece: sessions.receive, ReceiveMoments: sessions.receive,
-            SendMoments: sessions.send_moments, Notice: self.ignore, MemberChanged: self.ignore,
+            SendMoments: sessions.send_moments, **dict.fromkeys((Notice, MemberChanged), lambda host, effect: None),
         }  # fmt: skip
 
     @property
@@ -389,13 +393,6 @@ class Swarm:
             if peer.deadline <= now:
                 host.rest_until = now + REST_S
         self.arm_timer(host)
-
-    def perform_averaging(self, host: Host, effect: Effect) -> None:
-        """Perform an effect that concerns only the averager."""
-        host.averager.perform(effect)
-
-    def ignore(self, host: Host, effect: Notice | MemberChanged) -> None:
-        """Do nothing: these effects inform people, who can query the peers here."""
 
 
 def constant(step_s: float) -> DurationSource:

@@ -19,7 +19,6 @@ __all__ = ["Floats", "HostVectors", "KeptVector", "VectorModel"]
 class VectorModel:
     """A flat float32 model. Its optimizer has ``moments``, if these are mixed; newcomers take no other state of it."""
 
-    __slots__ = ("moments", "vector")
     finite = None  # Reads are never checked for values that are not finite.
     adds_weighted = False  # Differences come multiplied by their weight.
 
@@ -96,8 +95,6 @@ class VectorModel:
 class KeptVector:
     """A backup of the weights while another run's weights are on trial; ``backup`` is None when there is no trial."""
 
-    __slots__ = ("backup", "vector", "why_not")
-
     def __init__(self, vector: Floats) -> None:
         self.vector, self.why_not = vector, ""  # A backup never fails here, so there is no reason to state.
         self.backup: Floats | None = None
@@ -129,8 +126,6 @@ class HostVectors:
 
     :meth:`take_last_snapshot` copies the model instead, by ``copy_model``, which returns None if it is too late.
     """
-
-    __slots__ = ("copy_model",)
 
     def __init__(self, copy_model: Callable[[], Floats | None]) -> None:
         self.copy_model = copy_model

@@ -23,6 +23,7 @@ from gossip.recent import Recent
 from gossip.schedule import Schedule, collision_delay_s
 from gossip.selection.partners import MAX_MIXED, MIN_GAP
 from gossip.selection.rule import uniform
+from gossip.unordered import UnorderedList
 from sim.engine.events import Events
 from sim.exchanges.clocks import Clocks
 from sim.exchanges.intervals import Intervals, UsualWaits
@@ -48,7 +49,7 @@ class Decisions:
         # The same generators under the type that gossip asks for: Draws has all methods that gossip calls.
         self.rngs = [cast(random.Random, draw) for draw in draws]
         peers = len(draws)
-        self.alive: list[int] = []  # The peers that are up, in no particular order.
+        self.alive = UnorderedList[int]()  # The peers that are up.
         self.ready = [False] * peers  # The peer is up and has the run's weights.
         self.schedules = [Schedule(config, rng) for rng in self.rngs]
         self.slots = Slots(peers)

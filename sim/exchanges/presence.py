@@ -41,7 +41,6 @@ class Presence:
         self.lives = [0] * len(names)  # Number of the present life, by peer.
         self.steps = [0] * len(names)
         self.life_ends: list[list[float]] = [[] for _ in names]  # End time of each life, by peer.
-        self.place: dict[int, int] = {}  # Index in decisions.alive of each peer that is up.
         self.requested_pieces = 0
         self.is_stranded = False  # A newcomer found no ready peer at all; real peers would begin a new run.
 
@@ -61,9 +60,8 @@ class Presence:
 
     def on_start(self, peer: int, uptime: Uptime, later: Iterator[Uptime], founder: bool = False) -> None:
         """Start a peer at a random phase of its first step."""
-        alive, life, now = self.decisions.alive, self.lives[peer], self.events.now
-        self.place[peer] = len(alive)
-        alive.append(peer)
+        life, now = self.lives[peer], self.events.now
+        self.decisions.alive.add(peer)
         draws_name = f"{self.names[peer]}/{life}" if life else self.names[peer]
         phase = random.Random(derive(self.seed, draws_name, "phase")).random()
         self.clocks.begin(peer, self.steps[peer], now, phase)
@@ -82,9 +80,7 @@ class Presence:
             decisions.end(peer, self.steps[peer])
         self.lives[peer] += 1
         self.life_ends[peer].append(now)
-        last, place = decisions.alive.pop(), self.place.pop(peer)
-        if last != peer:  # The last peer of the list takes the freed place, which moves no other.
-            decisions.alive[place], self.place[last] = last, place
+        decisions.alive.remove(peer)
         uptime = next(later, None)
         if uptime is not None:
             self.events.push(max(uptime.from_s, now), self.on_start, peer, uptime, later)

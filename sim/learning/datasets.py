@@ -127,7 +127,7 @@ def _custom(name: str) -> Dataset:
     """Load the user's data set by calling its function, and check what it returns."""
     with torch.random.fork_rng(devices=[]):  # Every run, level and process loads the same data.
         torch.manual_seed(0)
-        returned = plugins.call(name, "task.dataset")
+        returned = plugins.find(name, "task.dataset")()
     parts = tuple(returned) if isinstance(returned, tuple | list) else ()
     if len(parts) not in (4, 5) or not all(isinstance(part, torch.Tensor) for part in parts):
         wanted = "the tensors (x_train, y_train, x_test, y_test), or a fifth with clients"

@@ -170,7 +170,9 @@ class Learners:
                 models, gradients = block_models[:remaining], block_gradients[:remaining]
                 moments = [moment[:remaining] for moment in block_moments]
             self._optimizer.step(models, gradients, moments, ages[:remaining] + step, self._rates(steps))
-            self._correct(model_rows[:remaining], rows[:remaining], steps)
+            if self.corrections is not None:  # These models have just taken a step after ``steps`` earlier ones.
+                rates = self._rate_of_each(steps)
+                self.corrections.apply(model_rows[:remaining], rows[:remaining], steps + 1, rates)
         self._ages[rows] = ages + counts
         if not are_adjacent:
             for whole, copy in zip(live, block, strict=True):
@@ -180,11 +182,6 @@ class Learners:
     def models_at_once(self) -> int:
         """Return the most models of one call; 0 if nothing trains."""
         return 0 if self._stack is None else len(self._gradients)
-
-    def _correct(self, models: F32, rows: I64, taken: I64) -> None:
-        """Apply the drift corrections to models that have just taken a step after ``taken`` earlier ones."""
-        if self.corrections is not None:
-            self.corrections.apply(models, rows, taken + 1, self._rate_of_each(taken))
 
     def _rate_of_each(self, taken: I64) -> F64:
         """Return the learning rate of each model after ``taken`` steps, shape (models,)."""

@@ -28,7 +28,7 @@ def build(task: Task, dataset: Dataset, seed: int) -> nn.Module:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         if ":" in name:
-            module = plugins.call(name, "task.model")
+            module = plugins.find(name, "task.model")()
             if not isinstance(module, nn.Module):
                 raise ConfigError(f"task.model = {name!r} returned {type(module).__name__}: return a torch.nn.Module.")
             return module

@@ -3,7 +3,6 @@
 import importlib.util
 import sys
 import time
-from abc import ABC, abstractmethod
 from contextlib import suppress
 from typing import Self
 
@@ -14,8 +13,14 @@ NAME_WIDTH = 24
 LINE_PERIOD_S = 10.0  # As of `gossip run` without a terminal.
 
 
-class Display(ABC):
-    """A display of progress."""
+class Display:
+    """A display of progress, for a ``with`` block."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Do nothing: what was shown stays."""
 
     def update(self, progress: Progress) -> None:
         """Show the progress of a simulation."""
@@ -25,14 +30,9 @@ class Display(ABC):
             f"{duration_text(progress.left_s)} left",
         )
 
-    @abstractmethod
     def note(self, done: float, figures: str) -> None:
         """Show the progress of any other work: a share, 0 to 1, and a few words."""
-
-    @abstractmethod
-    def __enter__(self) -> Self: ...
-    @abstractmethod
-    def __exit__(self, *_: object) -> None: ...
+        raise NotImplementedError
 
 
 class Lines(Display):
@@ -41,12 +41,6 @@ class Lines(Display):
     def __init__(self, name: str) -> None:
         self.name = name
         self.due_s = time.monotonic() + LINE_PERIOD_S
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        """Do nothing: every line is complete."""
 
     def note(self, done: float, figures: str) -> None:
         now_s = time.monotonic()

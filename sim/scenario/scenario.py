@@ -15,32 +15,12 @@ from gossip.config.selections import SELECTIONS
 from gossip.errors import LONGEST_WORD, ConfigError
 from sim.scenario import tables
 from sim.scenario.adversaries import COLLUDING, AttackersSpec
-from sim.scenario.conditions import ChurnSpec, Latency, MembershipSpec, NatSpec, NetworkCut, NetworkSpec, Rate
+from sim.scenario.conditions import ChurnSpec, MembershipSpec, NetworkSpec
 from sim.scenario.distribution import Distribution
 from sim.scenario.fidelity import check_exchanges
 from sim.scenario.fleet import PeerSpec, check_fleet
 from sim.scenario.tables import KeyFault, UnknownKey, require
-from sim.scenario.task import LARGEST, Optimizer, Partition, Task
-
-__all__ = [
-    "AttackersSpec",
-    "ChurnSpec",
-    "Compute",
-    "Distribution",
-    "Latency",
-    "MembershipSpec",
-    "NatSpec",
-    "NetworkCut",
-    "NetworkSpec",
-    "Optimizer",
-    "Partition",
-    "PeerSpec",
-    "Rate",
-    "ReportSpec",
-    "Scenario",
-    "Stragglers",
-    "Task",
-]
+from sim.scenario.task import LARGEST, Task
 
 SHORTEST_STEP_S = 1e-6  # No model trains faster than this, and virtual time must advance.
 MOST_ROWS = 400  # The most rows of a history.

@@ -104,7 +104,7 @@ def test_the_description_leads_nowhere_that_is_not_there():
 
 def test_without_extras_the_command_answers_and_says_what_is_missing(plain):
     assert "Train one model on many machines with nobody in charge." in plain.run("gossip", "--help").stdout
-    assert plain.run("gossip", "version").stdout.strip() in built("*.whl").name
+    assert plain.run("gossip", "--version").stdout.strip() in built("*.whl").name
     assert "mix_every_steps" in plain.run("gossip", "config").stdout
     for missing in ("sklearn", "matplotlib", "h11"):
         assert "ModuleNotFoundError" in plain.run("python", "-c", f"import {missing}").stderr

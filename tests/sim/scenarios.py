@@ -1,7 +1,8 @@
 """Small scenarios that tests play, and helpers that read a run."""
 
 from gossip.config import Config
-from sim.scenario.scenario import ChurnSpec, Compute, Distribution, Optimizer, Scenario, Task
+from sim.scenario.scenario import ChurnSpec, Compute, Distribution, Scenario
+from sim.scenario.task import Optimizer, Task
 from sim.simulation import Simulation, simulate
 
 MOMENTUM = Optimizer(lr=0.05, momentum=0.9)

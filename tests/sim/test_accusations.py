@@ -8,7 +8,8 @@ import pytest
 
 from gossip.effects import Notice
 from sim.engine.swarm import Swarm
-from sim.scenario.scenario import ChurnSpec, Distribution, Optimizer, Scenario
+from sim.scenario.scenario import ChurnSpec, Distribution, Scenario
+from sim.scenario.task import Optimizer
 from tests.sim.scenarios import played
 
 SCENARIOS = Path(__file__).parents[2] / "examples" / "scenarios"

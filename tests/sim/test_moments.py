@@ -3,7 +3,8 @@
 import pytest
 
 from gossip import Config
-from sim.scenario.scenario import Optimizer, Partition, Scenario, Task
+from sim.scenario.scenario import Scenario
+from sim.scenario.task import Optimizer, Partition, Task
 from sim.simulation import simulate
 from tests.sim.scenarios import digest
 

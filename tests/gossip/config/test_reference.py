@@ -1,12 +1,11 @@
 """The reference of the settings: whole, up to date, and what `gossip config` says."""
 
-import json
 from pathlib import Path
 
 import pytest
 
 from gossip.config import Config
-from gossip.config.reference import all_keys, as_json, explained, page
+from gossip.config.reference import all_keys, explained, page
 from gossip.config.setting import settings_of
 
 PAGE = Path(__file__).parents[3] / "docs" / "config.md"
@@ -19,14 +18,10 @@ def test_the_page_is_what_the_keys_say():
 @pytest.mark.parametrize("name", settings_of(Config))
 def test_every_key_says_what_a_person_asks(name):
     field, setting = settings_of(Config)[name]
-    assert len(setting.meaning) > 10
-    assert len(setting.advice) > 10
     for text in (setting.meaning, setting.advice):
+        assert len(text) > 10
         assert text[0].isupper() or text[0] == "`", "a sentence, whatever table it stands in"
         assert text.endswith(".")
-    said = json.loads(as_json(name))
-    assert said["range"]
-    assert said["default"]
     number = field.type.split(" | ")[0] in ("int", "float")
     assert number == bool(setting.unit), "numbers have a unit, texts have none"
     assert name.endswith(("_s", "_mb_s")) == (setting.unit in ("s", "MB/s"))
@@ -51,5 +46,4 @@ def test_one_key_is_explained_with_what_the_presets_make_of_it():
 def test_the_command_lists_explains_and_refuses(called):
     assert called("config").stdout.strip() == all_keys()
     assert called("config", "codec").stdout.strip() == explained("codec")
-    assert set(json.loads(called("config", "--json").stdout)) == set(settings_of(Config))
     assert called("config", "codek").stderr == "gossip: 'codek' is not a setting (did you mean 'codec'?).\n"

@@ -13,7 +13,7 @@ from torch.optim.lr_scheduler import CosineAnnealingLR, LinearLR, SequentialLR
 from sim.learning import datasets, partitions
 from sim.learning.batches import Batches
 from sim.learning.learners import Learners
-from sim.scenario.scenario import Optimizer, Task
+from sim.scenario.task import Optimizer, Task
 
 SEED = 5
 NAMES = ["ada", "bob", "cyd", "dan", "eve"]

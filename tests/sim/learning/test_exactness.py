@@ -7,7 +7,8 @@ from gossip.config import Config
 from sim import simulation
 from sim.engine.swarm import Swarm
 from sim.learning.learners import Learners
-from sim.scenario.scenario import ChurnSpec, Distribution, Optimizer, Scenario, Task
+from sim.scenario.scenario import ChurnSpec, Distribution, Scenario
+from sim.scenario.task import Optimizer, Task
 from sim.simulation import Simulation
 from sim.world.network import NetworkModel
 from tests.harness.marks import slow

@@ -7,7 +7,7 @@ import torch
 from gossip.errors import ConfigError
 from sim.learning.learners import Learners
 from sim.learning.perceptrons import linear_layers
-from sim.scenario.scenario import Optimizer, Task
+from sim.scenario.task import Optimizer, Task
 from tests.harness.marks import slow
 from tests.sim.learning.alone import (
     NAMES,

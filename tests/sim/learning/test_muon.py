@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from sim.learning.optimizer.steppers import SGD, Clipped, orthogonalised
-from sim.scenario.scenario import Optimizer, Task
+from sim.scenario.task import Optimizer, Task
 from tests.harness.marks import slow
 from tests.sim.learning.alone import Alone, assert_reset_as_one_at_a_time, assert_trained_as_one_at_a_time
 from tests.sim.learning.test_learners import MODELS

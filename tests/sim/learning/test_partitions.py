@@ -9,7 +9,7 @@ import torch
 from gossip.errors import DataError
 from sim.learning import datasets
 from sim.learning.partitions import parts
-from sim.scenario.scenario import Partition, Task
+from sim.scenario.task import Partition, Task
 
 VECTORS = "tests.sim.jobs:vectors"
 TEXT = "tests.sim.jobs:text"

@@ -5,7 +5,7 @@ import pytest
 
 from sim.learning.learners import Learners
 from sim.learning.optimizer.steppers import schedule
-from sim.scenario.scenario import Optimizer, Task
+from sim.scenario.task import Optimizer, Task
 from tests.sim.learning.alone import (
     NAMES,
     SEED,

@@ -12,23 +12,9 @@ from hypothesis import strategies as st
 from gossip.config import Config
 from sim.scenario import worlds
 from sim.scenario.adversaries import AttackersSpec
-from sim.scenario.scenario import (
-    ChurnSpec,
-    Compute,
-    Distribution,
-    Latency,
-    MembershipSpec,
-    NetworkCut,
-    NetworkSpec,
-    Optimizer,
-    Partition,
-    PeerSpec,
-    Rate,
-    ReportSpec,
-    Scenario,
-    Stragglers,
-    Task,
-)
+from sim.scenario.conditions import ChurnSpec, Latency, MembershipSpec, NetworkCut, NetworkSpec, Rate
+from sim.scenario.scenario import Compute, Distribution, PeerSpec, ReportSpec, Scenario, Stragglers
+from sim.scenario.task import Optimizer, Partition, Task
 from tests.sim.scenarios import AVERAGING, small
 
 SHIPPED = sorted((Path(__file__).parents[3] / "examples" / "scenarios").glob("*.toml"))

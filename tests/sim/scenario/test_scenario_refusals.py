@@ -6,7 +6,8 @@ import pickle
 import pytest
 
 from gossip.errors import ConfigError
-from sim.scenario.scenario import Optimizer, Scenario
+from sim.scenario.scenario import Scenario
+from sim.scenario.task import Optimizer
 
 
 def sentence(table):

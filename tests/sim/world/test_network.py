@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from sim.scenario import worlds
-from sim.scenario.scenario import Distribution, Latency, NetworkSpec, Rate
+from sim.scenario.conditions import Latency, NetworkSpec, Rate
+from sim.scenario.scenario import Distribution
 from sim.world.network import NetworkModel, network_of
 from sim.world.tcp import Transport
 
