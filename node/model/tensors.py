@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
@@ -16,7 +16,7 @@ from torch.utils.dlpack import from_dlpack
 from gossip.arithmetic.layout import FLOATS, Kind, Layout, Segment
 from gossip.errors import CheckpointError, LayoutError
 from node.model.inventory.aliases import find_aliases
-from node.model.inventory.items import Choices, Item, Treatment, treatment_of
+from node.model.inventory.items import SAME_MEMORY, Choices, Item, Treatment, half_chosen, treatment_of
 
 SHARDED = (
     "is sharded over several processes: give Node these processes, on all of them, as "
@@ -91,9 +91,13 @@ class LiveTensors:
         trains_some = isinstance(model, nn.Module) and any(parameter.requires_grad for parameter in model.parameters())
         items, kinds = self._classify(places, tensors, choices, trains_some)
         choices.check_used(items, self.known_ids)
-        aliases = aliases_of({name: tensors[name] for name in kinds})
+        held = {name: (tensors[name], owner) for name, owner, _, role in places if role != "rebuilt"}
+        aliases = aliases_of({name: tensor for name, (tensor, _) in held.items()}, held.keys() - kinds.keys())
         for name, first in aliases.items():
-            items[name] = item_of(name, tensors[name], items[first].treatment, f"the same memory as {first}")
+            choice, other = (choices.in_place(one, *held[one]) for one in (name, first))
+            if choice != other:
+                raise half_chosen(choice[0] or other[0] or "local", first, name)
+            items[name] = item_of(name, tensors[name], items[first].treatment, f"{SAME_MEMORY}{first}")
         self.items = tuple(items.values())
         segments: list[Segment] = []
         contents: list[Segment] = []
@@ -251,10 +255,11 @@ class LiveTensors:
                 for module in model.modules() for name, value in module._parameters.items() if value is None
             )  # fmt: skip
             saved = set(map(plain_name, model.state_dict(keep_vars=True)))  # Persistent buffers are in it, others not.
-            for name, _ in model.named_parameters():
+            # A tied tensor has several names, of which the first counts.
+            for name, _ in model.named_parameters(remove_duplicate=False):
                 path, _, key = name.rpartition(".")
                 yield plain_name(name), model.get_submodule(path)._parameters, key, "parameter"
-            for name, _ in model.named_buffers():
+            for name, _ in model.named_buffers(remove_duplicate=False):
                 path, _, key = name.rpartition(".")
                 role: Role = "buffer" if plain_name(name) in saved else "rebuilt"
                 yield plain_name(name), model.get_submodule(path)._buffers, key, role
@@ -302,15 +307,19 @@ def segment_of(name: str, tensor: Tensor, kind: Kind) -> Segment:
     return Segment(name, tuple(tensor.shape), str(tensor.dtype).removeprefix("torch."), kind)
 
 
-def aliases_of(tensors: Mapping[str, Tensor]) -> dict[str, str]:
+def aliases_of(tensors: Mapping[str, Tensor], local: Container[str]) -> dict[str, str]:
     """Return the tensors that are another one under a second name; DTensors, which have no address, by object."""
     firsts: dict[int, str] = {}
     aliases = {
         name: firsts[id(tensor)] for name, tensor in tensors.items() if firsts.setdefault(id(tensor), name) != name
     }
     return aliases | find_aliases(
-        [(name, tensor) for name, tensor in tensors.items() if name not in aliases and not is_sharded(tensor)]
-    )
+        [
+            (name, tensor) for name, tensor in tensors.items()
+            if name not in aliases and tensor.layout == torch.strided and not is_sharded(tensor)
+        ],
+        local,
+    )  # fmt: skip
 
 
 def kind_of(tensor: Tensor, treatment: Treatment, role: Role) -> Kind:
