@@ -22,7 +22,7 @@ from node.loop.held_run import HeldRun
 from node.loop.live import LiveModel
 from node.model.inventory.watch import sampled
 from node.model.optimizers import Optimizers, with_inner
-from node.model.scalars import HostCopy
+from node.model.scalars import HostCopy, beside
 from node.model.tensors import local_part
 
 # Updates of the weights before a running loop is told: several may come before a first step, as those of a critic.
@@ -199,6 +199,7 @@ def is_rewritten(then: Sequence[Tensor], now: Sequence[Tensor]) -> Tensor:
     def square(parts: Iterable[Tensor]) -> Tensor:
         return torch.stack([part.square().sum().to(then[0].device) for part in parts]).sum()
 
+    then = beside(then, now)
     moved = square(after - before for before, after in zip(then, now, strict=True))
     return (moved > REWRITTEN_PART**2 * square(then)).float()
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from gossip.errors import LayoutError
-from node.model.scalars import HostCopy, largest
+from node.model.scalars import HostCopy, beside, largest
 from node.model.snapshot import ModelState
 from node.model.state import State
 
@@ -69,7 +69,7 @@ class ModelWatch:
     def look_at_changes(self, now: list[Tensor], last: list[Tensor]) -> None:
         """Notice that steps change no weight, without waiting for a device: its word comes at a later step."""
         if self.change is None:
-            differ = [(new != old).any() for new, old in zip(now, last, strict=True)]
+            differ = [(new != old).any() for new, old in zip(now, beside(last, now), strict=True)]
             self.change = HostCopy(largest(differ))
         if not self.change.done():
             return
@@ -150,7 +150,7 @@ class ModelWatch:
 
     def look_at_frozen(self, named: Sequence[tuple[str, Tensor]]) -> None:
         """Notice frozen tensors that the program changes, as the teacher of BYOL or a momentum encoder."""
-        last, self.frozen_sample = self.frozen_sample, [sampled(tensor) for _, tensor in named]
+        last, self.frozen_sample = self.frozen_sample, [sampled(tensor).cpu() for _, tensor in named]
         if changed := changed_names(named, last, self.frozen_sample):
             self.on_changed()
             self.notify_once(
@@ -162,7 +162,7 @@ class ModelWatch:
 
     def look_at_kept(self, named: Sequence[tuple[str, Tensor]]) -> None:
         """Notice ranges that each node observes for itself, masks that it draws, and memories that it fills."""
-        now = [sampled(tensor, KEPT_ELEMENTS).view(torch.uint8) for _, tensor in named]
+        now = [sampled(tensor, KEPT_ELEMENTS).cpu().view(torch.uint8) for _, tensor in named]
         if self.kept_sample is None:
             self.kept_sample = now
         if changed := changed_names(named, self.kept_sample, now):
