@@ -23,7 +23,6 @@ from node.loop.live import LiveModel
 from node.model.inventory.watch import sampled
 from node.model.optimizers import Optimizers, with_inner
 from node.model.scalars import HostCopy, beside
-from node.model.tensors import local_part
 
 # Updates of the weights before a running loop is told: several may come before a first step, as those of a critic.
 RUNNING_UPDATES = 16
@@ -89,7 +88,7 @@ class StepWatch:
                 self.notify("replaced", REWRITTEN)
 
     def sample(self) -> list[Tensor]:
-        return [sampled(local_part(weight)).float() for weight in self.weights]
+        return [sampled(weight).float() for weight in self.weights]
 
     def on_optimizer_step(self, optimizer: Optimizer) -> None:
         """Handle the step of any optimizer of the program."""

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from node.model.scalars import HostCopy, beside, largest
+from node.model.tensors import local_part
 
 SAMPLED_ELEMENTS = 16  # Elements of each followed tensor: an optimizer undoes all of one kind alike.
 MAX_TENSORS = 4  # Tensors that are followed: the largest of each kind.
@@ -100,7 +101,7 @@ class MixProbe:
             kinds = self._kinds(tensors)
             by_size = sorted(range(len(tensors)), key=lambda index: tensors[index].numel())
             self._places = sorted({kinds[index]: index for index in by_size}.values())[:MAX_TENSORS]
-        flat = [tensors[place].detach().reshape(-1) for place in self._places]
+        flat = [local_part(tensors[place]).detach().reshape(-1) for place in self._places]
         return [each[:: max(1, -(-each.numel() // SAMPLED_ELEMENTS))].float().clone() for each in flat]
 
 

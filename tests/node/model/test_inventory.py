@@ -253,7 +253,7 @@ def test_weights_that_tell_nothing_do_not_decide_what_follows_and_leave_no_state
     sound = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     empty = {name: torch.full_like(tensor, value) for name, tensor in sound.items()}
     model.load_state_dict(empty)
-    assert not state.optimizer_state.has_followers()
+    assert not state.optimizer_state.followed_keys()
     model.load_state_dict(sound)
     state.add(np.ones(state.size(), np.float32))
     torch.testing.assert_close(optimizer.state[model[0].weight]["mine"], model[0].weight.detach())
