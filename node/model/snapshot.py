@@ -174,14 +174,13 @@ class ModelState(TorchState):
 
     def read(self, out: Floats) -> None:
         """Copy the live tensors into ``out``. On CUDA this takes no memory for another copy, because nothing trains."""
-        self._read_weights(out, constant=True).wait()
+        self.begin_read(out, constant=True).wait()
 
-    def begin_read(self, out: Floats) -> Copies:
-        """Begin to read the weights as they are now. On CUDA later steps overlap with the copy and do not change it."""
-        return self._read_weights(out)
+    def begin_read(self, out: Floats, constant: bool = False) -> Copies:
+        """Begin to read the weights as they are now. On CUDA later steps overlap with the copy and do not change it.
 
-    def _read_weights(self, out: Floats, constant: bool = False) -> Copies:
-        """Begin to read the weights; ``constant`` is as for :meth:`Downloads.begin`."""
+        ``constant`` is as for :meth:`Downloads.begin`.
+        """
         began = time.perf_counter()
         if out.size == self.layout.size:
             read_words(self.layout, self.live_tensors.bits(), out[self.layout.frozen_stop :], self.layout.frozen_stop)
@@ -380,8 +379,9 @@ class ModelState(TorchState):
 
     @torch.no_grad()
     def write(
-        self, vector: Floats, optimizer_keys: Sequence[str] = (), scalars: Mapping[str, float] | None = None
-    ) -> None:
+        self, vector: Floats, optimizer_keys: Sequence[str] = (), scalars: Mapping[str, float] | None = None,
+        weights: list[Tensor] | None = None,
+    ) -> None:  # fmt: skip
         """Overwrite the weights, and with ``optimizer_keys`` the optimizer's state, from another node's vector.
 
         Missing optimizer state is created (a joiner's fresh Adam). ``param_groups`` stay as they are.
@@ -390,17 +390,14 @@ class ModelState(TorchState):
             vector: The weights, followed by the trained parameters' state for each key, as newcomers take it.
             optimizer_keys: Names of the state tensors in the vector.
             scalars: Scalars of the state, set for every trained parameter.
+            weights: The first tensors of the layout, as far as they are overwritten; by default all of them.
 
         Raises:
             LayoutError: The vector, or the state's names, do not fit; nothing has changed then. With half of its state
                 Adam would fail in its next step.
         """
-        self._write(vector, self.live_tensors.current(), tuple(optimizer_keys), dict(scalars or {}))
-
-    def _write(
-        self, vector: Floats, weights: list[Tensor], keys: tuple[str, ...], scalars: Mapping[str, float]
-    ) -> None:
-        """Overwrite these first tensors of the layout, the bits, and the optimizer's state."""
+        keys, scalars = tuple(optimizer_keys), dict(scalars or {})
+        weights = self.live_tensors.current() if weights is None else weights
         examples = self.optimizer_state.examples(keys, scalars)
         host = host_tensor(vector, self.layout.size + len(keys) * self.trained_elements)
         state = self.optimizer_state.create(keys, examples)
@@ -420,29 +417,27 @@ class ModelState(TorchState):
         if keys:
             self.moments.bound()
 
-    def adopt(self, vector: Floats, optimizer_keys: tuple[str, ...], scalars: dict[str, float]) -> None:
+    @torch.no_grad()
+    def adopt(
+        self, vector: Floats, optimizer_keys: tuple[str, ...], scalars: dict[str, float],
+        weights: list[Tensor] | None = None,
+    ) -> None:  # fmt: skip
         """Overwrite the weights, and the optimizer's state if it is that of such an optimizer.
 
         Otherwise this optimizer keeps its state, except where that is not finite. :attr:`state_refusal` says why.
         """
-        self._adopt(vector, self.live_tensors.current(), optimizer_keys, scalars)
-
-    def adopt_exchanged(self, vector: Floats, optimizer_keys: tuple[str, ...], scalars: dict[str, float]) -> None:
-        self._adopt(vector, self.exchanged_tensors(), optimizer_keys, scalars)
-
-    @torch.no_grad()
-    def _adopt(
-        self, vector: Floats, weights: list[Tensor], optimizer_keys: tuple[str, ...], scalars: dict[str, float]
-    ) -> None:
         self.state_refusal = ""
         if optimizer_keys:
             try:
-                self._write(vector, weights, optimizer_keys, scalars)
+                self.write(vector, optimizer_keys, scalars, weights)
                 return
             except LayoutError as error:
                 self.state_refusal = str(error)
-        self._write(vector[: self.layout.size], weights, (), {})
+        self.write(vector[: self.layout.size], weights=weights)
         self.optimizer_state.clear_non_finite()  # It would spoil sound weights in the next step.
+
+    def adopt_exchanged(self, vector: Floats, optimizer_keys: tuple[str, ...], scalars: dict[str, float]) -> None:
+        self.adopt(vector, optimizer_keys, scalars, self.exchanged_tensors())
 
     def tensors(self) -> dict[str, Tensor]:
         """Return a module's ``state_dict()``, integers included, or all of a mapping, by plain names."""

@@ -14,9 +14,9 @@ from torch.nn.parameter import is_lazy
 from torch.utils.dlpack import from_dlpack
 
 from gossip.arithmetic.layout import FLOATS, Kind, Layout, Segment
-from gossip.errors import CheckpointError, LayoutError
+from gossip.errors import CheckpointError, ConfigError, LayoutError
 from node.model.inventory.aliases import find_aliases
-from node.model.inventory.items import NAMED_COPY, SAME_MEMORY, Choices, Item, Treatment, half_chosen, treatment_of
+from node.model.inventory.items import NAMED_COPY, SAME_MEMORY, Choices, Item, Treatment, treatment_of
 
 SHARDED = (
     "is sharded over several processes: give Node these processes, on all of them, as "
@@ -98,7 +98,10 @@ class LiveTensors:
         for name, first in aliases.items():
             choice, other = (choices.in_place(one, *held[one]) for one in (name, first))
             if choice != other:
-                raise half_chosen(choice[0] or other[0] or "local", first, name)
+                raise ConfigError(
+                    f"{choice[0] or other[0]}= has only one of {first!r} and {name!r}, which are one tensor in memory "
+                    "(tied weights): name both there, or neither."
+                )
             items[name] = item_of(name, tensors[name], items[first].treatment, f"{SAME_MEMORY}{first}")
         self.items = tuple(items.values())
         segments: list[Segment] = []

@@ -208,14 +208,6 @@ def is_quantiser(owner: object) -> bool:
     return any(kind.__name__ in ("ObserverBase", "FakeQuantizeBase") for kind in type(owner).__mro__)
 
 
-def half_chosen(choice: str, first: str, second: str) -> ConfigError:
-    """Return the error for a choice that has one of two names of a tensor."""
-    return ConfigError(
-        f"{choice}= has only one of {first!r} and {second!r}, which are one tensor in memory (tied weights): name both "
-        "there, or neither."
-    )
-
-
 def not_finite(tensor: Tensor) -> str:
     """Return which value of a tensor is not finite, for a message."""
     flat = tensor.detach().reshape(-1)

@@ -254,16 +254,15 @@ class OptimizerState:
 
     def followers(self) -> list[tuple[Tensor, Tensor]]:
         """Return the state in the coordinates of the weights: each parameter with its state tensor."""
-        pairs: list[tuple[Tensor, Tensor]] = []
         holders = self.holders()
-        for parameter in self.trained():
-            for optimizer, _ in holders[id(parameter)]:
-                state = optimizer.state.get(parameter) or {}
-                for key, value in state.items():
-                    # After SAM's second step a parameter is its own state: the weight has moved already.
-                    if self.follows(optimizer, key) and lies_alike(value, parameter) and not _is_same(value, parameter):
-                        pairs.append((parameter, value))
-        return pairs
+        pairs = [
+            (parameter, value)
+            for parameter in self.trained() for optimizer, _ in holders[id(parameter)]
+            for key, value in (optimizer.state.get(parameter) or {}).items()
+            if self.follows(optimizer, key) and lies_alike(value, parameter)
+        ]  # fmt: skip
+        # After SAM's second step a parameter is its own state: the weight has moved already.
+        return [(one, value) for one, value in pairs if local_part(one).data_ptr() != local_part(value).data_ptr()]
 
     def follows(self, optimizer: torch.optim.Optimizer, key: object) -> bool:
         """Return True if this key of an optimizer's state is in the coordinates of the weights; decided once.
@@ -431,8 +430,3 @@ def state_tensor(parameter: Tensor, states: Sequence[Mapping[str, Any]], key: st
 def lies_alike(value: object, parameter: Tensor) -> bool:
     """Return True for state of a parameter's shape, of which this process holds the same part."""
     return is_state_of(value, parameter) and is_sharded(value) == is_sharded(parameter)
-
-
-def _is_same(value: Tensor, parameter: Tensor) -> bool:
-    """Return True if a state tensor is the parameter's own memory."""
-    return local_part(value).data_ptr() == local_part(parameter).data_ptr()
