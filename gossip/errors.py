@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import difflib
+import math
 from collections.abc import Iterable
+from numbers import Integral
 
 __all__ = [
     "LONGEST_WORD", "CheckpointError", "ConfigError", "DataError", "FaultError", "GossipError", "IdentityError",
-    "LayoutError", "LocalError", "ProtocolError", "RefusedError", "RemoteError", "did_you_mean",
+    "LayoutError", "LocalError", "ProtocolError", "RefusedError", "RemoteError", "checked_whole", "did_you_mean",
 ]  # fmt: skip
 
 LONGEST_WORD = 64  # characters: comparing takes time in proportion to the product of both lengths
@@ -74,3 +76,14 @@ class ProtocolError(RemoteError):
 
 class RefusedError(RemoteError):
     """The other side refused this node and gave a reason: another swarm, model or version, or no room."""
+
+
+def checked_whole(
+    name: str, value: object, advice: str, least: float = 1, most: float = math.inf,
+    kind: type[LocalError] = ConfigError,
+) -> int:  # fmt: skip
+    """Return a whole number in this range, as 5 or 1e6. Raise an error, which ends in the advice, for another value."""
+    value = int(value) if isinstance(value, float) and value.is_integer() else value
+    if isinstance(value, bool) or not isinstance(value, Integral) or not least <= int(value) <= most:
+        raise kind(f"{name} is {value!r}: {advice}")
+    return int(value)

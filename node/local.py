@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from gossip.config import Config
-from gossip.errors import ConfigError, LocalError
+from gossip.errors import ConfigError, LocalError, checked_whole
 from node.child import Child, last_lines
 from node.options import OPTIONS, flags_of
 
@@ -68,14 +68,14 @@ class LocalSwarm:
     ) -> None:  # fmt: skip
         is_module = str(script) == "-m"
         check_script(Path(str(args[0])) if is_module and args else Path(script), is_module)
-        if not 0 <= nodes <= MAX_NODES:
-            raise ConfigError(f"nodes = {nodes} cannot work: take 0 to {MAX_NODES} processes of one machine.")
+        nodes = checked_whole("nodes", nodes, f"take 0 to {MAX_NODES} processes of one machine.", 0, MAX_NODES)
         settings = None  # The text of a configuration file that is to be written.
         if isinstance(config, Mapping):
             settings = toml_of(config)
         elif config is not None:
             Config.from_toml(Path(config))  # It raises the errors that every node would raise.
         self.children: list[Child] = []
+        self.is_closed = False
         self._nodes = nodes
         self._folder = Path(tempfile.mkdtemp(prefix="gossip-") if folder is None else folder).resolve()
         self._folder.mkdir(parents=True, exist_ok=True)
@@ -94,6 +94,7 @@ class LocalSwarm:
 
         They begin to train when all are present, or after 10 minutes. Returns once the first node listens.
         """
+        self.check_open()
         if not self.children:
             for _ in range(self._nodes):
                 self.add(wait_for=self._nodes, wait_s=TOGETHER_S)
@@ -101,6 +102,7 @@ class LocalSwarm:
 
     def close(self) -> None:
         """Ask every node to leave, and kill the rest after :data:`GRACE_S`, with the processes that they started."""
+        self.is_closed = True
         _end_nodes(self.children)
         self.new_rows()
 
@@ -122,6 +124,7 @@ class LocalSwarm:
             **options: Options of its Node that are numbers or texts, as ``page="127.0.0.1:0"`` or ``wait_for=4``
                 (docs/options.md). It listens on 127.0.0.1 if none is given.
         """
+        self.check_open()
         if len(self.running) >= MAX_NODES:
             raise LocalError(
                 f"{MAX_NODES} nodes run on this machine: kill one, or let one leave, before another is added."
@@ -234,6 +237,11 @@ class LocalSwarm:
             if child.code and not child.was_told_to_end:
                 last_output = "\n".join(last_lines(child.err, ERROR_LINES))
                 raise LocalError(f"Node {child.number} ended with code {child.code}:\n{last_output}")
+
+    def check_open(self) -> None:
+        """Raise LocalError after :meth:`close`: nothing would end a later node with its block."""
+        if self.is_closed:
+            raise LocalError("This LocalSwarm is closed, and its nodes have ended: make a new one to start others.")
 
     def _child(self, number: int) -> Child:
         if not 0 <= number < len(self.children):

@@ -11,6 +11,7 @@ import fcntl
 import os
 import threading
 import weakref
+from collections.abc import Callable
 from itertools import count
 from multiprocessing import current_process
 from pathlib import Path
@@ -114,9 +115,9 @@ def leave(side: Side) -> None:
         _claim = None
 
 
-def trained_runs() -> dict[bytes, Any]:
-    """Return the runs of this thread's Nodes, each with a reference to its model; None for a run that is completed."""
-    runs: dict[bytes, Any] = vars(_trained).setdefault("runs", {})
+def trained_runs() -> dict[bytes, Callable[[Any], bool] | None]:
+    """Return the runs of this thread's Nodes, each with a test for its model; None for a run that is completed."""
+    runs: dict[bytes, Callable[[Any], bool] | None] = vars(_trained).setdefault("runs", {})
     return runs
 
 
@@ -127,18 +128,34 @@ def note_run(run_id: bytes, model: Any, is_over: bool = False, is_left: bool = T
         True if an open Node of this thread over another model trains it too.
     """
     runs = trained_runs()
-    last = runs.pop(run_id, None)
+    is_last = runs.pop(run_id, None)
     if is_over or is_left:
-        held = weakref.ref(model) if hasattr(model, "__weakref__") else lambda: model  # A mapping has none.
-        runs[run_id] = None if is_over else held
-    return last is not None and any(side.model is last() is not model for side in _running)
+        runs[run_id] = None if is_over else knower_of(model)
+    return is_last is not None and not is_last(model) and any(is_last(side.model) for side in _running)
 
 
 def left_runs(model: Any) -> frozenset[bytes]:
     """Return the runs that a new Node over this model takes no part in: completed ones, and those of closed models."""
     kept = [model, *(side.model for side in _running)]
-    runs = trained_runs().items()
-    return frozenset(run for run, of in runs if of is None or not any(of() is one for one in kept))
+    return frozenset(run for run, is_of in trained_runs().items() if is_of is None or not any(map(is_of, kept)))
+
+
+def knower_of(model: Any) -> Callable[[Any], bool]:
+    """Return a function that tells whether another model is this one, and does not keep it alive."""
+    if type(model) is not dict:
+        held = reference_to(model)
+        return lambda other: other is held()
+    # A dict has no weak references, and a later one may have its id, but not its first tensor.
+    number, first = id(model), reference_to(next(iter(model.values())))
+    return lambda other: type(other) is dict and id(other) == number and next(iter(other.values())) is first()
+
+
+def reference_to(thing: Any) -> Callable[[], Any]:
+    """Return a weak reference, or a strong one to the few things that have none."""
+    try:
+        return weakref.ref(thing)
+    except TypeError:
+        return lambda: thing
 
 
 def has_made_node() -> bool:

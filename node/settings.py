@@ -11,12 +11,12 @@ import socket
 import struct
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from numbers import Integral, Real
+from numbers import Real
 from pathlib import Path
 from typing import Any
 
 from gossip.config import Config
-from gossip.errors import ConfigError, IdentityError
+from gossip.errors import ConfigError, IdentityError, checked_whole
 from gossip.ids import Address, PeerId, parse_address
 from node.identity.keys import is_invite, kept_secret, parse_invite, read_secret
 from node.options import OPTIONS, NodeOptions
@@ -261,9 +261,7 @@ def checked_count(name: str, count: object, default: int, example: str) -> int:
     """Return the number that was given for an option, the default if none was. Raises ConfigError with the example."""
     with contextlib.suppress(ValueError):
         count = default if count is None else int(count) if isinstance(count, str) else count
-    if isinstance(count, bool) or not isinstance(count, Integral) or count < (OPTIONS[name].least or 0):
-        raise ConfigError(f"{name} is {count!r}: give {example}.")
-    return int(count)
+    return checked_whole(name, count, f"give {example}.", OPTIONS[name].least or 0)
 
 
 def checked_word(name: str, given: object, words: tuple[str, str]) -> str:

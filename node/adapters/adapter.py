@@ -14,6 +14,7 @@ import torch.distributed as dist
 from torch.utils.data import Sampler
 
 from gossip.errors import LocalError
+from node.adapters.loggers import PREFIX, numbers
 from node.model.scalars import HostCopy
 from node.node import Node
 
@@ -78,11 +79,8 @@ class Adapter:
 
     def figures(self) -> dict[str, float]:
         """Return the node's known figures as "gossip/..." for loggers."""
-        if self.node is None:
-            return {}
-        return {
-            f"gossip/{name}": value for name, value in self.node.metrics().items() if isinstance(value, int | float)
-        }
+        figures = {} if self.node is None else numbers(self.node.metrics())
+        return {PREFIX + name: value for name, value in figures.items()}
 
     # -- for the frameworks' callbacks -----------------------------------------------------------------------------
     def ready(self) -> None:

@@ -71,10 +71,9 @@ class Pytree(State):
         for array, (_, array_start, array_stop) in zip(self._averaged_arrays(), self.layout.places(), strict=True):
             low, high = max(array_start, start), min(array_stop, stop)
             if low < high:
-                pieces.append(array.reshape(-1)[low - array_start : high - array_start].astype(jnp.float32))
+                pieces.append(array.reshape(-1)[low - array_start : high - array_start])
         with memory_errors():
-            # A copy, because concatenating one piece returns that piece.
-            flat = jnp.array(jnp.concatenate(pieces), copy=True)
+            flat = vector_of(pieces)
             flat.copy_to_host_async()
         return Arriving(flat, out)
 
@@ -122,7 +121,8 @@ class Pytree(State):
                     f"Array {segment.name!r} was given away to a step (donate_argnums): put what the step returned "
                     "into tree.value before node.step()."
                 )
-        return arrays
+        # JAX uses an array of numpy in place, which the program may write to before the device has read it.
+        return [array.copy() if isinstance(array, np.ndarray) else array for array in arrays]
 
     def _replace(self, arrays: list[Any]) -> None:
         """Put these arrays in the place of the averaged ones."""
@@ -263,5 +263,6 @@ def _is_averaged(leaf: Any) -> bool:
 
 
 def vector_of(arrays: list[Any]) -> Any:
-    """Return the elements of all arrays as one float32 vector."""
-    return jnp.concatenate([array.astype(jnp.float32).reshape(-1) for array in arrays])
+    """Return the elements of all arrays as one float32 vector, in memory of its own."""
+    # Without the copy a single flat array is returned itself, whose buffer a step may be given (donate_argnums).
+    return jnp.array(jnp.concatenate([array.astype(jnp.float32).reshape(-1) for array in arrays]), copy=True)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 
+from gossip.errors import checked_whole
 from node.data.division import Sharers
-from node.data.opened import whole
 
 IDLE_S = 0.05  # Seconds that an epoch without a step waits, so that a node without a share does not spin.
 
@@ -28,7 +28,7 @@ class Epochs:
     """
 
     def __init__(self, count: int, length: int, sharers: Sharers) -> None:
-        count = whole("The number of epochs", count, "give a whole number of at least 1.")
+        count = checked_whole("The number of epochs", count, "give a whole number of at least 1.")
         self.count, self.length, self.sharers = count, length, sharers
         self.number = -1  # The epoch in which the loop is; -1 before the first.
 

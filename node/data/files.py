@@ -12,9 +12,8 @@ import torch
 from torch import Tensor
 from torch.utils.data import get_worker_info
 
-from gossip.errors import DataError
+from gossip.errors import DataError, checked_whole
 from node.data.division import Pass, Sharers, rank_share
-from node.data.opened import whole
 
 T = TypeVar("T")
 Files: TypeAlias = Iterable[str] | os.PathLike[str]
@@ -59,9 +58,9 @@ class FileShards(Iterable[str]):
         if not self.files:
             raise DataError("There are no files to divide: give their names.")
         if epochs is not None:
-            epochs = whole("epochs", epochs, "ask for at least 1 pass, or for None, which never ends.")
+            epochs = checked_whole("epochs", epochs, "ask for at least 1 pass, or for None, which never ends.")
         if samples is not None:
-            samples = whole("samples", samples, "give how many all files hold, or leave it out.")
+            samples = checked_whole("samples", samples, "give how many all files hold, or leave it out.")
         self.epochs, self.seed, self.samples, self.sharers = epochs, 0 if shuffle else None, samples, sharers
         self.passes_begun = shared_zeros(1) if passes_begun is None else passes_begun
         # The number of the next pass in each worker of a DataLoader, in memory that all processes share: workers that

@@ -10,7 +10,7 @@ import numpy.typing as npt
 import torch
 from torch.utils.data import IterableDataset, TensorDataset, default_collate
 
-from gossip.errors import ConfigError, DataError
+from gossip.errors import DataError
 from node.data.division import I64
 
 Collate: TypeAlias = Callable[[list[Any]], Any]
@@ -91,14 +91,6 @@ def length_of_items(dataset: Any) -> int:
     if not length:
         raise DataError("The dataset is empty; give at least one sample.")
     return length
-
-
-def whole(name: str, value: Any, advice: str, least: float = 1) -> int:
-    """Return a whole number of at least ``least``. Raise ConfigError, which ends in the advice, for another value."""
-    value = int(value) if isinstance(value, float) and value.is_integer() else value  # As 1e6.
-    if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < least:
-        raise ConfigError(f"{name} is {value!r}: {advice}")
-    return int(value)
 
 
 def _open_items(dataset: Any, collate: Collate | None) -> tuple[int, Callable[[Sequence[int]], Any]]:

@@ -17,12 +17,12 @@ import numpy as np
 import torch
 from torch.utils.data import BatchSampler, Sampler
 
-from gossip.errors import ConfigError, DataError
+from gossip.errors import ConfigError, DataError, checked_whole
 from gossip.ids import PeerId, quantity
 from gossip.recent import Recent
 from node.data.division import I64, DrawnPass, Part, Pass, Sharers, rank_share, share_size
 from node.data.likeness import Likeness, likeness_of
-from node.data.opened import length_of_items, whole
+from node.data.opened import length_of_items
 
 MAX_IDS = 128  # Members named in a state, 4 KB. In a larger swarm a resumed pass starts again: a hundredth of the data.
 MAX_LENGTHS = 16  # Dataset lengths in one loop: more than any needs, and a bound for loops that keep making samplers.
@@ -262,13 +262,15 @@ class Samplers:
         Without ``by_rank`` every rank gets the node's whole share in the same order, for loaders that divide it
         themselves.
         """
-        seed = whole("seed", seed, "give a whole number.", -math.inf)
+        seed = checked_whole("seed", seed, "give a whole number.", -math.inf)
         if batch_size is None and drop_last:
             raise ConfigError(
                 "drop_last applies to batches; give batch_size too, or drop the last one in the DataLoader."
             )
         if batch_size is not None:
-            batch_size = whole("batch_size", batch_size, "give a whole number of at least 1, or None for indices.")
+            batch_size = checked_whole(
+                "batch_size", batch_size, "give a whole number of at least 1, or None for indices."
+            )
         sharers = self.sharers if by_rank else replace(self.sharers, rank=0, ranks=1)
         length = length_of(dataset)
         indices = ShareSampler(length, shuffle, seed, sharers)

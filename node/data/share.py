@@ -9,14 +9,14 @@ from weakref import WeakKeyDictionary
 from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset
 
-from gossip.errors import ConfigError, DataError
+from gossip.errors import ConfigError, DataError, checked_whole
 from gossip.recent import Recent
 from node.data.draws import DrawCount
 from node.data.epochs import Epochs
 from node.data.files import Files, FileShards, shared_zeros
 from node.data.likeness import likeness_of
 from node.data.loader import ShareLoader
-from node.data.opened import Collate, open_dataset, whole
+from node.data.opened import Collate, open_dataset
 from node.data.sampler import MAX_LENGTHS, Samplers, ShareBatchSampler, ShareSampler
 
 
@@ -47,8 +47,8 @@ class Share:
         before it died, or before a newcomer took them over, are trained on again, because members do not coordinate.
         """
         length, fetch = open_dataset(dataset, collate)
-        batch_size = whole("batch_size", batch_size, "give a whole number of at least 1.")
-        epochs = whole("epochs", epochs, "ask for at least 1 pass.")
+        batch_size = checked_whole("batch_size", batch_size, "give a whole number of at least 1.")
+        epochs = checked_whole("epochs", epochs, "ask for at least 1 pass.")
         batches = self.samplers.make(length, batch_size, shuffle, drop_last)
         assert isinstance(batches, ShareBatchSampler)
         self.samplers.compare(batches.sampler, dataset, length)

@@ -10,10 +10,10 @@ import numpy as np
 import torch
 from torch.utils.data import Subset, TensorDataset
 
-from gossip.errors import ConfigError
+from gossip.errors import ConfigError, checked_whole
 from gossip.ids import PeerId
 from node.data.division import ordered
-from node.data.opened import columns_of, open_dataset, whole
+from node.data.opened import columns_of, open_dataset
 
 NOBODY = PeerId(bytes(16))
 
@@ -23,7 +23,7 @@ def split(dataset: Any, fractions: Sequence[float], seed: int) -> list[Subset[An
     is_fraction = [isinstance(part, int | float) and 0 <= part <= 1 for part in fractions]
     if not is_fraction or not all(is_fraction) or math.fsum(fractions) > 1 + 1e-9:
         raise ConfigError(f"fractions is {list(fractions)!r}: give numbers of 0 to 1 whose sum is at most 1.")
-    seed, (length, _) = whole("seed", seed, "give a whole number.", -math.inf), open_dataset(dataset)
+    seed, (length, _) = checked_whole("seed", seed, "give a whole number.", -math.inf), open_dataset(dataset)
     columns = columns_of(dataset)
     if columns is not None and isinstance(dataset, tuple | list):
         dataset = TensorDataset(*map(torch.as_tensor, columns))

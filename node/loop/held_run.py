@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from gossip.effects import MemberState
-from gossip.errors import CheckpointError, DataError, LocalError
+from gossip.errors import CheckpointError, DataError, LocalError, checked_whole
 from gossip.ids import PeerId, from_hex, quantity, short
 from node.data.sampler import Samplers
 from node.loop.live import LiveModel
@@ -22,7 +22,7 @@ from node.model import checkpoint
 from node.model.state import State
 from node.observe.members import SwarmView
 from node.storage.copies import fetched_copy
-from node.storage.older import checked_keep, companion
+from node.storage.older import MAX_KEPT, companion
 from node.storage.uploads import CheckpointUploads
 from node.storage.urls import beside, is_url, public_url, with_ending
 
@@ -102,7 +102,8 @@ class HeldRun:
             state: The metadata, by default :meth:`state_dict`.
             keep: The number of checkpoints to keep under this name.
         """
-        checked_keep(keep)  # It raises CheckpointError for an impossible number.
+        advice = f"give how many checkpoints to keep, from 1 to {MAX_KEPT}."
+        keep = checked_whole("keep", keep, advice, 1, MAX_KEPT, CheckpointError)
         if is_url(path):
             with self.uploads.spool(str(path), keep, self.folder()) as file:
                 self.save(file, state)

@@ -12,7 +12,7 @@ import torch
 from torch.optim import Optimizer, lr_scheduler
 from torch.optim.lr_scheduler import ChainedScheduler, LRScheduler, OneCycleLR, ReduceLROnPlateau
 
-from gossip.errors import ConfigError
+from gossip.errors import ConfigError, checked_whole
 from node.data.sampler import Samplers
 
 T = TypeVar("T")
@@ -144,22 +144,19 @@ class SchedulerSteps:
             raise ConfigError(
                 f"{kind} follows a figure and not the progress: call its step with node.reduce({{...}}) instead."
             )
-        known = steps_of(scheduler)
-        self.steps = known if steps is None else steps
-        if self.steps is None:
+        known = steps_of(scheduler) if steps is None else steps
+        if known is None:
             raise ConfigError(
                 f"{kind} does not say for how many steps it was made: give node.schedule steps=, how often one process "
                 "would call its step() in the whole run (the epochs, or the batches of all epochs)."
             )
-        if isinstance(self.steps, bool) or not isinstance(self.steps, int) or self.steps < 1:
-            raise ConfigError(f"steps is {self.steps!r}: give a whole number of at least 1.")
+        self.steps = checked_whole("steps", known, "give a whole number of at least 1.")
         self.last = last_step(scheduler, self.steps)
         self.scheduler = scheduler
         self.counter = scheduler._schedulers[0] if isinstance(scheduler, ChainedScheduler) else scheduler
         self.optimizers: Sequence[Optimizer] = [self.counter.optimizer]
 
     def advance(self, progress: float) -> None:
-        assert self.steps is not None
         position = min(int(progress * self.steps + 1e-6), self.last)
         if position <= self.counter.last_epoch:
             return

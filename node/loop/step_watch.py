@@ -22,8 +22,7 @@ from node.loop.held_run import HeldRun
 from node.loop.live import LiveModel
 from node.model.inventory.watch import sampled
 from node.model.optimizers import Optimizers, with_inner
-from node.model.scalars import HostCopy
-from node.model.tensors import local_part
+from node.model.scalars import HostCopy, beside
 
 # Updates of the weights before a running loop is told: several may come before a first step, as those of a critic.
 RUNNING_UPDATES = 16
@@ -89,7 +88,7 @@ class StepWatch:
                 self.notify("replaced", REWRITTEN)
 
     def sample(self) -> list[Tensor]:
-        return [sampled(local_part(weight)).float() for weight in self.weights]
+        return [sampled(weight).float() for weight in self.weights]
 
     def on_optimizer_step(self, optimizer: Optimizer) -> None:
         """Handle the step of any optimizer of the program."""
@@ -199,6 +198,7 @@ def is_rewritten(then: Sequence[Tensor], now: Sequence[Tensor]) -> Tensor:
     def square(parts: Iterable[Tensor]) -> Tensor:
         return torch.stack([part.square().sum().to(then[0].device) for part in parts]).sum()
 
+    then = beside(then, now)
     moved = square(after - before for before, after in zip(then, now, strict=True))
     return (moved > REWRITTEN_PART**2 * square(then)).float()
 

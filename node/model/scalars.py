@@ -1,4 +1,4 @@
-"""Scalars that are read without waiting for their device, as the training loop's loss."""
+"""Scalars that are read without waiting for their device, as the training loop's loss, and earlier samples."""
 
 from __future__ import annotations
 
@@ -34,6 +34,11 @@ def largest(scalars: Sequence[Tensor]) -> Tensor:
     """Return the largest of some scalars, float32 on the device of the first."""
     device = scalars[0].device
     return torch.stack([scalar.to(device, torch.float32) for scalar in scalars]).amax()
+
+
+def beside(last: Sequence[Tensor], now: Sequence[Tensor]) -> list[Tensor]:
+    """Return earlier samples on the devices of later ones, since the program may have moved the model."""
+    return [old.to(new.device) for old, new in zip(last, now, strict=True)]
 
 
 class LastLoss:

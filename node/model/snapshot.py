@@ -17,7 +17,6 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from gossip.arithmetic.layout import Kind
 from gossip.arithmetic.moments import MomentForm
 from gossip.averaging.vectors import Moments, Statistics, Vector
 from gossip.errors import LayoutError
@@ -38,7 +37,7 @@ from node.model.flat import (
     pieces_in_range,
     views_like,
 )
-from node.model.inventory.items import NAMED_COPY, Choices, Inventory
+from node.model.inventory.items import Choices, Inventory
 from node.model.inventory.probe import MixProbe
 from node.model.inventory.statistics import StatisticsMixer
 from node.model.inventory.words import read_words, write_words
@@ -47,13 +46,48 @@ from node.model.optimizer.optimizer_state import OptimizerState
 from node.model.optimizers import Optimizers
 from node.model.sparse import SparseCopies
 from node.model.state import Floats, Positions, State
-from node.model.tensors import LiveTensors
+from node.model.tensors import LiveTensors, local_part
 
 # The smallest host vector with pages of its own. They return to the system; an allocator may keep smaller ones.
 MAPPED_ELEMENTS = 1 << 16
 
 
-class ModelState(State):
+class TorchState(State):
+    """The tensors and the optimizers of torch that a node trains, whole in this process or sharded over several.
+
+    Attributes:
+        live_tensors: The tensors.
+        optimizers: The optimizers.
+        probe: Notices mixes that the next step undoes.
+        state_refusal: Why the last newcomer's weights came without the optimizer's state.
+        donated: The frozen weights that newcomers take, as a clause.
+    """
+
+    optimizer_state: OptimizerState
+    moments: LiveMoments
+    donated = "as it is at their donor"
+
+    def __init__(self, tensors: LiveTensors, optimizers: Optimizers, optimizer_state: OptimizerState) -> None:
+        self.live_tensors, self.optimizers, self.optimizer_state = tensors, optimizers, optimizer_state
+        self.layout, self.moments, self.state_refusal = tensors.layout, LiveMoments(optimizer_state), ""
+        self.probe = MixProbe(self.exchanged_tensors, optimizer_state.kinds)
+
+    def exchanged_tensors(self) -> list[Tensor]:
+        """Return the live tensors that exchanges carry, in the layout's order."""
+        return [tensor for _, tensor in self.live_tensors.named("parameter", "buffer")]
+
+    @torch.no_grad()
+    def spoiled_tensor(self) -> str:
+        named = self.live_tensors.named("parameter", "buffer", "frozen")
+        return next((name for name, tensor in named if not bool(torch.isfinite(local_part(tensor)).all())), "")
+
+    def inventory(self) -> Inventory:
+        """Return all tensors of the model and of its optimizers, each with its treatment."""
+        mixed = partial(self.moments.mixed_names, mix_state=self.mix_state)
+        return Inventory([*self.live_tensors.items, *self.optimizer_state.items(mixed)])
+
+
+class ModelState(TorchState):
     """A model's floating-point tensors, and its optimizers', as flat float32 vectors.
 
     A module contributes its parameters (tied ones once), then its persistent floating-point buffers, frozen parameters,
@@ -74,22 +108,15 @@ class ModelState(State):
             object, or changed its shape or dtype. ``load_state_dict()`` and ``to(device)`` are allowed.
     """
 
-    optimizer_state: OptimizerState
-    moments: LiveMoments
-
     def __init__(
         self, model: nn.Module | Mapping[str, Any], optimizers: object = None, choices: Choices | None = None
     ) -> None:  # fmt: skip
-        self._model, self._tensors = model, LiveTensors(model, choices)
-        self.optimizers = optimizers = optimizers if isinstance(optimizers, Optimizers) else Optimizers(optimizers)
-        self.optimizer_state = OptimizerState(self._tensors, optimizers, choices)
-        self.moments = LiveMoments(self.optimizer_state)
-        self.probe = MixProbe(self.exchanged_tensors, self.optimizer_state.kinds)
-        self.state_refusal = ""  # Why the last newcomer's weights came without the optimizer's state.
+        optimizers = optimizers if isinstance(optimizers, Optimizers) else Optimizers(optimizers)
+        tensors = LiveTensors(model, choices)
+        super().__init__(tensors, optimizers, OptimizerState(tensors, optimizers, choices))
         self._streams, self._guard = CopyStreams(), StepGuard(optimizers.all)
         self._downloads, self._uploads = Downloads(self._streams, self._guard), Uploads(self._streams)
-        self._sparse = SparseCopies(self._tensors, self._guard, self._downloads, self._uploads)
-        self.layout = self._tensors.layout
+        self._sparse = SparseCopies(tensors, self._guard, self._downloads, self._uploads)
         self._mixer = StatisticsMixer()
         self._mixer.begin(self._buffers())
         self._exchanged_count = sum(segment.kind in ("parameter", "buffer") for segment in self.layout.segments)
@@ -97,7 +124,7 @@ class ModelState(State):
         self.locks = self.device is not None
         if self.locks:  # Now rather than at the first copy, so that by then the guard has seen the optimizers step.
             self._guard.arm()
-        self.adds_weighted = is_kernel_faster(self._tensors.current()[: self._exchanged_count], self.layout.exchanged)
+        self.adds_weighted = is_kernel_faster(self.exchanged_tensors(), self.layout.exchanged)
 
     @property
     def changes(self) -> int:  # type: ignore[override]
@@ -108,13 +135,9 @@ class ModelState(State):
         """Return how often each of the :meth:`exchanged_tensors` was written in place, as far as torch counts it."""
         return [0 if tensor.is_inference() else tensor._version for tensor in self.exchanged_tensors()]
 
-    def exchanged_tensors(self) -> list[Tensor]:
-        """Return the live tensors that exchanges carry, in the layout's order."""
-        return self._tensors.current()[: self._exchanged_count]
-
     def addresses(self) -> dict[int, str]:
         """Return the names of these tensors by their addresses in memory; empty ones have none."""
-        named = self.named_tensors("parameter", "buffer")
+        named = self.live_tensors.named("parameter", "buffer")
         return {tensor.data_ptr(): name for name, tensor in named if tensor.numel()}
 
     def sound(self) -> bool:
@@ -130,7 +153,7 @@ class ModelState(State):
     @property
     def device(self) -> torch.device | None:
         """Return the CUDA device of the model, of its first tensor there if there are several; None if none is."""
-        return next((tensor.device for tensor in self._tensors.current() if tensor.is_cuda), None)
+        return next((tensor.device for tensor in self.live_tensors.current() if tensor.is_cuda), None)
 
     def record_copies(self) -> CopyTimes:
         """Record from now on when copies between a CUDA device and the host run, and return the record."""
@@ -151,17 +174,16 @@ class ModelState(State):
 
     def read(self, out: Floats) -> None:
         """Copy the live tensors into ``out``. On CUDA this takes no memory for another copy, because nothing trains."""
-        self._read_weights(out, constant=True).wait()
+        self.begin_read(out, constant=True).wait()
 
-    def begin_read(self, out: Floats) -> Copies:
-        """Begin to read the weights as they are now. On CUDA later steps overlap with the copy and do not change it."""
-        return self._read_weights(out)
+    def begin_read(self, out: Floats, constant: bool = False) -> Copies:
+        """Begin to read the weights as they are now. On CUDA later steps overlap with the copy and do not change it.
 
-    def _read_weights(self, out: Floats, constant: bool = False) -> Copies:
-        """Begin to read the weights; ``constant`` is as for :meth:`Downloads.begin`."""
+        ``constant`` is as for :meth:`Downloads.begin`.
+        """
         began = time.perf_counter()
         if out.size == self.layout.size:
-            read_words(self.layout, self._tensors.bits(), out[self.layout.frozen_stop :], self.layout.frozen_stop)
+            read_words(self.layout, self.live_tensors.bits(), out[self.layout.frozen_stop :], self.layout.frozen_stop)
             out = out[: self.layout.frozen_stop]
         live = self._weights(out.size)
         if is_kernel_faster(live, out.size):
@@ -226,43 +248,16 @@ class ModelState(State):
     def read_frozen(self, out: Floats, start: int) -> None:
         """Read frozen weights, or bits, from ``start`` on. Any thread may do so, since no mix changes them."""
         if start >= self.layout.frozen_stop:
-            read_words(self.layout, self._tensors.bits(), out, start)
+            read_words(self.layout, self.live_tensors.bits(), out, start)
             return
-        live = list(pieces_in_range(self._tensors.current(), start, start + out.size))
+        live = list(pieces_in_range(self.live_tensors.current(), start, start + out.size))
         torch._foreach_copy_(views_like(torch.from_numpy(out), live), live)
-
-    def named_tensors(self, *kinds: Kind) -> list[tuple[str, Tensor]]:
-        """Return the live tensors of these kinds by name; those of bits, which have no values, are not among them."""
-        named = zip(self.layout.segments, self._tensors.current(), strict=False)
-        return [(segment.name, tensor) for segment, tensor in named if segment.kind in kinds]
-
-    def kept_tensors(self) -> list[tuple[str, Tensor]]:
-        """Return by name what has no mean and is copied, unless it is a counter or the user has named it in copy=."""
-        kept = {item.name for item in self._tensors.items if item.reason == NAMED_COPY}
-        names = [segment.name for segment in self.layout.segments if segment.kind == "bits"]
-        return [
-            (name, tensor) for name, tensor in zip(names, self._tensors.bits(), strict=True)
-            if (tensor.numel() > 1 or tensor.is_floating_point()) and name not in kept
-        ]  # fmt: skip
-
-    def spoiled_tensor(self) -> str:
-        named = self.named_tensors("parameter", "buffer", "frozen")
-        return next((name for name, tensor in named if not bool(torch.isfinite(tensor).all())), "")
 
     @contextlib.contextmanager
     def _moving(self) -> Iterator[None]:
         """Move what follows the weights along with them, and note the displacement, while a mix changes them."""
         with self.optimizer_state.moving(), self.probe.mixing():
             yield
-
-    def new_buffers(self) -> list[str]:
-        """Return the names of buffers that the program has added since the node was made, which do not travel."""
-        return self._tensors.new_buffers(self._model)
-
-    def inventory(self) -> Inventory:
-        """Return all tensors of the model and of its optimizers, each with its treatment."""
-        mixed = partial(self.moments.mixed_names, mix_state=self.mix_state)
-        return Inventory([*self._tensors.items, *self.optimizer_state.items(mixed)])
 
     def add_at(self, shift: Floats, positions: Positions) -> Copies:
         """Add ``shift`` at these ascending positions, which must not change; it has as many elements."""
@@ -290,7 +285,7 @@ class ModelState(State):
         return self._mixer.shift(self._buffers(), statistics).cpu().numpy()
 
     def _buffers(self) -> list[Tensor]:
-        return [tensor for _, tensor in self.named_tensors("buffer")]
+        return [tensor for _, tensor in self.live_tensors.named("buffer")]
 
     def add_weighted(self, shift: Floats, weight: float) -> Copies:
         live = self._weights(shift.size)
@@ -384,8 +379,9 @@ class ModelState(State):
 
     @torch.no_grad()
     def write(
-        self, vector: Floats, optimizer_keys: Sequence[str] = (), scalars: Mapping[str, float] | None = None
-    ) -> None:
+        self, vector: Floats, optimizer_keys: Sequence[str] = (), scalars: Mapping[str, float] | None = None,
+        weights: list[Tensor] | None = None,
+    ) -> None:  # fmt: skip
         """Overwrite the weights, and with ``optimizer_keys`` the optimizer's state, from another node's vector.
 
         Missing optimizer state is created (a joiner's fresh Adam). ``param_groups`` stay as they are.
@@ -394,17 +390,14 @@ class ModelState(State):
             vector: The weights, followed by the trained parameters' state for each key, as newcomers take it.
             optimizer_keys: Names of the state tensors in the vector.
             scalars: Scalars of the state, set for every trained parameter.
+            weights: The first tensors of the layout, as far as they are overwritten; by default all of them.
 
         Raises:
             LayoutError: The vector, or the state's names, do not fit; nothing has changed then. With half of its state
                 Adam would fail in its next step.
         """
-        self._write(vector, self._tensors.current(), tuple(optimizer_keys), dict(scalars or {}))
-
-    def _write(
-        self, vector: Floats, weights: list[Tensor], keys: tuple[str, ...], scalars: Mapping[str, float]
-    ) -> None:
-        """Overwrite these first tensors of the layout, the bits, and the optimizer's state."""
+        keys, scalars = tuple(optimizer_keys), dict(scalars or {})
+        weights = self.live_tensors.current() if weights is None else weights
         examples = self.optimizer_state.examples(keys, scalars)
         host = host_tensor(vector, self.layout.size + len(keys) * self.trained_elements)
         state = self.optimizer_state.create(keys, examples)
@@ -413,7 +406,7 @@ class ModelState(State):
         with following, self._mixer.keeping(self._buffers()):
             torch._foreach_copy_(weights, views_like(host[: count_elements(weights)], weights))
         self._mixer.begin(self._buffers())
-        write_words(self.layout, self._tensors.bits(), vector)
+        write_words(self.layout, self.live_tensors.bits(), vector)
         position = self.layout.size
         for parameter, target in zip(self.optimizer_state.trained() * len(keys), state, strict=True):
             if target is not None:
@@ -424,46 +417,44 @@ class ModelState(State):
         if keys:
             self.moments.bound()
 
-    def adopt(self, vector: Floats, optimizer_keys: tuple[str, ...], scalars: dict[str, float]) -> None:
+    @torch.no_grad()
+    def adopt(
+        self, vector: Floats, optimizer_keys: tuple[str, ...], scalars: dict[str, float],
+        weights: list[Tensor] | None = None,
+    ) -> None:  # fmt: skip
         """Overwrite the weights, and the optimizer's state if it is that of such an optimizer.
 
         Otherwise this optimizer keeps its state, except where that is not finite. :attr:`state_refusal` says why.
         """
-        self._adopt(vector, self._tensors.current(), optimizer_keys, scalars)
-
-    def adopt_exchanged(self, vector: Floats, optimizer_keys: tuple[str, ...], scalars: dict[str, float]) -> None:
-        self._adopt(vector, self.exchanged_tensors(), optimizer_keys, scalars)
-
-    @torch.no_grad()
-    def _adopt(
-        self, vector: Floats, weights: list[Tensor], optimizer_keys: tuple[str, ...], scalars: dict[str, float]
-    ) -> None:
         self.state_refusal = ""
         if optimizer_keys:
             try:
-                self._write(vector, weights, optimizer_keys, scalars)
+                self.write(vector, optimizer_keys, scalars, weights)
                 return
             except LayoutError as error:
                 self.state_refusal = str(error)
-        self._write(vector[: self.layout.size], weights, (), {})
+        self.write(vector[: self.layout.size], weights=weights)
         self.optimizer_state.clear_non_finite()  # It would spoil sound weights in the next step.
+
+    def adopt_exchanged(self, vector: Floats, optimizer_keys: tuple[str, ...], scalars: dict[str, float]) -> None:
+        self.adopt(vector, optimizer_keys, scalars, self.exchanged_tensors())
 
     def tensors(self) -> dict[str, Tensor]:
         """Return a module's ``state_dict()``, integers included, or all of a mapping, by plain names."""
-        return self._tensors.saved(self._model)
+        return self.live_tensors.saved()
 
     @torch.no_grad()
     def load(self, tensors: Mapping[str, Tensor]) -> None:
         """Load what :meth:`tensors` returned. Raise :class:`CheckpointError` before anything changes."""
         self._guard.order_after_copies()
         with self.optimizer_state.moving():
-            self._tensors.load(self._model, tensors)
+            self.live_tensors.load(tensors)
         self.optimizer_state.clear_non_finite()  # As after _adopt: sound weights may follow spoiled ones.
         self._mixer.begin(self._buffers())
 
     def _weights(self, elements: int) -> list[Tensor]:
         """Return the tensors that a vector of this length covers: all values, or the exchanged ones."""
-        tensors = self._tensors.current()
+        tensors = self.live_tensors.current()
         return tensors if elements == self.layout.frozen_stop else tensors[: self._exchanged_count]
 
 

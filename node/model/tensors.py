@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
@@ -14,9 +14,9 @@ from torch.nn.parameter import is_lazy
 from torch.utils.dlpack import from_dlpack
 
 from gossip.arithmetic.layout import FLOATS, Kind, Layout, Segment
-from gossip.errors import CheckpointError, LayoutError
+from gossip.errors import CheckpointError, ConfigError, LayoutError
 from node.model.inventory.aliases import find_aliases
-from node.model.inventory.items import Choices, Item, Treatment, treatment_of
+from node.model.inventory.items import NAMED_COPY, SAME_MEMORY, Choices, Item, Treatment, treatment_of
 
 SHARDED = (
     "is sharded over several processes: give Node these processes, on all of them, as "
@@ -61,6 +61,7 @@ class LiveTensors:
         sharded: True if a group of processes trains the model.
 
     Attributes:
+        model: The model.
         layout: The layout of the vector.
         items: All tensors of the model, with their treatments.
         known_ids: The ids of all tensor objects of the model, whatever their treatment.
@@ -80,6 +81,7 @@ class LiveTensors:
         self._absent: tuple[tuple[nn.Module, str], ...] = ()  # Parameters that are registered as None: (module, name).
         self._owners: dict[int, nn.Module] = {}  # The module of each dictionary of buffers, by the dictionary's id.
         self.shared: dict[str, Tensor] = {}  # Tensors over memory of other libraries, by name.
+        self.model, self._is_sharded = model, sharded
         places = list(self._named_tensors(model))
         tensors: dict[str, Tensor] = {
             name: self.shared[name] if name in self.shared else owner[key] for name, owner, key, _ in places
@@ -91,9 +93,16 @@ class LiveTensors:
         trains_some = isinstance(model, nn.Module) and any(parameter.requires_grad for parameter in model.parameters())
         items, kinds = self._classify(places, tensors, choices, trains_some)
         choices.check_used(items, self.known_ids)
-        aliases = aliases_of({name: tensors[name] for name in kinds})
+        held = {name: (tensors[name], owner) for name, owner, _, role in places if role != "rebuilt"}
+        aliases = aliases_of({name: tensor for name, (tensor, _) in held.items()}, held.keys() - kinds.keys())
         for name, first in aliases.items():
-            items[name] = item_of(name, tensors[name], items[first].treatment, f"the same memory as {first}")
+            choice, other = (choices.in_place(one, *held[one]) for one in (name, first))
+            if choice != other:
+                raise ConfigError(
+                    f"{choice[0] or other[0]}= has only one of {first!r} and {name!r}, which are one tensor in memory "
+                    "(tied weights): name both there, or neither."
+                )
+            items[name] = item_of(name, tensors[name], items[first].treatment, f"{SAME_MEMORY}{first}")
         self.items = tuple(items.values())
         segments: list[Segment] = []
         contents: list[Segment] = []
@@ -163,24 +172,46 @@ class LiveTensors:
         """Return the live tensors of bits in the layout's order, as :meth:`current`."""
         return self._look_up(self._bit_slots)
 
-    def new_buffers(self, model: nn.Module | Mapping[str, Any]) -> list[str]:
-        """Return the names of what the model saves and does not share: buffers that it had not, and extra state."""
-        if not isinstance(model, nn.Module):
-            return []
-        known = {item.name for item in self.items}
-        unknown = [name for name in map(plain_name, model.state_dict(keep_vars=True)) if name not in known]
-        buffers = {plain_name(name) for name, _ in model.named_buffers()}
-        return [name for name in unknown if name in buffers or name.endswith("_extra_state")]
+    def named(self, *kinds: Kind) -> list[tuple[str, Tensor]]:
+        """Return the live tensors of values of these kinds by name; those of bits have no values.
 
-    def saved(self, model: nn.Module | Mapping[str, Any]) -> dict[str, Tensor]:
+        In a sharded model FSDP may have put whole parameters in the places of its own, which are found nevertheless.
+        """
+        live: list[Any] = [] if self._is_sharded else self.current()
+        for slot in self._slots if self._is_sharded else ():
+            source = slot.owner[slot.key] if slot.source is None else slot.source
+            live.append(self.shared.get(slot.name, source))
+        return [(slot.name, tensor) for slot, tensor in zip(self._slots, live, strict=True) if slot.kind in kinds]
+
+    def kept(self) -> list[tuple[str, Tensor]]:
+        """Return by name what has no mean and is copied, unless it is a counter or the user has named it in copy=."""
+        named = {item.name for item in self.items if item.reason == NAMED_COPY}
+        return [
+            (slot.name, tensor) for slot, tensor in zip(self._bit_slots, self.bits(), strict=True)
+            if (tensor.numel() > 1 or tensor.is_floating_point()) and slot.name not in named
+        ]  # fmt: skip
+
+    def new_buffers(self) -> list[str]:
+        """Return the names of what the model saves and does not share: buffers that it had not, and extra state."""
+        held: list[str] = []
+        for path, module in self.model.named_modules() if isinstance(self.model, nn.Module) else ():
+            rebuilt = module._non_persistent_buffers_set
+            names = [name for name, value in module._buffers.items() if value is not None and name not in rebuilt]
+            if type(module).get_extra_state is not nn.Module.get_extra_state:
+                names.append("_extra_state")
+            held += [plain_name(f"{path}.{name}" if path else name) for name in names]
+        known = {item.name for item in self.items}
+        return [name for name in held if name not in known]
+
+    def saved(self) -> dict[str, Tensor]:
         """Return the tensors of a checkpoint of the model, by plain names.
 
         Raises:
             CheckpointError: A module has an extra state that is no tensor.
         """
-        if not isinstance(model, nn.Module):
-            return {name: torch.as_tensor(value) for name, value in {**model, **self.shared}.items()}
-        named = {plain_name(name): value for name, value in model.state_dict().items()}
+        if not isinstance(self.model, nn.Module):
+            return {name: torch.as_tensor(value) for name, value in {**self.model, **self.shared}.items()}
+        named = {plain_name(name): value for name, value in self.model.state_dict().items()}
         for name, value in named.items():
             if not isinstance(value, Tensor):
                 raise CheckpointError(
@@ -189,10 +220,10 @@ class LiveTensors:
                 )
         return named
 
-    def load(self, model: nn.Module | Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
+    def load(self, tensors: Mapping[str, Tensor]) -> None:
         """Overwrite the model with a checkpoint's tensors. Raise CheckpointError before anything changes."""
         tensors = {plain_name(name): value for name, value in tensors.items()}
-        ours = self.saved(model)
+        ours, model = self.saved(), self.model
         refuse_other_tensors(ours, tensors, exact=isinstance(model, nn.Module))
         if isinstance(model, nn.Module):
             # A compiled module has prefixed names for the same model.
@@ -251,10 +282,11 @@ class LiveTensors:
                 for module in model.modules() for name, value in module._parameters.items() if value is None
             )  # fmt: skip
             saved = set(map(plain_name, model.state_dict(keep_vars=True)))  # Persistent buffers are in it, others not.
-            for name, _ in model.named_parameters():
+            # A tied tensor has several names, of which the first counts.
+            for name, _ in model.named_parameters(remove_duplicate=False):
                 path, _, key = name.rpartition(".")
                 yield plain_name(name), model.get_submodule(path)._parameters, key, "parameter"
-            for name, _ in model.named_buffers():
+            for name, _ in model.named_buffers(remove_duplicate=False):
                 path, _, key = name.rpartition(".")
                 role: Role = "buffer" if plain_name(name) in saved else "rebuilt"
                 yield plain_name(name), model.get_submodule(path)._buffers, key, role
@@ -302,15 +334,19 @@ def segment_of(name: str, tensor: Tensor, kind: Kind) -> Segment:
     return Segment(name, tuple(tensor.shape), str(tensor.dtype).removeprefix("torch."), kind)
 
 
-def aliases_of(tensors: Mapping[str, Tensor]) -> dict[str, str]:
+def aliases_of(tensors: Mapping[str, Tensor], local: Container[str]) -> dict[str, str]:
     """Return the tensors that are another one under a second name; DTensors, which have no address, by object."""
     firsts: dict[int, str] = {}
     aliases = {
         name: firsts[id(tensor)] for name, tensor in tensors.items() if firsts.setdefault(id(tensor), name) != name
     }
     return aliases | find_aliases(
-        [(name, tensor) for name, tensor in tensors.items() if name not in aliases and not is_sharded(tensor)]
-    )
+        [
+            (name, tensor) for name, tensor in tensors.items()
+            if name not in aliases and tensor.layout == torch.strided and not is_sharded(tensor)
+        ],
+        local,
+    )  # fmt: skip
 
 
 def kind_of(tensor: Tensor, treatment: Treatment, role: Role) -> Kind:

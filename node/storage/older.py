@@ -7,7 +7,6 @@ import shutil
 from pathlib import Path
 from typing import Any, Final
 
-from gossip.errors import CheckpointError
 from node.storage.urls import SUFFIX
 
 MAX_KEPT: Final = 100  # Each save renames all older ones.
@@ -32,13 +31,6 @@ def numbered_name(name: str, older: int) -> str:
     """Return the name of the checkpoint ``older`` saves before the newest: run.1.safetensors for 1, the same for 0."""
     stem, dot, suffix = name.rpartition(".")
     return f"{stem}.{older}{dot}{suffix}" if older else name
-
-
-def checked_keep(keep: object) -> int:
-    """Return the number of checkpoints to keep under one name. Raise CheckpointError if it is none."""
-    if not isinstance(keep, int) or isinstance(keep, bool) or not 1 <= keep <= MAX_KEPT:
-        raise CheckpointError(f"keep is {keep!r}: give how many checkpoints to keep, from 1 to {MAX_KEPT}.")
-    return keep
 
 
 def keep_older(target: Path, keep: int, folder: Path) -> None:

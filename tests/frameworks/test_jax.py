@@ -159,6 +159,14 @@ def test_a_snapshot_is_of_the_weights_before_a_step_that_uses_their_buffers_agai
     assert np.abs(out - before).max() > 0
 
 
+def test_a_snapshot_of_numpys_arrays_is_of_before_the_program_writes_to_them():
+    tree = Pytree({"w": np.zeros(1 << 22, np.float32)})
+    copy = tree.begin_read(out := np.ones(1 << 22, np.float32))
+    tree.value["w"] += 1
+    copied(copy)
+    assert not out.any()
+
+
 @pytest.mark.parametrize(
     "tree", [{"one": jnp.arange(40.0)}, {"a": jnp.ones((3, 5), jnp.bfloat16), "b": jnp.arange(25.0)}]
 )
@@ -175,6 +183,10 @@ def test_any_piece_is_a_copy_of_what_lies_there(tree):
                 assert copy._flat is not leaf
             copied(copy)
             np.testing.assert_array_equal(out, full[start : start + out.size])
+    copy = state.begin_read(out := np.empty_like(full))
+    jax.jit(lambda tree: jax.tree.map(lambda leaf: leaf * 2, tree), donate_argnums=0)(state.value)
+    copied(copy)
+    np.testing.assert_array_equal(out, full)
 
 
 def test_an_addition_changes_floats_alone_and_writes_to_no_array():

@@ -81,6 +81,14 @@ def test_cells_of_a_notebook_do_without_a_block_and_one_that_is_run_again_ends_w
     assert not folder.exists()
 
 
+def test_a_closed_swarm_starts_nothing(script):
+    swarm = LocalSwarm(script, nodes=1)
+    swarm.close()
+    for call in (swarm.start, swarm.add):
+        with pytest.raises(LocalError, match="This LocalSwarm is closed, and its nodes have ended: make a new one"):
+            call()
+
+
 def test_the_end_of_the_program_ends_every_node(script, tmp_path):
     program = f"""
         from node.local import LocalSwarm
@@ -136,7 +144,7 @@ def test_a_first_node_that_breaks_has_nobody_wait_for_it(tmp_path):
     ("arguments", "sentence"),
     [
         ({"script": "nowhere.py"}, r"There is no script nowhere.py: name a Python file\."),
-        ({"nodes": 65}, r"nodes = 65 cannot work: take 0 to 64"),
+        ({"nodes": 65}, "nodes is 65: take 0 to 64"),
         ({"config": {"mix_evry_steps": 2}}, "mix_every_steps"),
         ({"config": {"mix_every_steps": None}}, r"leave out what is None\."),
         ({"config": {"graph": Path("graph")}}, r"config cannot be written as TOML"),

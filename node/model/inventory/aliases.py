@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from typing import NamedTuple
 
 import torch
@@ -37,20 +37,21 @@ class Extent(NamedTuple):
         return self.tensor.numel() * self.tensor.element_size() == self.stop - self.start
 
 
-def find_aliases(named: Sequence[tuple[str, Tensor]]) -> dict[str, str]:
+def find_aliases(named: Sequence[tuple[str, Tensor]], local: Container[str] = ()) -> dict[str, str]:
     """Return the tensors that have exactly the memory of an earlier one: by name, the name of the earlier one.
 
     A tie through ``.data.t()`` or ``view`` is such an alias: a change of the first tensor changes it too.
 
     Raises:
-        LayoutError: Two tensors share a part of their memory, or two elements of one tensor share theirs.
+        LayoutError: Two tensors share a part of their memory, or two elements of one tensor share theirs, and none of
+            them is ``local``.
     """
     order = {name: place for place, (name, _) in enumerate(named)}
     extents = [Extent.of(name, tensor) for name, tensor in named if tensor.numel() and not tensor.is_meta]
     aliases: dict[str, str] = {}
     by_device: dict[torch.device, list[Extent]] = {}
     for extent in extents:
-        if torch._debug_has_internal_overlap(extent.tensor) == 1:
+        if extent.name not in local and torch._debug_has_internal_overlap(extent.tensor) == 1:
             raise LayoutError(
                 f"Several elements of tensor {extent.name!r} share one place in memory, as after expand(): give it "
                 "memory of its own by clone(), or name it in local=."
@@ -65,7 +66,7 @@ def find_aliases(named: Sequence[tuple[str, Tensor]]) -> dict[str, str]:
                 first, second = sorted((other, extent), key=lambda each: order[each.name])
                 if first.is_alias_of(second):
                     aliases.setdefault(second.name, aliases.get(first.name, first.name))
-                elif have_common_bytes(first, second):
+                elif not (first.name in local or second.name in local) and have_common_bytes(first, second):
                     raise LayoutError(
                         f"Tensors {first.name!r} and {second.name!r} share a part of their memory, which a mix would "
                         "change twice: make views of one parameter in forward() instead, or name one of them in local=."

@@ -29,6 +29,7 @@ Chosen: TypeAlias = Sequence[str | Tensor | nn.Module] | str
 
 NO_MEAN = "whole numbers and bits have no mean"
 NAMED_COPY = "named in copy="
+SAME_MEMORY = "the same memory as "
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +60,7 @@ class Inventory(tuple[Item, ...]):
 
     def counts(self) -> str:
         """Return one sentence on how many tensors travel how."""
-        numbers = Counter(item.treatment for item in self)
+        numbers = Counter(item.treatment for item in self if not item.reason.startswith(SAME_MEMORY))
         verbs = {"average": "averaged", "copy": "copied to newcomers", "local": "kept local"}
         parts = [f"{quantity(numbers[key], 'tensor')} {verb}" for key, verb in verbs.items() if numbers[key]]  # type: ignore[index]
         return f"Of the model {', '.join(parts)}; node.inventory() lists them."
@@ -83,6 +84,8 @@ class Choices:
     average: Chosen = ()
     patterns: dict[str, tuple[str, ...]] = field(init=False, default_factory=dict)
     chosen_ids: dict[int, str] = field(init=False, default_factory=dict)  # Treatments of single tensors.
+    # The ids of the given tensors, and of the dictionaries of tensors in the given modules.
+    place_ids: set[int] = field(init=False, default_factory=set)
     # The ids of the tensors of each given tensor and module, with its treatment and its type's name.
     given: list[tuple[str, str, frozenset[int]]] = field(init=False, default_factory=list)
 
@@ -96,6 +99,9 @@ class Choices:
                 elif isinstance(each, Tensor | nn.Module):
                     tensors = [each] if isinstance(each, Tensor) else [*each.parameters(), *each.buffers()]
                     self.chosen_ids |= dict.fromkeys(map(id, tensors), treatment)
+                    modules = [] if isinstance(each, Tensor) else each.modules()
+                    places = [each, *(held for one in modules for held in (one._parameters, one._buffers))]
+                    self.place_ids.update(map(id, places))
                     self.given.append((treatment, type(each).__name__, frozenset(map(id, tensors))))
                 else:
                     raise ConfigError(
@@ -112,6 +118,10 @@ class Choices:
             if any(fnmatchcase(name, pattern) for pattern in patterns):
                 return treatment
         return None
+
+    def in_place(self, name: str, tensor: Tensor, owner: object) -> tuple[str | None, bool]:
+        """Return the choice for a tensor under one of its names, and whether a given module holds it by that name."""
+        return self.of(name, tensor), id(owner) in self.place_ids and id(tensor) not in self.place_ids
 
     def check_used(self, names: Iterable[str], ids: Container[int]) -> None:
         """Raise ConfigError for a choice of nothing in the model: a misspelled pattern, or another model's tensor.

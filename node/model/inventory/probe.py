@@ -9,7 +9,8 @@ from contextlib import contextmanager, suppress
 import torch
 from torch import Tensor
 
-from node.model.scalars import HostCopy, largest
+from node.model.scalars import HostCopy, beside, largest
+from node.model.tensors import local_part
 
 SAMPLED_ELEMENTS = 16  # Elements of each followed tensor: an optimizer undoes all of one kind alike.
 MAX_TENSORS = 4  # Tensors that are followed: the largest of each kind.
@@ -75,8 +76,10 @@ class MixProbe:
         after, self._after = self._after, None
         if after is None:
             return False
-        displacement = [mixed - then for mixed, then in zip(after, self._before, strict=True)]
-        moved = [now - then for now, then in zip(self.sample(), after, strict=True)]
+        now = self.sample()
+        before, after = beside(self._before, now), beside(after, now)
+        displacement = [mixed - then for mixed, then in zip(after, before, strict=True)]
+        moved = [late - then for late, then in zip(now, after, strict=True)]
         self._shares.append([
             # NaN if nothing was mixed, or if the step is so much longer than the mix that the share says nothing.
             torch.where(step.dot(step) <= MAX_STEP**2 * mix.dot(mix), -step.dot(mix) / mix.dot(mix), math.nan)
@@ -85,7 +88,7 @@ class MixProbe:
         if len(self._shares) % FEW_MIXES == 0:
             is_last = len(self._shares) == MIXES
             low, high = (UNDONE_SHARE, math.inf) if is_last else WHOLE_SHARE
-            parts = [undone_part(torch.stack(shares), low, high) for shares in zip(*self._shares, strict=True)]
+            parts = [undone_part(shares, low, high) for shares in zip(*self._shares, strict=True)]
             self._shares, self._verdict = [] if is_last else self._shares, HostCopy(largest(parts))
             self.verdicts += is_last
         return False
@@ -98,11 +101,12 @@ class MixProbe:
             kinds = self._kinds(tensors)
             by_size = sorted(range(len(tensors)), key=lambda index: tensors[index].numel())
             self._places = sorted({kinds[index]: index for index in by_size}.values())[:MAX_TENSORS]
-        flat = [tensors[place].detach().reshape(-1) for place in self._places]
+        flat = [local_part(tensors[place]).detach().reshape(-1) for place in self._places]
         return [each[:: max(1, -(-each.numel() // SAMPLED_ELEMENTS))].float().clone() for each in flat]
 
 
-def undone_part(shares: Tensor, low: float, high: float) -> Tensor:
+def undone_part(each: Sequence[Tensor], low: float, high: float) -> Tensor:
     """Return the part of the counted mixes of which such a share was undone, 0 if less than half of all count."""
+    shares = torch.stack([share.to(each[-1].device) for share in each])
     counted = shares.isfinite().sum()
     return torch.where(2 * counted >= len(shares), ((shares > low) & (shares < high)).sum() / counted, 0.0)

@@ -8,9 +8,10 @@ import torch
 from torch import Tensor
 
 from gossip.errors import LayoutError
-from node.model.scalars import HostCopy, largest
-from node.model.snapshot import ModelState
+from node.model.scalars import HostCopy, beside, largest
+from node.model.snapshot import TorchState
 from node.model.state import State
+from node.model.tensors import local_part
 
 SAMPLED_ELEMENTS = 16  # Of each tensor, by which a change is found that the program makes to the whole.
 KEPT_ELEMENTS = 4_096  # The same of each that has no mean: a mask may change in a few places.
@@ -29,7 +30,7 @@ class ModelWatch:
     """
 
     def __init__(self, state: State, notify: Callable[[str, str], None], on_changed: Callable[[], None]) -> None:
-        self.state = state if isinstance(state, ModelState) else None
+        self.state = state if isinstance(state, TorchState) else None
         self.notify, self.on_changed = notify, on_changed
         self.told: set[str] = set()  # Sentences that the user has seen.
         self.frozen_sample: list[Tensor] | None = None  # The sampled elements of each frozen tensor, at the last look.
@@ -48,9 +49,9 @@ class ModelWatch:
             self.notify("inventory", self.state.inventory().counts())
             self.averaged_sample = []
             self.state.optimizer_state.begin()
-            buffers = self.state.named_tensors("buffer")
+            buffers = self.state.live_tensors.named("buffer")
             self.normalised = [name for name, tensor in buffers if has_directions(tensor)]
-            self.look_at_kept(self.state.kept_tensors())
+            self.look_at_kept(self.state.live_tensors.kept())
 
     def on_step(self, is_training: bool) -> None:
         """Look whether this step has changed the weights, and whether it has undone a mix. Every step calls it."""
@@ -69,7 +70,7 @@ class ModelWatch:
     def look_at_changes(self, now: list[Tensor], last: list[Tensor]) -> None:
         """Notice that steps change no weight, without waiting for a device: its word comes at a later step."""
         if self.change is None:
-            differ = [(new != old).any() for new, old in zip(now, last, strict=True)]
+            differ = [(new != old).any() for new, old in zip(now, beside(last, now), strict=True)]
             self.change = HostCopy(largest(differ))
         if not self.change.done():
             return
@@ -98,7 +99,7 @@ class ModelWatch:
             self.notify_once(f"The optimizer's state begins afresh here: {self.state.state_refusal}", "optimizer")
         self.frozen_sample = self.kept_sample = None
         if self.state is not None:
-            self.look_at_kept(self.state.kept_tensors())
+            self.look_at_kept(self.state.live_tensors.kept())
 
     def look(self) -> None:
         """Look at the optimizers and the frozen tensors, some seconds apart.
@@ -126,16 +127,16 @@ class ModelWatch:
                 "state and begin it afresh: give the optimizers all parameters before the Node is made.",
                 "optimizer",
             )
-        if new := self.state.new_buffers():
+        if new := self.state.live_tensors.new_buffers():
             how = "is kept by its module" if new[0].endswith("_extra_state") else "was added while this node trains"
             self.notify_once(
                 f"Buffer {new[0]!r} {how}, and is neither mixed nor given to newcomers: register it, with its shape, "
                 "before the Node is made.",
                 "buffer",
             )
-        self.look_at_buffers(self.state.named_tensors("buffer"))
-        self.look_at_frozen(self.state.named_tensors("frozen"))
-        self.look_at_kept(self.state.kept_tensors())
+        self.look_at_buffers(self.state.live_tensors.named("buffer"))
+        self.look_at_frozen(self.state)
+        self.look_at_kept(self.state.live_tensors.kept())
 
     def look_at_buffers(self, named: Sequence[tuple[str, Tensor]]) -> None:
         """Notice averaged buffers of normalised rows that mixes have made shorter: a queue, codes, random features."""
@@ -148,21 +149,21 @@ class ModelWatch:
                     "directions",
                 )
 
-    def look_at_frozen(self, named: Sequence[tuple[str, Tensor]]) -> None:
+    def look_at_frozen(self, state: TorchState) -> None:
         """Notice frozen tensors that the program changes, as the teacher of BYOL or a momentum encoder."""
-        last, self.frozen_sample = self.frozen_sample, [sampled(tensor) for _, tensor in named]
+        named = state.live_tensors.named("frozen")
+        last, self.frozen_sample = self.frozen_sample, [sampled(tensor).cpu() for _, tensor in named]
         if changed := changed_names(named, last, self.frozen_sample):
             self.on_changed()
             self.notify_once(
                 f"Tensor {and_more(changed)} requires no gradient and changes while this node trains (a teacher?): it "
-                "is not mixed, and newcomers take it as it is at their donor. To mix it, give Node "
-                f"average=[{changed[0]!r}].",
+                f"is not mixed, and newcomers take it {state.donated}. To mix it, give Node average=[{changed[0]!r}].",
                 "teacher",
             )
 
     def look_at_kept(self, named: Sequence[tuple[str, Tensor]]) -> None:
         """Notice ranges that each node observes for itself, masks that it draws, and memories that it fills."""
-        now = [sampled(tensor, KEPT_ELEMENTS).view(torch.uint8) for _, tensor in named]
+        now = [sampled(tensor, KEPT_ELEMENTS).cpu().view(torch.uint8) for _, tensor in named]
         if self.kept_sample is None:
             self.kept_sample = now
         if changed := changed_names(named, self.kept_sample, now):
@@ -183,9 +184,10 @@ class ModelWatch:
 @torch.no_grad()
 def has_directions(tensor: Tensor, tolerance: float = SAME_LENGTH) -> bool:
     """Return True if the rows or the columns of a tensor are of one length, in different directions."""
+    tensor = local_part(tensor).detach()
     if tensor.dim() < 2 or min(tensor.shape) < 2:
         return False
-    rows = tensor.detach().float().flatten(1)
+    rows = tensor.float().flatten(1)
     if bool((rows == 0).any()):  # An identity, or zeros: a covariance begins so, and may become anything.
         return False
     return any(
@@ -206,6 +208,6 @@ def and_more(names: Sequence[str]) -> str:
 
 @torch.no_grad()
 def sampled(tensor: Tensor, elements: int = SAMPLED_ELEMENTS) -> Tensor:
-    """Return a copy of some elements, evenly spaced."""
-    flat = tensor.detach().reshape(-1)
+    """Return a copy of some elements, evenly spaced; of a sharded tensor those of this process."""
+    flat = local_part(tensor).detach().reshape(-1)
     return flat[:: max(1, flat.numel() // elements)].clone()

@@ -16,7 +16,7 @@ from node.model.inventory.examples import Example, can_be_told, is_scalar, is_st
 from node.model.inventory.items import Choices, Item, foreign_sentence
 from node.model.optimizers import Optimizers, with_inner
 from node.model.scalars import HostCopy, largest
-from node.model.tensors import LiveTensors, local_part
+from node.model.tensors import LiveTensors, is_sharded, local_part
 
 MAX_OPTIMIZER_KEYS = 4
 """The most tensors of a parameter's shape in an optimizer's state: amsgrad Adam and centred RMSprop keep 3."""
@@ -56,6 +56,7 @@ class OptimizerState:
         self._arrived: dict[str, float] | None = None  # The scalars of the last copy that has arrived.
         self._elements: int | None = None  # The number of trained elements when the node started.
         self._follows: dict[Key, bool] = {}  # For each key of state: it is in the coordinates of the weights.
+        self.told_keys: frozenset[Key] | None = None  # Those of which rank 0 says that they are, if it decides.
         # Without wrappers whose state cannot be told in advance, as SAM, which steps with a closure alone.
         self.givers = tuple(
             optimizer for optimizer in self._optimizers if len(with_inner(optimizer)) == 1 or can_be_told(optimizer)
@@ -241,31 +242,27 @@ class OptimizerState:
         )  # fmt: skip
 
     # -- what follows the weights ----------------------------------------------------------------------------------
-    def has_followers(self) -> bool:
-        """Return True if any state follows the weights. Every mix asks, so it looks at names where those decide."""
+    def followed_keys(self) -> tuple[Key, ...]:
+        """Return the keys of state that follows the weights. Every mix asks, so names decide where they can."""
         # Parameters differ in their state: only those of half precision may have masters.
-        return any(
-            self.follows(optimizer, key)
+        return tuple(
+            (type(optimizer).__name__, str(key))
             for optimizer in self._optimizers
             for key in set().union(*(state for state in optimizer.state.values() if isinstance(state, Mapping)))
+            if self.follows(optimizer, key)
         )
 
     def followers(self) -> list[tuple[Tensor, Tensor]]:
         """Return the state in the coordinates of the weights: each parameter with its state tensor."""
-        pairs: list[tuple[Tensor, Tensor]] = []
         holders = self.holders()
-        for parameter in self.trained():
-            for optimizer, _ in holders[id(parameter)]:
-                state = optimizer.state.get(parameter) or {}
-                for key, value in state.items():
-                    # After SAM's second step a parameter is its own state: the weight has moved already.
-                    if (
-                        self.follows(optimizer, key)
-                        and is_state_of(value, parameter)
-                        and not _is_same(value, parameter)
-                    ):
-                        pairs.append((parameter, value))
-        return pairs
+        pairs = [
+            (parameter, value)
+            for parameter in self.trained() for optimizer, _ in holders[id(parameter)]
+            for key, value in (optimizer.state.get(parameter) or {}).items()
+            if self.follows(optimizer, key) and lies_alike(value, parameter)
+        ]  # fmt: skip
+        # After SAM's second step a parameter is its own state: the weight has moved already.
+        return [(one, value) for one, value in pairs if local_part(one).data_ptr() != local_part(value).data_ptr()]
 
     def follows(self, optimizer: torch.optim.Optimizer, key: object) -> bool:
         """Return True if this key of an optimizer's state is in the coordinates of the weights; decided once.
@@ -273,6 +270,8 @@ class OptimizerState:
         Known names decide, else the values over all parameters: state that nearly equals the weights follows them.
         """
         name = (type(optimizer).__name__, str(key))
+        if self.told_keys is not None:
+            return name in self.told_keys
         if name not in self._follows:
             if key in OF_GRADIENTS or key in OF_WEIGHTS:
                 self._follows[name] = key in OF_WEIGHTS
@@ -289,7 +288,7 @@ class OptimizerState:
             value = state.get(key) if isinstance(state, Mapping) else None
             if not (isinstance(parameter, Tensor) and isinstance(value, Tensor) and parameter.dim()):
                 continue  # A scalar's step counts and products have its shape.
-            if is_state_of(value, parameter):
+            if lies_alike(value, parameter):
                 has_state = True
                 weights, values = local_part(parameter).float(), local_part(value).float()
                 apart_sq += float((values - weights).square().sum())
@@ -303,7 +302,7 @@ class OptimizerState:
         Raises:
             MemoryError: The device has no memory for a copy of these weights, before the block. No more is taken.
         """
-        pairs = self.followers() if self.has_followers() else []
+        pairs = self.followers() if self.followed_keys() else []
         with torch.no_grad():
             with memory_errors():
                 before = [
@@ -428,6 +427,6 @@ def state_tensor(parameter: Tensor, states: Sequence[Mapping[str, Any]], key: st
     return torch.zeros((), dtype=parameter.dtype, device=parameter.device).expand(parameter.shape)
 
 
-def _is_same(value: Tensor, parameter: Tensor) -> bool:
-    """Return True if a state tensor is the parameter's own memory."""
-    return local_part(value).data_ptr() == local_part(parameter).data_ptr()
+def lies_alike(value: object, parameter: Tensor) -> bool:
+    """Return True for state of a parameter's shape, of which this process holds the same part."""
+    return is_state_of(value, parameter) and is_sharded(value) == is_sharded(parameter)

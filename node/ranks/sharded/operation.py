@@ -14,7 +14,7 @@ from torch import Tensor
 
 from node.ranks.ranks import Ranks
 from node.ranks.sharded.memory import Bytes, MappedVectors, SharedVectors
-from node.ranks.sharded.shards import LocalShard, ShardPlace, matching_slices
+from node.ranks.sharded.shards import LocalShard, ShardPlace, Slices, matching_slices
 
 # The largest part of an operation that is done at once. Over a network 64 MB take a hundred times as long as a message
 # without contents.
@@ -36,6 +36,7 @@ class Operation:
         weight: The factor of an addition or a merge.
         keys: The keys of the optimizers' state in the vector.
         scalars: Scalars for the optimizers' state.
+        follows: The keys of state that moves along with the weights, as rank 0 decides for all ranks.
     """
 
     kind: str
@@ -48,6 +49,7 @@ class Operation:
     weight: float = 1.0
     keys: tuple[str, ...] = ()
     scalars: tuple[tuple[str, float], ...] = ()
+    follows: tuple[tuple[str, str], ...] = ()
 
     @property
     def reads(self) -> bool:
@@ -92,10 +94,9 @@ class Portion:
         """Return the elements of a stretch of the vector."""
         return torch.from_numpy(self.memory.view(np.float64 if self.operation.wide else np.float32))
 
-    def views(self) -> Iterator[tuple[LocalShard, Tensor, Tensor]]:
-        """Yield this rank's part of the stretch: the shard, a view of its tensor, and the same of :attr:`host`."""
-        for shard, inside, values in matching_slices(self.shards, self.host, self.operation.start):
-            yield shard, shard.tensor[inside], values
+    def pieces(self) -> Iterator[tuple[LocalShard, Slices, Tensor]]:
+        """Yield this rank's part of the stretch: the shard, the place in its tensor, and a view of :attr:`host`."""
+        return matching_slices(self.shards, self.host, self.operation.start)
 
 
 def portions_of(

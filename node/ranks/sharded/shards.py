@@ -84,17 +84,20 @@ class ShardPlace:
 
 @dataclass(frozen=True, slots=True)
 class LocalShard(ShardPlace):
-    """A part that this rank holds, and its place."""
+    """A part that this rank holds, and its place. The ``followers`` move along with it."""
 
     tensor: Tensor
+    followers: tuple[Tensor, ...] = ()
 
     @classmethod
-    def of(cls, name: str, tensor: Tensor, start: int, box: ShardBox) -> LocalShard:
+    def of(
+        cls, name: str, tensor: Tensor, start: int, box: ShardBox, followers: tuple[Tensor, ...] = ()
+    ) -> LocalShard:  # fmt: skip
         """Return the shard of a live tensor. Raises LayoutError if its part has changed."""
         part = local_part(tensor)
         if part.shape != box.sizes:
             raise LayoutError(f"Tensor {name!r} was divided anew while the node was running: make a new Node.")
-        return cls(start, box, part)
+        return cls(start, box, part, followers)
 
 
 PlacedPart = TypeVar("PlacedPart", bound=ShardPlace)

@@ -7,7 +7,6 @@ import threading
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -21,17 +20,16 @@ from gossip.arithmetic.movement import Movement
 from gossip.averaging.vectors import Moments
 from gossip.errors import LayoutError
 from node.model.device.copies import Copies
-from node.model.inventory.items import Inventory
 from node.model.inventory.words import read_words, write_words
-from node.model.optimizer.moments import LiveMoments
-from node.model.state import Floats, Positions, State
+from node.model.snapshot import TorchState
+from node.model.state import Floats, Positions
 from node.model.tensors import plain_name, refuse_other_tensors
 from node.ranks.sharded.memory import SharedVectors
 from node.ranks.sharded.operation import Operation
 from node.ranks.sharded.work import ShardWork
 
 
-class ShardedState(State):
+class ShardedState(TorchState):
     """The tensors of a sharded model and of its optimizers as flat float32 vectors of the logical (whole) tensors.
 
     A vector is the same as that of a whole model, so that whole and sharded nodes mix with each other. Rank 0 calls the
@@ -43,12 +41,12 @@ class ShardedState(State):
     """
 
     adds_weighted = True
-    moments: LiveMoments
+    donated = "as it was when their donor began"
 
     def __init__(self, work: ShardWork) -> None:
-        self.work, self.layout = work, work.layout
-        self.optimizer_state, self.moments = work.state, LiveMoments(work.state)
-        self._thread: threading.Thread | None = None  # The training thread.
+        super().__init__(work.tensors, work.optimizers, work.state)
+        self.work = work
+        self._network: int | None = None  # The network thread, once it runs.
         # The positions that gossip.arithmetic.movement samples and the weights there, while the network thread may read
         # them: before the first step. Otherwise None.
         self._sample: tuple[Positions, Floats] | None = None
@@ -64,6 +62,10 @@ class ShardedState(State):
 
     def announce(self, operation: Operation) -> int:
         """Announce an operation and take part in it; return the number of ranks that report success."""
+        is_owner = self.work.ranks.is_standing and threading.get_ident() != self._network
+        assert is_owner, "the training thread alone reads and changes the model, while all ranks stand at a boundary"
+        if not operation.reads:
+            operation = replace(operation, follows=self.optimizer_state.followed_keys())
         memory, number, send_command = self._memory, operation.memory, self.work.ranks.send_command
         if dropped := memory.drop_unused():
             send_command("unmap", dropped)
@@ -101,7 +103,6 @@ class ShardedState(State):
     @contextlib.contextmanager
     def starting(self) -> Iterator[None]:
         """Let the network thread read the sample that it begins with, while the training thread waits for its start."""
-        self._thread = threading.current_thread()
         self._copy_frozen()
         positions = Movement(self.layout.exchanged).positions
         self._sample = positions, self._read(self.layout.exchanged)[positions]
@@ -131,7 +132,7 @@ class ShardedState(State):
         return finished(self._on_array(Operation("read", start, keys=self.optimizer_keys), out))
 
     def begin_read_at(self, out: Floats, positions: Positions) -> Copies | None:
-        if self._thread is None or threading.current_thread() is self._thread:
+        if threading.get_ident() != self._network:
             out[:] = self._read(self.layout.exchanged)[positions]
             return finished(is_finite(out))
         if self._sample is not None and np.array_equal(self._sample[0], positions):
@@ -151,15 +152,16 @@ class ShardedState(State):
         if self._frozen.size:
             self._on_array(Operation("read", self.layout.exchanged), self._frozen)
 
-    def inventory(self) -> Inventory:
-        mixed = partial(self.moments.mixed_names, mix_state=self.mix_state)
-        return Inventory([*self.work.tensors.items, *self.work.state.items(mixed)])
+    def _mix(self, operation: Operation, vector: Floats) -> None:
+        """Do an operation of a mix, and note by how much it moves this rank's part."""
+        with self.probe.mixing():
+            self._on_array(operation, vector)
 
     def add(self, shift: Floats) -> None:
-        self._on_array(Operation("add"), shift)
+        self._mix(Operation("add"), shift)
 
     def add_weighted(self, shift: Floats, weight: float) -> None:
-        self._on_array(Operation("add", weight=weight), shift)
+        self._mix(Operation("add", weight=weight), shift)
 
     def add_at(self, shift: Floats, positions: Positions) -> None:
         spread = self.buffer(self.layout.exchanged)
@@ -172,7 +174,7 @@ class ShardedState(State):
         return out
 
     def merge(self, vector: Floats, ratio: float) -> None:
-        self._on_array(Operation("merge", weight=ratio), vector)
+        self._mix(Operation("merge", weight=ratio), vector)
 
     def write(self, vector: Floats) -> None:
         self._on_array(Operation("write"), vector[: self.layout.frozen_stop])
@@ -186,18 +188,19 @@ class ShardedState(State):
             self._frozen[:] = vector[self.layout.exchanged : self.layout.frozen_stop]
 
     def adopt(self, vector: Floats, optimizer_keys: tuple[str, ...], scalars: dict[str, float]) -> None:
-        weights, fits = self.layout.size, bool(optimizer_keys)
+        weights, self.state_refusal = self.layout.size, ""
         try:
             self.work.state.examples(optimizer_keys, scalars)
-        except LayoutError:  # It is the state of another optimizer.
-            fits = False
-        if fits:
-            self.announce(Operation("create", keys=optimizer_keys, scalars=tuple(scalars.items())))
-            self._on_array(Operation("write", weights, keys=optimizer_keys), vector[weights:])
-            self.announce(Operation("bound"))
+        except LayoutError as error:  # It is the state of another optimizer.
+            self.state_refusal = str(error)
         self.write(vector[:weights])
-        if not fits:
+        if self.state_refusal or not optimizer_keys:
             self.announce(Operation("clear"))
+            return
+        # After the weights, with which a part of the old state has moved.
+        self.announce(Operation("create", keys=optimizer_keys, scalars=tuple(scalars.items())))
+        self._on_array(Operation("write", weights, keys=optimizer_keys), vector[weights:])
+        self.announce(Operation("bound"))
 
     def sound(self) -> bool:
         """Return True if every weight is finite. Between boundaries only this rank's part is checked."""
@@ -205,6 +208,7 @@ class ShardedState(State):
         return self.announce(Operation("sound")) == ranks.size if ranks.is_standing else self.work.sound()
 
     def enter_thread(self) -> None:
+        self._network = threading.get_ident()
         if self.device is not None:
             torch.cuda.set_device(self.device)
 

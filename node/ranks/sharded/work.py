@@ -92,6 +92,8 @@ class ShardWork:
     def perform(self, operation: Operation) -> int:
         """Do this rank's part; return the number of ranks that report success, once all have done theirs."""
         reshard(self._fsdp)
+        if not (self.ranks.leads or operation.reads):
+            self.state.told_keys = frozenset(operation.follows)
         with torch.no_grad():
             if operation.memory:
                 portions = portions_of(operation, list(self._shards(operation)), self.memory, self.ranks)
@@ -130,9 +132,12 @@ class ShardWork:
         # Parameters, each with a tensor of its optimizer's state.
         state = self.optimizer_tensors() if operation.in_optimizers else []
         if not operation.in_optimizers:
+            followers: dict[int, tuple[Tensor, ...]] = {}
+            for parameter, tensor in self.state.followers() if operation.follows else ():
+                followers[id(parameter)] = (*followers.get(id(parameter), ()), local_part(tensor))
             for segment, tensor, box in zip(self.segments, live, self._boxes, strict=True):
                 if operation.concerns(start, start + segment.size):
-                    yield LocalShard.of(segment.name, tensor, start, box)
+                    yield LocalShard.of(segment.name, tensor, start, box, followers.get(id(tensor), ()))
                 start += segment.size
             start = self.layout.size
             trained = self.state.trained() * len(operation.keys)
@@ -159,27 +164,31 @@ class ShardWork:
     def _read(self, portion: Portion) -> bool:
         """Read this rank's part. Return True if all of it is finite."""
         parts: list[Tensor] = []
-        for shard, part, values in portion.views():
+        for shard, inside, values in portion.pieces():
             if shard.box.owns:
+                part = shard.tensor[inside]
                 values.copy_(part.cpu())  # Half precision is widened on the host, and takes no memory of the device.
                 parts.append(part)
         return are_finite(parts)
 
+    def _change(self, portion: Portion, change: Callable[[Tensor, Tensor], object]) -> None:
+        for shard, inside, values in portion.pieces():
+            followers = [follower[inside] for follower in shard.followers]
+            change_tensor(shard.tensor[inside], values, change, followers)
+
     def _write(self, portion: Portion) -> None:
-        for _, part, values in portion.views():
-            part.copy_(values)
+        self._change(portion, lambda live, written: live.copy_(written))
 
     def _add(self, portion: Portion) -> None:
-        for _, part, values in portion.views():
-            change_tensor(part, values, lambda live, added: live.add_(added, alpha=portion.operation.weight))
+        self._change(portion, lambda live, added: live.add_(added, alpha=portion.operation.weight))
 
     def _merge(self, portion: Portion) -> None:
         ratio = portion.operation.weight
-        for _, part, values in portion.views():
-            change_tensor(part, values, lambda live, other: live.add_(other - live.to(other.dtype), alpha=ratio))
+        self._change(portion, lambda live, other: live.add_(other - live.to(other.dtype), alpha=ratio))
 
     def _mix(self, portion: Portion) -> None:
-        for shard, part, values in portion.views():
+        for shard, inside, values in portion.pieces():
+            part = shard.tensor[inside]
             if part.dim() == 0 or any(shard.tensor.stride()):  # Otherwise the optimizer has no such state yet.
                 change_tensor(part, values, mix_values)
 
@@ -222,25 +231,41 @@ def are_finite(tensors: Sequence[Tensor]) -> bool:
     return all([bool(finite_flag(list(group))) for _, group in groupby(floats, key=attrgetter("device"))])
 
 
-def change_tensor(tensor: Tensor, values: Tensor, change: Callable[[Tensor, Tensor], object]) -> None:
+def change_tensor(
+    tensor: Tensor, values: Tensor, change: Callable[[Tensor, Tensor], object], followers: Sequence[Tensor] = ()
+) -> None:
     """Call ``change`` with the tensor and its values: on a device with some rows of both at a time.
 
-    If the device has too little memory, call it with a host copy of them.
+    If the device has too little memory, call it with a host copy of them. The followers move by as much as the tensor.
     """
     if not tensor.is_cuda:
-        change(tensor, values.to(tensor.device))
+        move(tensor, values.to(tensor.device), change, followers)
         return
     rows = max(1, Uploads.PORTION_ELEMENTS * max(len(tensor), 1) // max(tensor.numel(), 1)) if tensor.dim() else 0
-    live_rows, host_rows = (torch.split(whole, rows) if rows else [whole] for whole in (tensor, values))
-    for live, host in zip(live_rows, host_rows, strict=True):
+    split = (torch.split(whole, rows) if rows else [whole] for whole in (values, tensor, *followers))
+    for host, live, *following in zip(*split, strict=True):
         try:
             # torch keeps page-locked memory, so that only the first portions lock it.
             staged = torch.empty(host.shape, dtype=host.dtype, pin_memory=True, device="cpu").copy_(host)
-            change(live, staged.to(tensor.device, non_blocking=True))
+            move(live, staged.to(tensor.device, non_blocking=True), change, following)
         except torch.OutOfMemoryError:
-            copy = live.cpu()
-            change(copy, host)
-            live.copy_(copy)
+            copies = [part.cpu() for part in (live, *following)]
+            move(copies[0], host, change, copies[1:])
+            for part, copy in zip((live, *following), copies, strict=True):
+                part.copy_(copy)
+
+
+def move(live: Tensor, values: Tensor, change: Callable[[Tensor, Tensor], object], followers: Sequence[Tensor]) -> None:
+    """Change a tensor, and its followers by as much; nothing, if the device has no memory for that."""
+    if not followers:
+        change(live, values)
+        return
+    change(moved := live.clone(), values)
+    types = [torch.promote_types(live.dtype, follower.dtype) for follower in followers]
+    shifts = [moved.to(wide) - live.to(wide) for wide in types]
+    live.copy_(moved)
+    for follower, shift in zip(followers, shifts, strict=True):
+        follower.add_(shift)
 
 
 WORK: dict[str, Callable[[ShardWork, Portion], bool | None]] = {

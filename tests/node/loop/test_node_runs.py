@@ -2,6 +2,7 @@
 
 import dataclasses
 import time
+import weakref
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -10,7 +11,7 @@ import torch
 
 from gossip.errors import LocalError
 from gossip.ids import parse_address
-from node import Node
+from node import Node, running
 from node.loop.held_run import HeldRun, OtherRanks
 from node.model import checkpoint
 from node.observe.members import SwarmView
@@ -268,3 +269,15 @@ def test_of_four_donors_one_that_gives_another_model_leaves_no_trace(train, unti
     newcomer = train(late, config=config, seeds=[donors[0].node.address])
     assert run_id(newcomer) == run_id(donors[0])
     assert spread(late, models[0]) == 0.0
+
+
+def test_a_mapping_that_trained_a_run_is_known_again_and_not_kept():
+    model = {"w": torch.zeros(2)}
+    kept = weakref.ref(model["w"])
+    running.note_run(b"run", model)
+    assert not running.left_runs(model)
+    tensor = model.pop("w")
+    model["w"] = torch.zeros(2)  # As a later mapping at the same address.
+    assert running.left_runs(model) == {b"run"}
+    del tensor
+    assert kept() is None

@@ -3,6 +3,7 @@
 import warnings
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -20,8 +21,8 @@ MAKERS = {
     "one cycle": (lambda sgd: lr.OneCycleLR(sgd, 0.4, total_steps=STEPS), None),
     "cosine": (lambda sgd: lr.CosineAnnealingLR(sgd, STEPS), None),
     "polynomial": (lambda sgd: lr.PolynomialLR(sgd, STEPS, power=2.0), None),
-    "steps": (lambda sgd: lr.StepLR(sgd, 30), STEPS),
-    "milestones": (lambda sgd: lr.MultiStepLR(sgd, [10, 80]), STEPS),
+    "steps": (lambda sgd: lr.StepLR(sgd, 30), np.int64(STEPS)),
+    "milestones": (lambda sgd: lr.MultiStepLR(sgd, [10, 80]), 1e2),
     "exponential": (lambda sgd: lr.ExponentialLR(sgd, 0.97), STEPS),
     "lambda": (lambda sgd: lr.LambdaLR(sgd, lambda step: min(1.0, (step + 1) / 20)), STEPS),
     "restarts": (lambda sgd: lr.CosineAnnealingWarmRestarts(sgd, 25), STEPS),

@@ -1,5 +1,6 @@
 """Nodes whose models lie on the device: no step and no mix of theirs waits for it."""
 
+import itertools
 import math
 import threading
 
@@ -12,7 +13,7 @@ from node.adapters.adapter import ScaleWatch
 from node.model.device.copies import HalfPart
 from node.model.device.downloads import Downloads
 from tests.harness.marks import slow
-from tests.node.trainees import mixed, step_of
+from tests.node.trainees import mixed, step_of, step_towards
 
 pytestmark = pytest.mark.cuda
 QUICK = {"mix_every_steps": 2, "join_timeout_s": 3.0}
@@ -101,6 +102,24 @@ def test_a_loop_that_writes_weights_elsewhere_is_noticed_and_copied_first_from_t
         trainees.append(train(model, optimizer, clipped, config=PLAIN, seeds=seeds))
     until(lambda: all(one.side.live.state._guard.is_blind for one in trainees))
     until(mixed(*trainees, times=3))
+
+
+def test_a_model_that_moves_to_the_device_and_back_in_the_block_is_mixed_and_watched_on(train, until, monkeypatch):
+    monkeypatch.setattr("node.loop.training.OPTIMIZER_S", 0.05)
+    trainees = []
+    for rate in (0.0, 0.01):
+        torch.manual_seed(len(trainees))
+        model = nn.Sequential(nn.Linear(16, 16), nn.Linear(16, 4).requires_grad_(False))
+        model.register_buffer("mask", torch.ones(4, dtype=torch.bool))
+        optimizer, devices = torch.optim.SGD(model[0].parameters(), rate), itertools.cycle(["cuda"] * 3 + ["cpu"] * 3)
+        step = step_towards(model, [optimizer], 1.0)
+        work = lambda model=model, step=step, devices=devices: (model.to(next(devices)), step())[1]  # noqa: E731
+        seeds = [trainees[0].node.address] if trainees else []
+        trainees.append(train(model, optimizer, work, config=PLAIN, seeds=seeds))
+    enough = mixed(*trainees, times=5)
+    until(lambda: enough() and "unchanged" in [event.kind for event in trainees[0].node.history()], 60)
+    kinds = {event.kind for trainee in trainees for event in trainee.node.history()}
+    assert not {"teacher", "ranges", "replaced", "undone"} & kinds
 
 
 def test_the_network_thread_uses_the_models_device(accelerator, pair, monkeypatch):

@@ -49,7 +49,7 @@ def trained(make, steps: int, inputs: int = 20) -> ModelState:
 def largest_step(state: ModelState) -> float:
     """Return how far the next step moves a weight."""
     before = vector_of(state)
-    step(state._model, state.optimizers.all[0], 99)
+    step(state.live_tensors.model, state.optimizers.all[0], 99)
     return float(np.abs(vector_of(state) - before).max())
 
 
@@ -90,5 +90,5 @@ def test_mixed_means_of_a_centred_optimizer_keep_its_steps_finite():
         form.split(vector.array)[0][0] *= 1.5  # As the mean of gradients may be rounded up.
         assert form.decode(vector.array)
         ours.mix_moments(Moments(vector, form, 0, 84))
-        step(ours._model, ours.optimizers.all[0], seed)
+        step(ours.live_tensors.model, ours.optimizers.all[0], seed)
         assert ours.sound()

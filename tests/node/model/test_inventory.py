@@ -147,12 +147,27 @@ def over_memory_of(view):
 )
 def test_memory_under_two_names_is_mixed_once(tie, as_mapping):
     model = Tied(tie)
-    state = ModelState(model.state_dict() if as_mapping else model)
+    given = model.state_dict() if as_mapping else model
+    for name in ("first", "second"):
+        with pytest.raises(ConfigError, match="local= has only one of 'first' and 'second', which are one tensor"):
+            ModelState(given, choices=Choices(local=[name]))
+    state = ModelState(given)
     assert state.size() == 6
     state.add(np.ones(6, np.float32))
     assert model.first.flatten().tolist() == [1, 2, 3, 4, 5, 6]
     assert [segment.name for segment in state.layout.segments] == ["first"]
-    assert [item.reason for item in state.inventory()][1:] in ([], ["the same memory as first"])
+    assert [item.reason for item in state.inventory()][1:] == ["the same memory as first"]
+
+
+def test_a_module_that_holds_one_of_two_tied_weights_is_no_choice_of_both():
+    model = nn.ModuleDict({"words": nn.Embedding(3, 2), "body": nn.Linear(2, 2), "head": nn.Linear(2, 3)})
+    model["head"].weight = model["words"].weight
+    with pytest.raises(ConfigError, match=r"local= has only one of 'words\.weight' and 'head\.weight'"):
+        ModelState(model, choices=Choices(local=[model["head"]]))
+    for both in ([model["head"], model["words"]], [model["head"], model["words"].weight], ["head.*", "words.*"]):
+        assert [name for name, how in treatments(model, local=both).items() if how == "average"] == [
+            "body.weight", "body.bias",
+        ]  # fmt: skip
 
 
 @pytest.mark.parametrize("tie", [lambda w: w[0], lambda w: w[:, :2], lambda w: w.view(6)[1:5]])
@@ -238,7 +253,7 @@ def test_weights_that_tell_nothing_do_not_decide_what_follows_and_leave_no_state
     sound = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     empty = {name: torch.full_like(tensor, value) for name, tensor in sound.items()}
     model.load_state_dict(empty)
-    assert not state.optimizer_state.has_followers()
+    assert not state.optimizer_state.followed_keys()
     model.load_state_dict(sound)
     state.add(np.ones(state.size(), np.float32))
     torch.testing.assert_close(optimizer.state[model[0].weight]["mine"], model[0].weight.detach())

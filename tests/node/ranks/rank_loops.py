@@ -63,7 +63,7 @@ def errors(loop, **options):
 
 
 def model_of(node):
-    return trained_by(node).state._model
+    return trained_by(node).state.live_tensors.model
 
 
 def momenta_of(node):

@@ -115,7 +115,7 @@ def test_the_same_processes_train_on_with_a_new_node_after_all_that(pair, reques
 
 def test_the_swarms_other_node_goes_on_and_mixed_with_each_of_these(from_below, bystander):
     assert bystander.do(lambda node: node.metrics().exchanges_done) > 3
-    assert bystander.do(lambda node: bool(torch.isfinite(node._training.live.state._model.weight).all()))
+    assert bystander.do(lambda node: bool(torch.isfinite(node._training.live.state.live_tensors.model.weight).all()))
     assert goes_on(bystander)
 
 

@@ -3,6 +3,7 @@
 import contextlib
 import queue
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import numpy as np
@@ -28,6 +29,7 @@ from node.ranks.ranks import Command, Ranks
 from node.ranks.sharded.operation import Operation
 from node.ranks.sharded.work import ShardWork
 from tests.harness.configs import tuned
+from tests.node.model.test_inventory import Custom
 from tests.node.ranks.rank_loops import net, trained
 
 
@@ -82,10 +84,15 @@ def made(request):
     return lambda state, size: np.empty(size, np.float32)
 
 
-def test_every_operation_does_the_same_as_on_a_whole_model(world, made):
-    pair = Pair(world)
+def copies(parameters):
+    return Custom(parameters, lambda weight: weight.detach().double())
+
+
+@pytest.mark.parametrize(("make", "keys"), [(torch.optim.AdamW, ("exp_avg", "exp_avg_sq")), (copies, ("mine",))])
+def test_every_operation_does_the_same_as_on_a_whole_model(world, made, make, keys):
+    pair = Pair(world, make)
     assert pair.whole.layout.fingerprint == pair.sharded.layout.fingerprint
-    assert pair.whole.optimizer_keys == pair.sharded.optimizer_keys == ("exp_avg", "exp_avg_sq")
+    assert pair.whole.optimizer_keys == pair.sharded.optimizer_keys == keys
     assert pair.whole.optimizer_scalars() == pair.sharded.optimizer_scalars()
     assert pair.whole.trained_elements == pair.sharded.trained_elements
     pair.check_same()
@@ -93,6 +100,8 @@ def test_every_operation_does_the_same_as_on_a_whole_model(world, made):
     values = np.random.default_rng(1).standard_normal(size).astype(np.float32)
     positions = np.array([0, 3, 47, 48, 60, size - 1])
     for call in (
+        lambda state, given: state.load({name: tensor + 1 for name, tensor in state.tensors().items()}),
+        lambda state, given: state.adopt(np.append(given, np.float32([5, 0, 0, 0])), ("other",), {}),
         lambda state, given: state.add(given),
         lambda state, given: state.add_weighted(given, 0.25),
         lambda state, given: state.merge(given, 0.25),
@@ -122,6 +131,28 @@ def test_every_operation_does_the_same_as_on_a_whole_model(world, made):
         assert pair.sharded.begin_read_piece(piece, 8).finite
         pair.sharded.write(given)
     assert not pair.sharded.sound()
+
+
+def test_rank_0_decides_what_follows(world):
+    pair = Pair(world, copies)
+    assert pair.sharded.optimizer_state.followed_keys() == (("Custom", "mine"),)
+    pair.ranks.leads = False
+    for follows in ((), (("Custom", "mine"),)):
+        pair.part.obey(Command("operation", Operation("bound", follows=follows)))
+        assert pair.sharded.optimizer_state.followed_keys() == follows
+
+
+def test_no_other_thread_reads_the_weights_or_moves_them(world):
+    pair = Pair(world)
+    spots, positions = np.zeros(2, np.float32), np.array([0, 3])
+    with ThreadPoolExecutor(1) as network:
+        network.submit(pair.sharded.enter_thread).result()
+        network.submit(pair.sharded.begin_read_at, spots, positions).result()
+        assert np.isnan(spots).all()
+        with pytest.raises(AssertionError, match="the training thread alone"):
+            network.submit(pair.sharded.read, pair.sharded.buffer(4)).result()
+        pair.sharded.begin_read_at(spots, positions)  # Any other thread may be the one that trains.
+        assert np.isfinite(spots).all()
 
 
 def test_moments_are_read_and_mixed_as_those_of_a_whole_model(world, made):
@@ -243,6 +274,15 @@ def test_a_forward_pass_that_left_whole_parameters_does_not_hide_a_change(world)
     assert not model(inputs).any()
 
 
+def test_a_sharded_model_that_no_step_changes_is_told_so(world):
+    model = sharded(net())
+    with Node(model, torch.optim.SGD(model.parameters(), lr=0.0), config=Config(), group=world) as node:
+        for _ in range(40):
+            node.step(samples=5)
+        told = [event.kind for event in node.history()]
+    assert (told.count("unchanged"), told.count("inventory")) == (1, 1)
+
+
 def test_a_node_of_a_sharded_model_trains_saves_and_loads(world, tmp_path):
     model = sharded(net())
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
@@ -345,7 +385,7 @@ def test_frozen_parameters_are_not_exchanged_and_newcomers_get_them(world, tmp_p
 
         assert frozen(state) == held()
         before = held()
-        checkpoint.save(tmp_path / "run", whole._model.state_dict(), None, {})
+        checkpoint.save(tmp_path / "run", whole.tensors(), None, {})
         node.load(tmp_path / "run")
         assert frozen(state) == frozen(whole) == held() != before
 
