@@ -56,7 +56,8 @@ class Rank:
 def performed(memory, rank, operation, shards):
     """Process the portions of an operation as ``ShardWork`` does."""
     for portion in portions_of(operation, shards, memory, rank):
-        for shard, part, values in portion.views():
+        for shard, slices, values in portion.pieces():
+            part = shard.tensor[slices]
             if not operation.reads:
                 part.add_(values, alpha=0.3)
             elif shard.box.owns:
