@@ -82,7 +82,7 @@ class ModelState(State):
     ) -> None:  # fmt: skip
         self._model, self._tensors = model, LiveTensors(model, choices)
         self.optimizers = optimizers = optimizers if isinstance(optimizers, Optimizers) else Optimizers(optimizers)
-        self.optimizer_state = OptimizerState(self._tensors, optimizers, choices)
+        self.optimizer_state = OptimizerState(self._tensors, optimizers)
         self.moments = LiveMoments(self.optimizer_state)
         self.probe = MixProbe(self.exchanged_tensors, self.optimizer_state.kinds)
         self.state_refusal = ""  # Why the last newcomer's weights came without the optimizer's state.
@@ -130,7 +130,7 @@ class ModelState(State):
     @property
     def device(self) -> torch.device | None:
         """Return the CUDA device of the model, of its first tensor there if there are several; None if none is."""
-        return next((tensor.device for tensor in self._tensors.current() if tensor.is_cuda), None)
+        return next((tensor.device for tensor in self._tensors.unchecked() if tensor.is_cuda), None)
 
     def record_copies(self) -> CopyTimes:
         """Record from now on when copies between a CUDA device and the host run, and return the record."""
@@ -228,7 +228,7 @@ class ModelState(State):
         if start >= self.layout.frozen_stop:
             read_words(self.layout, self._tensors.bits(), out, start)
             return
-        live = list(pieces_in_range(self._tensors.current(), start, start + out.size))
+        live = list(pieces_in_range(self._tensors.unchecked(), start, start + out.size))
         torch._foreach_copy_(views_like(torch.from_numpy(out), live), live)
 
     def named_tensors(self, *kinds: Kind) -> list[tuple[str, Tensor]]:
@@ -255,9 +255,9 @@ class ModelState(State):
         with self.optimizer_state.moving(), self.probe.mixing():
             yield
 
-    def new_buffers(self) -> list[str]:
-        """Return the names of buffers that the program has added since the node was made, which do not travel."""
-        return self._tensors.new_buffers(self._model)
+    def unshared(self) -> list[str]:
+        """Return the names of what the model holds that does not travel, though nobody has chosen that."""
+        return self._tensors.unshared(self._model)
 
     def inventory(self) -> Inventory:
         """Return all tensors of the model and of its optimizers, each with its treatment."""

@@ -26,6 +26,10 @@ FLATTENED = (
     "is sharded by FullyShardedDataParallel: shard it with torch.distributed.fsdp.fully_shard instead, which keeps "
     "each parameter apart, and give Node the processes as group=."
 )
+SCRIPTED = (
+    "is compiled by torch.jit, which hides its tensors: give Node the module that was scripted or traced, which shares "
+    "them, or a mapping of its parameters and buffers by name."
+)
 PARTITIONED = (
     "has no elements on this rank: DeepSpeed's ZeRO-3 keeps another part of each parameter on each rank, and a Node "
     "takes models that are whole in each process (ZeRO-1 or 2)."
@@ -63,7 +67,7 @@ class LiveTensors:
     Attributes:
         layout: The layout of the vector.
         items: All tensors of the model, with their treatments.
-        known_ids: The ids of all tensor objects of the model, whatever their treatment.
+        known_ids: The ids of all tensor objects of the model, whatever their treatment, and of others named in local=.
 
     Raises:
         LayoutError: A tensor cannot travel as it should.
@@ -91,6 +95,7 @@ class LiveTensors:
         trains_some = isinstance(model, nn.Module) and any(parameter.requires_grad for parameter in model.parameters())
         items, kinds = self._classify(places, tensors, choices, trains_some)
         choices.check_used(items, self.known_ids)
+        self.known_ids |= {key for key, chosen in choices.chosen_ids.items() if chosen == "local"}
         aliases = aliases_of({name: tensors[name] for name in kinds})
         for name, first in aliases.items():
             items[name] = item_of(name, tensors[name], items[first].treatment, f"the same memory as {first}")
@@ -159,18 +164,33 @@ class LiveTensors:
                 self._refuse_new_parameters(module)
         return self._look_up(self._slots)
 
+    def unchecked(self) -> list[Tensor]:
+        """Return the same for any thread: during a call of torch.func other tensors stand in the parameters' places."""
+        sources: list[Any] = [slot.owner[slot.key] if slot.source is None else slot.source for slot in self._slots]
+        return [self.shared.get(slot.name, source) for slot, source in zip(self._slots, sources, strict=True)]
+
     def bits(self) -> list[Tensor]:
         """Return the live tensors of bits in the layout's order, as :meth:`current`."""
         return self._look_up(self._bit_slots)
 
-    def new_buffers(self, model: nn.Module | Mapping[str, Any]) -> list[str]:
-        """Return the names of what the model saves and does not share: buffers that it had not, and extra state."""
+    def unshared(self, model: nn.Module | Mapping[str, Any]) -> list[str]:
+        """Return the names of what does not travel: new buffers, extra state, and what is trained outside of both."""
         if not isinstance(model, nn.Module):
             return []
         known = {item.name for item in self.items}
-        unknown = [name for name in map(plain_name, model.state_dict(keep_vars=True)) if name not in known]
-        buffers = {plain_name(name) for name, _ in model.named_buffers()}
-        return [name for name in unknown if name in buffers or name.endswith("_extra_state")]
+        names = [name for name, _, _, role in buffers_of(model) if role == "buffer"]
+        for path, module in model.named_modules():
+            has_extra_state = type(module).get_extra_state is not nn.Module.get_extra_state
+            outside = [name for name, value in vars(module).items() if name[0] != "_" and self._is_trained(value)]
+            names += [plain_name(f"{path}.{name}".lstrip(".")) for name in ["_extra_state"] * has_extra_state + outside]
+        return [name for name in names if name not in known]
+
+    def _is_trained(self, value: Any) -> bool:
+        """Return True for a tensor that requires a gradient and is no parameter, and for what has one, as a list."""
+        if isinstance(value, Tensor):
+            return value.requires_grad and value.is_leaf and id(value) not in self.known_ids
+        parts = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ()
+        return any(map(self._is_trained, value.parameters() if isinstance(value, nn.Module) else parts))
 
     def saved(self, model: nn.Module | Mapping[str, Any]) -> dict[str, Tensor]:
         """Return the tensors of a checkpoint of the model, by plain names.
@@ -241,6 +261,8 @@ class LiveTensors:
             for path, module in model.named_modules():
                 if flattened is not None and isinstance(module, flattened):
                     raise LayoutError(f"Module {path or type(model).__name__!r} {FLATTENED}")
+                if isinstance(module, torch.jit.ScriptModule):
+                    raise LayoutError(f"Module {path or type(model).__name__!r} {SCRIPTED}")
                 self._owners[id(module._buffers)] = module
             self._modules = tuple(
                 (parent, name, child) for parent in model.modules() for name, child in parent.named_children()
@@ -250,14 +272,10 @@ class LiveTensors:
                 (module, name)
                 for module in model.modules() for name, value in module._parameters.items() if value is None
             )  # fmt: skip
-            saved = set(map(plain_name, model.state_dict(keep_vars=True)))  # Persistent buffers are in it, others not.
             for name, _ in model.named_parameters():
                 path, _, key = name.rpartition(".")
                 yield plain_name(name), model.get_submodule(path)._parameters, key, "parameter"
-            for name, _ in model.named_buffers():
-                path, _, key = name.rpartition(".")
-                role: Role = "buffer" if plain_name(name) in saved else "rebuilt"
-                yield plain_name(name), model.get_submodule(path)._buffers, key, role
+            yield from buffers_of(model)
         elif isinstance(model, Mapping):
             for name, value in model.items():
                 if not isinstance(name, str):
@@ -270,6 +288,15 @@ class LiveTensors:
                 f"A model is a torch module, a mapping of names to tensors, or a node.model.state.State, not "
                 f"{type(model).__name__}."
             )
+
+
+def buffers_of(model: nn.Module) -> Iterator[Place]:
+    """Yield every buffer's place. A ``state_dict`` of the user's own may have other names, and need not be asked."""
+    for name, _ in model.named_buffers():
+        path, _, key = name.rpartition(".")
+        module = model.get_submodule(path)
+        role: Role = "rebuilt" if key in module._non_persistent_buffers_set else "buffer"
+        yield plain_name(name), module._buffers, key, role
 
 
 def plain_name(name: str) -> str:
