@@ -80,7 +80,7 @@ class Settings:
                     "give it listen= and seeds= of its own."
                 )
         needs_secret = not is_insecure(environment)  # Unless the user trusts the network.
-        state_dir = Path(given["state_dir"]) if given["state_dir"] else None
+        state_dir = Path(given["state_dir"]).absolute() if given["state_dir"] else None
         secret_file = given["secret"]
         if not secret_file and invited_secret is None and state_dir and needs_secret:
             secret_file = kept_secret(state_dir)  # That of an earlier start.

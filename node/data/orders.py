@@ -60,8 +60,8 @@ def order_of(loader: DataLoader[Any]) -> Order:
         raise DataError("This DataLoader has node.sampler's order already: loop over it, or leave that sampler out.")
     if loader.batch_size is None and (loader.batch_sampler is not None or isinstance(sampler, BatchSampler)):
         raise DataError(
-            f"This DataLoader makes its batches by a {type(loader.batch_sampler or sampler).__name__}, of which "
-            "no node has a part: give it batch_size and a sampler of single samples, or divide the samples by node.sampler."
+            f"This DataLoader makes its batches by a {type(loader.batch_sampler or sampler).__name__}, of which no "
+            "node has a part: give it batch_size and a sampler of single samples, or divide them by node.sampler."
         )
     if any(isinstance(value, _BaseDataLoaderIter) for name, value in vars(loader).items() if name != "_iterator"):
         raise DataError(

@@ -401,6 +401,7 @@ class ModelState(State):
         """
         self._write(vector, self._tensors.current(), tuple(optimizer_keys), dict(scalars or {}))
 
+    @torch.inference_mode(False)  # An optimizer cannot step with state that is made under it.
     def _write(
         self, vector: Floats, weights: list[Tensor], keys: tuple[str, ...], scalars: Mapping[str, float]
     ) -> None:

@@ -129,7 +129,7 @@ class ModelWatch:
         if new := self.state.unshared():
             self.notify_once(
                 f"Tensor {new[0]!r} is held by its module outside of its state, or was added while this node trains, "
-                "and is neither mixed nor given to newcomers: make it a parameter or a buffer with its shape (a list of "
+                "and is neither mixed nor given to newcomers: make it a parameter or a buffer of its shape (a list of "
                 "modules an nn.ModuleList) before the Node is made, or name it in local=.",
                 "buffer",
             )
