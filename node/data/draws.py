@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 
@@ -13,8 +13,15 @@ from node.data.sampler import Samplers
 
 T = TypeVar("T")
 
-Source = tuple[int | None, bool]
-"""What a pass is over: the samples of its data, None for a stream, and True if gradients were on when it began."""
+
+class Source(NamedTuple):
+    """What a pass is over."""
+
+    length: int | None  # The samples of its data; None for a stream.
+    has_gradients: bool  # Whether gradients were on when it began.
+    data: int = 0  # The id of its data, which differs between two datasets of one length; 0: not known yet.
+    place: int = 0  # Among the passes over these data that are open at once, side by side.
+
 
 UNSTEPPED_PASSES = 3  # One pass may accumulate gradients all along.
 UNSTEPPED_BATCHES = 256  # And many passes over a share of few batches may.
@@ -69,10 +76,10 @@ class DrawCount:
     def __init__(self, samplers: Samplers, given: Callable[[], int] = int) -> None:
         self.samplers, self.given = samplers, given
         self.pending: dict[Source, int] = {}  # Samples since the last step.
-        self.giving: Source = None, True  # That of the last batch.
+        self.giving: Source = Source(None, True)  # That of the last batch.
         self.source: Source | None = None  # That of the last batch for training; None before the first.
         self.unstepped_batches = 0  # Batches for training since the last step.
-        self.passes_open = 0  # Training passes that the loop is inside of.
+        self.open: set[Source] = set()  # The passes that the loop is inside of.
         self.steps = self.empty_steps = 0
         self.single_steps = 0  # Steps that count as one sample because nothing else is known.
         self.stated_steps = self.stated = self.drawn = 0  # Steps that stated their samples, these, and those drawn.
@@ -91,20 +98,23 @@ class DrawCount:
     def give(self, samples: int) -> None:
         """Count samples that the loop gets."""
         self.pending[self.giving] = self.pending.get(self.giving, 0) + samples
-        if self.giving[1]:
+        if self.giving.has_gradients:
             self.source = self.giving
             self.unstepped_batches += 1
         self.samplers.on_draw()
 
-    def passes(self, batches: Iterable[T], length: int | None) -> Iterator[T]:
+    def passes(self, batches: Iterable[T], length: int | None, data: object) -> Iterator[T]:
         """Yield the batches of a pass, up to the end of the run; in the last epoch pass after pass until that end.
 
         Args:
             batches: Gives a pass at each ``iter``.
             length: The samples of the data, those of other members included; None for a stream.
+            data: The data.
         """
-        source = length, torch.is_grad_enabled()
-        self.passes_open += source[1]
+        source = Source(length, torch.is_grad_enabled(), id(data))
+        while source in self.open:
+            source = source._replace(place=source.place + 1)
+        self.open.add(source)
         unstepped, given_before = 0, self.pending.get(source, 0)  # Passes in a row without a step.
         try:
             goes_on = not self.is_over(source)
@@ -119,10 +129,10 @@ class DrawCount:
                 unstepped = 0 if self.steps > steps_before else unstepped + 1
                 if goes_on:
                     self.check_steps(unstepped, "passes")
-            if not source[1] and length is not None and self.is_evaluating():
+            if not source.has_gradients and length is not None and self.is_evaluating():
                 self.part = self.pending.get(source, 0) - given_before, length
         finally:
-            self.passes_open -= source[1]
+            self.open.discard(source)
 
     def tell_of_part(self) -> None:
         """Tell once of an evaluation over a share, unless ``node.reduce`` has followed it."""
@@ -137,11 +147,11 @@ class DrawCount:
 
     def is_of_epochs(self, source: Source) -> bool:
         """Return True if a pass is one of the running epochs, and ends with their run."""
-        if self.epochs is None or not source[1]:
+        if self.epochs is None or not source.has_gradients:
             return False
-        if self.epochs_source is None:
+        if self.epochs_source is None or self.epochs_source == (source.length, True, 0, 0):
             self.epochs_source = source
-        return source == self.epochs_source
+        return source[:3] == self.epochs_source[:3]
 
     def is_over(self, source: Source) -> bool:
         """Return True if a pass is one of epochs whose run has ended, so that it gives nothing more."""
@@ -161,11 +171,12 @@ class DrawCount:
             self.tell_once(BEGUN.format(epochs.count, begun), BEGUN)
         self.epochs, self.last_total, self.counts_steps = epochs, epochs.total, counts_steps
         self.last_length = epochs.length
-        self.epochs_source = None if length is None else (length, True)
         try:
             unstepped = 0  # Epochs in a row that drew batches and took no step.
             for number in epochs.numbers():
                 steps_before, singles_before = self.steps, self.single_steps
+                # Its first pass over so many samples shows which data they are: each epoch may make them anew.
+                self.epochs_source = None if length is None else Source(length, True)
                 yield number
                 singles = self.single_steps - singles_before
                 if 0 < singles * FEW * len(self.samplers.sharers.members()) < epochs.length:
@@ -206,7 +217,9 @@ class DrawCount:
             source, drawn = self.pending_samples()
             self.pending = {}
             self.is_divided |= drawn > 0
-        if (drawn or self.passes_open) and (stated is None or (source is not None and source[0] is not None)):
+        if (drawn or any(source.has_gradients for source in self.open)) and (
+            stated is None or (source is not None and source.length is not None)
+        ):
             self.note_empty(not drawn)
             if stated is not None:
                 self.compare(stated, drawn)
@@ -219,9 +232,9 @@ class DrawCount:
 
     def pending_samples(self) -> tuple[Source | None, int]:
         """Return what a step has drawn: of the epochs' data, else of the last, else in a loop without gradients."""
-        for source in (self.epochs_source, self.source):
-            if source in self.pending:
-                return source, self.pending[source]
+        for wanted in filter(None, (self.epochs_source, self.source)):
+            if alike := [pair for pair in self.pending.items() if pair[0][:3] == wanted[:3]]:
+                return max(alike, key=lambda pair: pair[1])
         return (self.source, 0) if torch.is_grad_enabled() else self.pending.popitem()
 
     def unstated(self) -> int:

@@ -73,7 +73,7 @@ class ShareLoader:
 
     def __iter__(self) -> Iterator[Any]:
         waiting: deque[int] = deque()  # The sizes in this pass, since other passes may begin inside it.
-        for batch in self.draws.passes(self.inner, self.length):
+        for batch in self.draws.passes(self.inner, self.length, self.inner.dataset):
             if self.order is None:
                 self.check_files()
             if self.given is not None and not waiting:  # A pass begins.

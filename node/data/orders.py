@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sized
+from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 import numpy as np
 from torch.utils.data import (
+    BatchSampler,
     DataLoader,
     DistributedSampler,
     RandomSampler,
@@ -15,11 +17,14 @@ from torch.utils.data import (
     Subset,
     SubsetRandomSampler,
 )  # fmt: skip
+from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from gossip.errors import DataError
 from node.data.division import I64
 from node.data.opened import length_of_items
 from node.data.sampler import DrawSampler, Samplers, ShareBatchSampler, ShareSampler
+
+MAX_DRAWN = 1 << 30  # Samplers without an end may state 2 ** 31 as their length.
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,10 +58,15 @@ def order_of(loader: DataLoader[Any]) -> Order:
     samples, sampler, data = length_of_items(loader.dataset), loader.sampler, loader.dataset
     if isinstance(sampler, ShareSampler) or isinstance(loader.batch_sampler, ShareBatchSampler):
         raise DataError("This DataLoader has node.sampler's order already: loop over it, or leave that sampler out.")
-    if loader.batch_size is None and loader.batch_sampler is not None:
+    if loader.batch_size is None and (loader.batch_sampler is not None or isinstance(sampler, BatchSampler)):
         raise DataError(
-            f"This DataLoader makes its batches by a {type(loader.batch_sampler).__name__}, of which no node has a "
-            "part: give it batch_size and a sampler of single samples instead, or divide the samples by node.sampler."
+            f"This DataLoader makes its batches by a {type(loader.batch_sampler or sampler).__name__}, of which no "
+            "node has a part: give it batch_size and a sampler of single samples, or divide them by node.sampler."
+        )
+    if any(isinstance(value, _BaseDataLoaderIter) for name, value in vars(loader).items() if name != "_iterator"):
+        raise DataError(
+            f"This {type(loader).__name__} keeps an iterator over all of its data, which would go on in place of a "
+            "share: give node.loader a plain DataLoader; with persistent_workers=True that one keeps its workers too."
         )
     if isinstance(sampler, SubsetRandomSampler) and type(sampler).__iter__ is SubsetRandomSampler.__iter__:
         places = np.asarray(sampler.indices, dtype=np.int64)
@@ -71,14 +81,19 @@ def order_of(loader: DataLoader[Any]) -> Order:
     if type(sampler) is DistributedSampler:  # The division among processes is the node's.
         return Order(samples, data, samples, sampler.shuffle)
     kind = type(sampler).__name__
-    if not isinstance(sampler, Sized):
-        raise DataError(f"The sampler {kind} has no length, so its passes cannot be divided: give it a __len__.")
+    try:
+        length = len(sampler)
+    except (TypeError, ValueError, OverflowError):  # It has none, or one that is infinite.
+        length = MAX_DRAWN
+    if length >= MAX_DRAWN:
+        raise DataError(
+            f"The sampler {kind} has no end, so its passes cannot be divided: give it a __len__, as that of its data."
+        )
 
     def draw() -> I64:
-        drawn = [int(index) for index, _ in zip(sampler, range(len(sampler)), strict=False)]
-        indices = np.asarray(drawn, dtype=np.int64)
+        indices = np.fromiter(map(int, islice(sampler, len(sampler))), np.int64)
         if len(indices) and not 0 <= indices.min() <= indices.max() < samples:
             raise DataError(f"The sampler {kind} gives indices outside the dataset's {samples:,} samples.")
         return indices
 
-    return Order(len(sampler), data, samples, draw=draw)
+    return Order(length, data, samples, draw=draw)

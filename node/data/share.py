@@ -52,12 +52,14 @@ class Share:
         batches = self.samplers.make(length, batch_size, shuffle, drop_last)
         assert isinstance(batches, ShareBatchSampler)
         self.samplers.compare(batches.sampler, dataset, length)
-        return self.passes(fetch, batches, epochs)
+        return self.passes(fetch, batches, epochs, dataset[0] if isinstance(dataset, tuple) else dataset)
 
-    def passes(self, fetch: Callable[[Any], Any], batches: ShareBatchSampler, epochs: int) -> Iterator[Any]:
+    def passes(
+        self, fetch: Callable[[Any], Any], batches: ShareBatchSampler, epochs: int, data: object
+    ) -> Iterator[Any]:
         """Yield the batches of passes whose indices these are."""
         for _ in range(epochs):
-            for batch in self.draws.passes(batches, batches.sampler.length):
+            for batch in self.draws.passes(batches, batches.sampler.length, data):
                 self.draws.give(len(batch))
                 yield fetch(batch)
 

@@ -66,6 +66,7 @@ class Optimizers:
             )
         return [fitting_state(optimizer, state) for optimizer, state in zip(self.holders, states, strict=True)]
 
+    @torch.inference_mode(False)  # An optimizer cannot step with state that is made under it.
     def load(self, states: list[dict[str, Any]]) -> None:
         """Load the states that :meth:`split_state` returned."""
         for optimizer, state in zip(self.holders, states, strict=False):

@@ -113,7 +113,7 @@ class ModelState(TorchState):
     ) -> None:  # fmt: skip
         optimizers = optimizers if isinstance(optimizers, Optimizers) else Optimizers(optimizers)
         tensors = LiveTensors(model, choices)
-        super().__init__(tensors, optimizers, OptimizerState(tensors, optimizers, choices))
+        super().__init__(tensors, optimizers, OptimizerState(tensors, optimizers))
         self._streams, self._guard = CopyStreams(), StepGuard(optimizers.all)
         self._downloads, self._uploads = Downloads(self._streams, self._guard), Uploads(self._streams)
         self._sparse = SparseCopies(tensors, self._guard, self._downloads, self._uploads)
@@ -153,7 +153,7 @@ class ModelState(TorchState):
     @property
     def device(self) -> torch.device | None:
         """Return the CUDA device of the model, of its first tensor there if there are several; None if none is."""
-        return next((tensor.device for tensor in self.live_tensors.current() if tensor.is_cuda), None)
+        return next((tensor.device for tensor in self.live_tensors.unchecked() if tensor.is_cuda), None)
 
     def record_copies(self) -> CopyTimes:
         """Record from now on when copies between a CUDA device and the host run, and return the record."""
@@ -250,7 +250,7 @@ class ModelState(TorchState):
         if start >= self.layout.frozen_stop:
             read_words(self.layout, self.live_tensors.bits(), out, start)
             return
-        live = list(pieces_in_range(self.live_tensors.current(), start, start + out.size))
+        live = list(pieces_in_range(self.live_tensors.unchecked(), start, start + out.size))
         torch._foreach_copy_(views_like(torch.from_numpy(out), live), live)
 
     @contextlib.contextmanager
@@ -377,6 +377,7 @@ class ModelState(TorchState):
         with self._moving():
             return self._uploads.apply(list(device_runs(self._weights(vector.size), vector)), change, scratch, ahead)
 
+    @torch.inference_mode(False)  # An optimizer cannot step with state that is made under it.
     @torch.no_grad()
     def write(
         self, vector: Floats, optimizer_keys: Sequence[str] = (), scalars: Mapping[str, float] | None = None,

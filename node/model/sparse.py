@@ -89,7 +89,7 @@ class SparseCopies:
     def prepare(self, positions: Positions) -> None:
         """Copy the positions to the model's devices, ahead of the boundary that needs them there."""
         with contextlib.suppress(MemoryError, LayoutError):  # The boundary meets the same error again.
-            self.runs(positions, self.tensors.current())
+            self.runs(positions, self.tensors.unchecked())
 
     @torch.no_grad()
     def begin_read(self, out: Floats, positions: Positions) -> Copies:

@@ -26,6 +26,10 @@ FLATTENED = (
     "is sharded by FullyShardedDataParallel: shard it with torch.distributed.fsdp.fully_shard instead, which keeps "
     "each parameter apart, and give Node the processes as group=."
 )
+SCRIPTED = (
+    "is compiled by torch.jit, which hides its tensors: give Node the module that was scripted or traced, which shares "
+    "them, or a mapping of its parameters and buffers by name."
+)
 PARTITIONED = (
     "has no elements on this rank: DeepSpeed's ZeRO-3 keeps another part of each parameter on each rank, and a Node "
     "takes models that are whole in each process (ZeRO-1 or 2)."
@@ -64,7 +68,7 @@ class LiveTensors:
         model: The model.
         layout: The layout of the vector.
         items: All tensors of the model, with their treatments.
-        known_ids: The ids of all tensor objects of the model, whatever their treatment.
+        known_ids: The ids of all tensor objects of the model, whatever their treatment, and of others named in local=.
 
     Raises:
         LayoutError: A tensor cannot travel as it should.
@@ -93,6 +97,7 @@ class LiveTensors:
         trains_some = isinstance(model, nn.Module) and any(parameter.requires_grad for parameter in model.parameters())
         items, kinds = self._classify(places, tensors, choices, trains_some)
         choices.check_used(items, self.known_ids)
+        self.known_ids |= {key for key, chosen in choices.chosen_ids.items() if chosen == "local"}
         held = {name: (tensors[name], owner) for name, owner, _, role in places if role != "rebuilt"}
         aliases = aliases_of({name: tensor for name, (tensor, _) in held.items()}, held.keys() - kinds.keys())
         for name, first in aliases.items():
@@ -168,19 +173,40 @@ class LiveTensors:
                 self._refuse_new_parameters(module)
         return self._look_up(self._slots)
 
+    def unchecked(self) -> list[Tensor]:
+        """Return the same for any thread: during a call of torch.func other tensors stand in the parameters' places."""
+        sources: list[Any] = [slot.owner[slot.key] if slot.source is None else slot.source for slot in self._slots]
+        return [self.shared.get(slot.name, source) for slot, source in zip(self._slots, sources, strict=True)]
+
     def bits(self) -> list[Tensor]:
         """Return the live tensors of bits in the layout's order, as :meth:`current`."""
         return self._look_up(self._bit_slots)
+
+    def unshared(self) -> list[str]:
+        """Return the names of what does not travel: new buffers, extra state, and what is trained outside of both."""
+        if not isinstance(model := self.model, nn.Module):
+            return []
+        known = {item.name for item in self.items}
+        names = [name for name, _, _, role in buffers_of(model) if role == "buffer"]
+        for path, module in model.named_modules():
+            has_extra_state = type(module).get_extra_state is not nn.Module.get_extra_state
+            outside = [name for name, value in vars(module).items() if name[0] != "_" and self._is_trained(value)]
+            names += [plain_name(f"{path}.{name}".lstrip(".")) for name in ["_extra_state"] * has_extra_state + outside]
+        return [name for name in names if name not in known]
+
+    def _is_trained(self, value: Any) -> bool:
+        """Return True for a tensor that requires a gradient and is no parameter, and for what has one, as a list."""
+        if isinstance(value, Tensor):
+            return value.requires_grad and value.is_leaf and id(value) not in self.known_ids
+        parts = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ()
+        return any(map(self._is_trained, value.parameters() if isinstance(value, nn.Module) else parts))
 
     def named(self, *kinds: Kind) -> list[tuple[str, Tensor]]:
         """Return the live tensors of values of these kinds by name; those of bits have no values.
 
         In a sharded model FSDP may have put whole parameters in the places of its own, which are found nevertheless.
         """
-        live: list[Any] = [] if self._is_sharded else self.current()
-        for slot in self._slots if self._is_sharded else ():
-            source = slot.owner[slot.key] if slot.source is None else slot.source
-            live.append(self.shared.get(slot.name, source))
+        live = self.unchecked() if self._is_sharded else self.current()
         return [(slot.name, tensor) for slot, tensor in zip(self._slots, live, strict=True) if slot.kind in kinds]
 
     def kept(self) -> list[tuple[str, Tensor]]:
@@ -190,18 +216,6 @@ class LiveTensors:
             (slot.name, tensor) for slot, tensor in zip(self._bit_slots, self.bits(), strict=True)
             if (tensor.numel() > 1 or tensor.is_floating_point()) and slot.name not in named
         ]  # fmt: skip
-
-    def new_buffers(self) -> list[str]:
-        """Return the names of what the model saves and does not share: buffers that it had not, and extra state."""
-        held: list[str] = []
-        for path, module in self.model.named_modules() if isinstance(self.model, nn.Module) else ():
-            rebuilt = module._non_persistent_buffers_set
-            names = [name for name, value in module._buffers.items() if value is not None and name not in rebuilt]
-            if type(module).get_extra_state is not nn.Module.get_extra_state:
-                names.append("_extra_state")
-            held += [plain_name(f"{path}.{name}" if path else name) for name in names]
-        known = {item.name for item in self.items}
-        return [name for name in held if name not in known]
 
     def saved(self) -> dict[str, Tensor]:
         """Return the tensors of a checkpoint of the model, by plain names.
@@ -272,6 +286,8 @@ class LiveTensors:
             for path, module in model.named_modules():
                 if flattened is not None and isinstance(module, flattened):
                     raise LayoutError(f"Module {path or type(model).__name__!r} {FLATTENED}")
+                if isinstance(module, torch.jit.ScriptModule):
+                    raise LayoutError(f"Module {path or type(model).__name__!r} {SCRIPTED}")
                 self._owners[id(module._buffers)] = module
             self._modules = tuple(
                 (parent, name, child) for parent in model.modules() for name, child in parent.named_children()
@@ -281,15 +297,11 @@ class LiveTensors:
                 (module, name)
                 for module in model.modules() for name, value in module._parameters.items() if value is None
             )  # fmt: skip
-            saved = set(map(plain_name, model.state_dict(keep_vars=True)))  # Persistent buffers are in it, others not.
             # A tied tensor has several names, of which the first counts.
             for name, _ in model.named_parameters(remove_duplicate=False):
                 path, _, key = name.rpartition(".")
                 yield plain_name(name), model.get_submodule(path)._parameters, key, "parameter"
-            for name, _ in model.named_buffers(remove_duplicate=False):
-                path, _, key = name.rpartition(".")
-                role: Role = "buffer" if plain_name(name) in saved else "rebuilt"
-                yield plain_name(name), model.get_submodule(path)._buffers, key, role
+            yield from buffers_of(model)
         elif isinstance(model, Mapping):
             for name, value in model.items():
                 if not isinstance(name, str):
@@ -302,6 +314,15 @@ class LiveTensors:
                 f"A model is a torch module, a mapping of names to tensors, or a node.model.state.State, not "
                 f"{type(model).__name__}."
             )
+
+
+def buffers_of(model: nn.Module) -> Iterator[Place]:
+    """Yield every buffer's place. A ``state_dict`` of the user's own may have other names, and need not be asked."""
+    for name, _ in model.named_buffers(remove_duplicate=False):
+        path, _, key = name.rpartition(".")
+        module = model.get_submodule(path)
+        role: Role = "rebuilt" if key in module._non_persistent_buffers_set else "buffer"
+        yield plain_name(name), module._buffers, key, role
 
 
 def plain_name(name: str) -> str:

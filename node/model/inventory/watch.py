@@ -127,11 +127,11 @@ class ModelWatch:
                 "state and begin it afresh: give the optimizers all parameters before the Node is made.",
                 "optimizer",
             )
-        if new := self.state.live_tensors.new_buffers():
-            how = "is kept by its module" if new[0].endswith("_extra_state") else "was added while this node trains"
+        if new := self.state.live_tensors.unshared():
             self.notify_once(
-                f"Buffer {new[0]!r} {how}, and is neither mixed nor given to newcomers: register it, with its shape, "
-                "before the Node is made.",
+                f"Tensor {new[0]!r} is held by its module outside of its state, or was added while this node trains, "
+                "and is neither mixed nor given to newcomers: make it a parameter or a buffer of its shape (a list of "
+                "modules an nn.ModuleList) before the Node is made, or name it in local=.",
                 "buffer",
             )
         self.look_at_buffers(self.state.live_tensors.named("buffer"))

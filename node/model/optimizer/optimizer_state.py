@@ -13,7 +13,7 @@ from torch import Tensor
 from gossip.errors import LayoutError
 from node.model.device.copies import memory_errors
 from node.model.inventory.examples import Example, can_be_told, is_scalar, is_state_of, listed, probe_state
-from node.model.inventory.items import Choices, Item, foreign_sentence
+from node.model.inventory.items import Item, foreign_sentence
 from node.model.optimizers import Optimizers, with_inner
 from node.model.scalars import HostCopy, largest
 from node.model.tensors import LiveTensors, is_sharded, local_part
@@ -48,9 +48,8 @@ class OptimizerState:
         LayoutError: An optimizer holds parameters that the model lacks, and that the user has not named as local.
     """
 
-    def __init__(self, tensors: LiveTensors, optimizers: Optimizers, choices: Choices | None = None) -> None:
+    def __init__(self, tensors: LiveTensors, optimizers: Optimizers) -> None:
         self._tensors, self._optimizers = tensors, optimizers.holders
-        self._local_ids = {key for key, chosen in (choices or Choices()).chosen_ids.items() if chosen == "local"}
         # The names and the values of scalars on their way from the device.
         self._copy: tuple[list[str], HostCopy] | None = None
         self._arrived: dict[str, float] | None = None  # The scalars of the last copy that has arrived.
@@ -65,10 +64,9 @@ class OptimizerState:
 
     def check_foreign(self) -> None:
         """Raise LayoutError if an optimizer trains parameters that are neither in the model nor local."""
-        known = self._tensors.known_ids | self._local_ids
         for optimizer in self._optimizers:
             held = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-            foreign = [parameter for parameter in held if id(parameter) not in known]
+            foreign = [parameter for parameter in held if id(parameter) not in self._tensors.known_ids]
             if foreign and len(foreign) == len(held):
                 is_single = len(self._optimizers) == 1
                 subject = "The optimizer" if is_single else f"One of the optimizers ({type(optimizer).__name__})"

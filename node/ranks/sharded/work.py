@@ -54,7 +54,7 @@ class ShardWork:
         self._fsdp = fsdp_modules(model)
         reshard(self._fsdp)
         self.tensors = LiveTensors(model, choices, sharded=True)
-        self.state = OptimizerState(self.tensors, optimizers, choices)
+        self.state = OptimizerState(self.tensors, optimizers)
         self.layout = self.tensors.layout
         live, is_first = self.tensors.current(), ranks.leads
         # The vector of floats, without the bits of other tensors, which are whole on each rank.

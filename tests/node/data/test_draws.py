@@ -247,11 +247,21 @@ def test_an_evaluation_after_a_restart_is_whole_and_the_training_goes_on_where_i
     assert sorted(trained + [int(row) for (rows,) in after for row in rows]) == list(range(96))
 
 
-def test_of_two_loaders_side_by_side_the_one_of_the_epochs_counts(node):
-    named, unnamed = loader(), loader(HELD_OUT, 4)
+@pytest.mark.parametrize(("data", "size"), [(HELD_OUT, 4), (TensorDataset(torch.randn(96, 4)), 16), (TRAIN, 16)])
+def test_of_two_loaders_side_by_side_the_one_of_the_epochs_counts(node, data, size):
+    named, unnamed = loader(), loader(data, size)
     for _ in node.epochs(3, named):
         for _ in zip(node.loader(named), node.loader(unnamed), strict=False):
             node.step()
+    assert node.swarm_samples == 3 * 96
+
+
+def test_an_evaluation_of_as_many_samples_counts_nothing_though_it_begins_with_gradients(node):
+    train, held_out = loader(), loader(TensorDataset(torch.randn(96, 4)))
+    for _ in node.epochs(3, train):
+        for _ in node.loader(train):
+            node.step()
+        list(node.loader(held_out))
     assert node.swarm_samples == 3 * 96
 
 

@@ -194,6 +194,19 @@ class Unsized(Listed):
     __len__ = None
 
 
+class Infinite(Listed):
+    def __len__(self):
+        return float("inf") if len(self.given) == 1 else 2**31
+
+
+class Recycling(DataLoader):
+    """A loader that keeps the iterator of its first pass, as several public ones that recycle workers."""
+
+    def __init__(self, *given, **named):
+        super().__init__(*given, **named)
+        self.iterator = super().__iter__()
+
+
 class Endless(IterableDataset):
     def __iter__(self):
         return iter(torch.arange(10))
@@ -217,13 +230,31 @@ def refused_at_once(**options):
         (refused_at_once(batch_sampler=BatchSampler(range(100), 8, False)), DataError, "by a BatchSampler"),
         (refused_at_once(batch_sampler=Swarm(IDS[0]).sampler(100, 8)), DataError, "has node.sampler's order already"),
         (refused_at_once(sampler=Swarm(IDS[0]).sampler(100)), DataError, "has node.sampler's order already"),
-        (refused_at_once(sampler=Unsized(3)), DataError, "Unsized has no length"),
+        (refused_at_once(sampler=Unsized(3)), DataError, "Unsized has no end"),
+        (refused_at_once(sampler=Infinite(3)), DataError, "Infinite has no end"),
+        (refused_at_once(sampler=Infinite(3, 4)), DataError, "Infinite has no end"),
+        (refused_at_once(sampler=BatchSampler(range(9), 8, False), batch_size=None), DataError, "by a BatchSampler"),
+        (lambda: share(Swarm(IDS[0])).loader(Recycling(Numbers(), 2)), DataError, "This Recycling keeps an iterator"),
         (refused_at_once(sampler=SubsetRandomSampler([])), DataError, "is empty"),
         (lambda: list(refused_at_once(sampler=Listed(3, 100))()), DataError, "outside the dataset's 100"),
         (lambda: share(Swarm(IDS[0])).loader([1, 2]), ConfigError, "not a list: node.shard divides"),
         (lambda: share(Swarm(IDS[0])).loader(DataLoader(Endless(), 2)), DataError, "node.shards"),
     ],
-    ids=["batches", "plain", "divided batches", "divided", "no length", "empty", "outside", "no loader", "stream"],
+    ids=[
+        "batches",
+        "plain",
+        "divided batches",
+        "divided",
+        "no length",
+        "infinite",
+        "endless",
+        "lists",
+        "recycling",
+        "empty",
+        "outside",
+        "no loader",
+        "stream",
+    ],
 )
 def test_what_cannot_be_divided_is_refused_in_a_sentence(make, error, said):
     with pytest.raises(error, match=said) as caught:

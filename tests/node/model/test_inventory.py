@@ -411,3 +411,44 @@ def test_a_model_of_every_kind_of_tensor_mixes(train, until):
         assert torch.equal(one.model.order, a.at_entry["order"])
         assert torch.equal(one.model.frozen.weight, a.at_entry["frozen.weight"])
         assert one.model.norm.num_batches_tracked >= 70_000
+
+
+# Modules that save and hold tensors in ways of their own -------------------------------------------------------------
+class Wrapped(nn.Module):
+    """A module that saves what is inside it alone, and holds trained tensors outside its state."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner, self.layers, self.alphas = nn.BatchNorm1d(2), [nn.Linear(2, 2)], torch.zeros(2, requires_grad=True)
+
+    def state_dict(self):
+        return self.inner.state_dict()
+
+
+def test_buffers_are_found_whatever_a_model_saves_and_what_is_trained_outside_is_named():
+    model = Wrapped()
+    assert treatments(model)["inner.running_mean"] == "average"
+    assert sorted(ModelState(model).live_tensors.unshared()) == ["alphas", "layers"]
+    assert ModelState(model, None, Choices(local=[model.alphas, *model.layers])).live_tensors.unshared() == []
+    assert ModelState(nn.LSTM(2, 2)).live_tensors.unshared() == []
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_module_of_torchs_jit_is_refused_in_a_sentence():
+    with pytest.raises(LayoutError, match="give Node the module that was scripted or traced"):
+        ModelState(torch.jit.script(nn.Linear(2, 2)))
+
+
+def test_other_threads_find_the_parameters_while_a_call_of_torch_func_replaces_them():
+    class Asking(nn.Linear):
+        def forward(self, inputs):
+            state.buffer(4)
+            state.read_frozen(frozen, 6)
+            return super().forward(inputs)
+
+    model, frozen = Asking(3, 2), np.zeros(2, np.float32)
+    model.bias.requires_grad_(False)
+    state = ModelState(model)
+    others = {"weight": torch.zeros(2, 3), "bias": torch.zeros(2)}
+    torch.func.functional_call(model, others, torch.zeros(1, 3))
+    assert frozen.tolist() == model.bias.tolist() != [0.0, 0.0]

@@ -55,7 +55,8 @@ def test_a_joiner_with_a_fresh_optimizer_continues_exactly_as_the_original(build
     fresh = build(joiner.parameters())
     groups = copy.deepcopy(options_of(fresh))
     joined = ModelState(joiner, fresh)
-    joined.write(full, state.optimizer_keys, state.optimizer_scalars())
+    with torch.inference_mode():
+        joined.write(full, state.optimizer_keys, state.optimizer_scalars())
     np.testing.assert_array_equal(vector_of(joined, full=True), full)
     assert options_of(fresh) == groups
     for mine, theirs in zip(joiner.parameters(), model.parameters(), strict=True):

@@ -141,9 +141,9 @@ def test_a_program_that_is_too_short_for_a_second_look_is_looked_at_before_it_se
     trainee = train(model)
     until(lambda: trainee.node.metrics().steps)
     trainee.do(lambda node: setattr(model, "mean", torch.zeros(2)))
-    assert not told(trainee, "Buffer 'mean' was added")
+    assert not told(trainee, "Tensor 'mean' is held")
     trainee.do(lambda node: node.settle(0.1))
-    assert told(trainee, "Buffer 'mean' was added")
+    assert told(trainee, "Tensor 'mean' is held")
 
 
 def test_a_buffer_that_is_made_later_is_told_and_a_parameter_is_refused(train, monkeypatch):
@@ -151,7 +151,7 @@ def test_a_buffer_that_is_made_later_is_told_and_a_parameter_is_refused(train, m
     model = Late()
     trainee = train(model)
     trainee.do(lambda node: setattr(model, "mean", torch.zeros(2)))
-    until(lambda: told(trainee, "Buffer 'mean' was added while this node trains"))
+    until(lambda: told(trainee, "Tensor 'mean' is held by its module"))
     trainee.do(lambda node: setattr(model, "bias", nn.Parameter(torch.zeros(2))))
     assert_loop_raises(trainee, "Parameter 'bias' was added to a Late")
 
@@ -223,7 +223,7 @@ class Kept(nn.Linear):
 def test_state_that_a_module_saves_by_itself_is_told(train, monkeypatch):
     monkeypatch.setattr("node.loop.training.OPTIMIZER_S", 0.05)
     trainee = train(Kept(4, 2))
-    until(lambda: told(trainee, "Buffer '_extra_state' is kept by its module, and is neither mixed nor given"))
+    until(lambda: told(trainee, "Tensor '_extra_state' is held by its module"))
 
 
 class Observed(nn.Linear):
