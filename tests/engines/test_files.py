@@ -1,7 +1,9 @@
-"""Docker's files, systemd's unit and SkyPilot's tasks, checked by their own validators because no daemon runs here."""
+"""Docker's files, systemd's unit, SkyPilot's tasks and conda's recipe, held against their own validators."""
 
+import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -96,3 +98,22 @@ def test_skypilot_takes_the_tasks(tmp_path):
         code, out = checked(sys.executable, "-c", SKY, broken, **at_home)
         assert code == 1
         assert "cpu" in out.splitlines()[-1] or "Invalid" in out
+
+
+@needs_package("rattler_build")
+def test_the_conda_recipe_renders_and_asks_for_what_the_package_asks_for():
+    import rattler_build as build
+
+    recipe = build.Stage0Recipe.from_file(DEPLOY / "conda" / "recipe.yaml")
+    config = build.RenderConfig(platform=build.PlatformConfig(target_platform="linux-64"))
+    (made,) = recipe.render(build.VariantConfig({"c_compiler": ["gcc"], "c_stdlib": ["sysroot"]}), config)
+    made, project = made.recipe.to_dict(), tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    names = {"torch": "pytorch", "msgpack": "msgpack-python", "xxhash": "python-xxhash"}
+    wanted = [re.fullmatch("([a-z]+)(>=.+)", text).groups() for text in project["dependencies"]]
+    wanted = ["python " + project["requires-python"], *(f"{names.get(name, name)} {least}" for name, least in wanted)]
+    assert made["requirements"]["run"] == wanted
+    assert made["requirements"]["build"] == ["gcc_linux-64", "sysroot_linux-64"]
+    assert made["build"]["python"] == {"version_independent": True}
+    assert made["package"] == {name: project[name] for name in ("name", "version")}
+    assert made["about"]["license"] == project["license"]
+    assert all((ROOT / file).exists() for file in made["about"]["license_file"])

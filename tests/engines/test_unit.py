@@ -1,4 +1,4 @@
-"""systemd's unit: the page shows the file that is deployed, and its command line starts a node."""
+"""systemd's unit: its command line starts a node."""
 
 import json
 import os
@@ -31,11 +31,6 @@ with Node(torch.nn.Linear(4, 2)) as node:
 def settings(name):
     """Return all values of a key of the unit."""
     return re.findall(rf"^{name}=(.*)$", UNIT, re.MULTILINE)
-
-
-def test_the_page_shows_the_unit_that_is_deployed():
-    page = (ROOT / "docs" / "operating.md").read_text(encoding="utf-8")
-    assert re.findall(r"^```ini\n(.*?)^```$", page, re.MULTILINE | re.DOTALL) == [UNIT]
 
 
 @pytest.fixture
