@@ -16,8 +16,6 @@ Terms:
 - In a *trial* another run's weights replace ours, and the training losses decide whether they stay.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from enum import Enum
 

@@ -1,7 +1,5 @@
 """Exceptions by origin: a LocalError tells the user what to do, a RemoteError ends a link."""
 
-from __future__ import annotations
-
 import difflib
 import math
 from collections.abc import Iterable

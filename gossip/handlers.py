@@ -3,8 +3,6 @@
 Messages of the membership protocol are absent: a Peer passes them to its member list.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any, Protocol
 

@@ -1,7 +1,5 @@
 """Ids of peers, addresses, records and claims, and how ids and counts are displayed."""
 
-from __future__ import annotations
-
 import hashlib
 from dataclasses import dataclass
 from typing import Any, NamedTuple, NewType

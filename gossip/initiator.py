@@ -5,8 +5,6 @@ places that bound them. By a *reservation* two busy peers agree on their next ex
 (:mod:`gossip.exchange.reservation`).
 """
 
-from __future__ import annotations
-
 import math
 import random
 from typing import Any

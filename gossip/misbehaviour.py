@@ -4,8 +4,6 @@ Nothing is decided here. A node's protections (filters, back-off, rate limiters)
 names the culprit, so that the user can revoke its secret.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 from typing import NamedTuple

@@ -3,8 +3,6 @@
 :mod:`gossip.effects` defines the terms. A *mix* is an exchange, or one with each of several partners.
 """
 
-from __future__ import annotations
-
 import math
 import random
 from collections.abc import Iterable, Mapping

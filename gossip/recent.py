@@ -1,7 +1,5 @@
 """A bounded table of the most recently set entries."""
 
-from __future__ import annotations
-
 from typing import TypeVar
 
 Key = TypeVar("Key")

@@ -5,8 +5,6 @@ only so far: ours is due no later than two intervals after our last. So there ar
 The *fair* one keeps all mixes together at one an interval. The *latest* one follows from our own mixes alone.
 """
 
-from __future__ import annotations
-
 import math
 import random
 from collections import deque

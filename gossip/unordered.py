@@ -1,7 +1,5 @@
 """A list without an order."""
 
-from __future__ import annotations
-
 from collections.abc import Hashable
 from typing import TypeVar
 

@@ -1,7 +1,5 @@
 """The facts about a peer that its driver reads between two calls. Reading one changes nothing."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

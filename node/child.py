@@ -1,7 +1,5 @@
 """One process of a swarm on this machine: its state, by what its node has logged and printed."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

@@ -1,7 +1,5 @@
 """Faults of this library: contained if they end one link or exchange, counted if they end the network side."""
 
-from __future__ import annotations
-
 import traceback
 from collections import deque
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """A swarm of processes on this machine: started, joined, killed and watched, from a notebook, a test or a command."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

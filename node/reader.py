@@ -4,8 +4,6 @@ It runs a newcomer's peer over links of an observer (:class:`node.links.handshak
 several donors and compares them, while no node lists it, mixes with it or misses it.
 """
 
-from __future__ import annotations
-
 import math
 import os
 import random

@@ -32,8 +32,6 @@ one node of 32 diverged at a learning rate that plain means bear. So the correct
 The correction is applied twice in an interval and not at each step, since each time costs a pass over the model.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from typing import NamedTuple

@@ -1,7 +1,5 @@
 """How far two vectors of a model are apart, tensor by tensor."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 

@@ -1,7 +1,5 @@
 """The mean of a group's vectors: their slices, the test that refuses broken rows, and the trimmed mean."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Collection
 from typing import Literal

@@ -5,8 +5,6 @@ that it is finite. It uses as many threads as the loop itself, whose cores are i
 without the compiled passes callers use torch's own calls, which are faster.
 """
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Iterator
 

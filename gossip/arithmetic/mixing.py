@@ -6,8 +6,6 @@ the same ``w``. IEEE subtraction and rounding are symmetric. So the two results 
 is preserved, unless a filter against attackers shortens the difference more on one side.
 """
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

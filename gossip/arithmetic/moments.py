@@ -12,8 +12,6 @@ Ratios and plain moments travel in 4 bits, logarithms in 8. Rounding second mome
 0, on which Adam's steps explode.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Literal
 

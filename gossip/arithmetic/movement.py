@@ -1,7 +1,5 @@
 """The distance that local steps alone have moved a model, estimated from a few thousand of its elements."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -3,8 +3,6 @@
 :mod:`gossip.arithmetic.mixing` names the vectors: ``s`` is a node's snapshot and ``w`` the weight of the pair.
 """
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Sketches: a few numbers by which long vectors can be compared, made by a secret random map."""
 
-from __future__ import annotations
-
 import numpy as np
 from numpy.typing import NDArray
 

@@ -7,8 +7,6 @@ its mean is missing. Our own layout sets the memory: two vectors in addition to 
 our slice and for the difference, and as much again for what late members still send.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Collection
 

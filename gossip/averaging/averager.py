@@ -9,8 +9,6 @@ Methods called ``request_...`` ask the step boundary for a copy; :mod:`gossip.av
 back. Methods called ``report_...`` tell the peer what happened, and the driver performs the effects that it returns.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from typing import Any

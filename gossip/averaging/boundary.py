@@ -10,8 +10,6 @@ include all that was received. Neither side waits for the other: without request
 methods that change the model.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext, suppress

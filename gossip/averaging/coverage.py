@@ -1,7 +1,5 @@
 """Coverage of a vector by chunks, which arrive in any order over several connections."""
 
-from __future__ import annotations
-
 from bisect import bisect_right
 
 from gossip.codecs import ALIGN

@@ -5,8 +5,6 @@ A copy serves every session that asked for the same elements. If a copy failed, 
 model; it is 0 for a copy that is exchanged.
 """
 
-from __future__ import annotations
-
 import math
 from functools import partial
 from typing import Any

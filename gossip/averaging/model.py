@@ -1,7 +1,5 @@
 """The interfaces behind a step boundary: the live weights, their backup, and copies in progress."""
 
-from __future__ import annotations
-
 from abc import abstractmethod
 from typing import Protocol
 

@@ -3,8 +3,6 @@
 There is a receiver for each use: the difference from our vector, a member's values, a newcomer's piece, a comparison.
 """
 
-from __future__ import annotations
-
 from typing import Protocol
 
 import numpy as np

@@ -1,7 +1,5 @@
 """A visit of the training loop to its step boundary: what it applies to the model, and what came of it."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 

@@ -1,7 +1,5 @@
 """Codecs between flat float32 vectors and bytes: the registry by name, and their self-test."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from gossip.codecs.base import ALIGN, BLOCK_ELEMENTS, Buffer, Codec, Floats, block_peaks

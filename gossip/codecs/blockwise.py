@@ -16,8 +16,6 @@ gains too little to give up half of the 63 octaves. Without subtracting the nois
 2.01e-1; the others are the same.
 """
 
-from __future__ import annotations
-
 from functools import cached_property
 from typing import Any, ClassVar
 

@@ -1,7 +1,5 @@
 """The choice of a link's codec, and of the local steps between two mixes, by their costs in time."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -8,8 +8,6 @@ exactly zero where the two agree. Plain stochastic rounding (no ``- u``) gives t
 noisier ones at two.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from struct import pack
 

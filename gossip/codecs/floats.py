@@ -1,7 +1,5 @@
 """Codecs with shorter floats: each value is rounded to nearest even by itself. They ignore seed and start."""
 
-from __future__ import annotations
-
 import numpy as np
 from numpy.typing import NDArray
 

@@ -5,8 +5,6 @@ times a power of two. Encoding is a shift, and decoding is exact on every machin
 that is not finite. Between them are 63 octaves, from 1.4e-14 to 2e5.
 """
 
-from __future__ import annotations
-
 import numpy as np
 from numpy.typing import NDArray
 

@@ -1,7 +1,5 @@
 """Packing of 8-bit or 4-bit codes into bytes, in whole slices: strided access would cost more than all arithmetic."""
 
-from __future__ import annotations
-
 import numpy as np
 from numpy.typing import NDArray
 

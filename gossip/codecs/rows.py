@@ -1,7 +1,5 @@
 """A codec for vectors whose rows have codecs of their own."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from typing import ClassVar
 

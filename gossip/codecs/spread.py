@@ -3,8 +3,6 @@
 The codec Moniqua needs a bound on it (:mod:`gossip.codecs.moniqua`), and *overflows* where a partner is farther.
 """
 
-from __future__ import annotations
-
 from typing import ClassVar
 
 import numpy as np

@@ -1,7 +1,5 @@
 """A codec for vectors that end with statistics, whose values are sent as they are, whatever the weights' codec is."""
 
-from __future__ import annotations
-
 from typing import ClassVar
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Helpers for all codecs: block sizes, the largest magnitude of each block, and typed views of bytes."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

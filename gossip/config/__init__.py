@@ -1,7 +1,5 @@
 """The configuration: one frozen Config with the schedule, the method and all limits, its keys, and their reference."""
 
-from __future__ import annotations
-
 from gossip.config.config import FILE_KEYS, PRESETS, Config, as_published, read_toml
 from gossip.config.setting import LARGEST, shown
 

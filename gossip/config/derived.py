@@ -1,7 +1,5 @@
 """Properties that follow from a Config's keys."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from gossip.codecs import AUTO, get_codec

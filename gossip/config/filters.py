@@ -3,8 +3,6 @@
 A new filter is a row here and its class, which :mod:`gossip.filters.registry` finds by that row.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 

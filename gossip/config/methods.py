@@ -1,7 +1,5 @@
 """Methods as their papers publish them, each one a configuration for ``Config.published(name)``."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from typing import Any
 

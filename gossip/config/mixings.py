@@ -3,8 +3,6 @@
 A new mixing is a row here and its class, which :mod:`gossip.exchange.session` finds by that row.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 

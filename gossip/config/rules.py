@@ -1,7 +1,5 @@
 """Combinations of settings that cannot work: refused when a Config is made, with the reason and an alternative."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from gossip.codecs import needs_spread

@@ -3,8 +3,6 @@
 A new rule is a row here and its class, which :mod:`gossip.selection.registry` finds by that row.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 

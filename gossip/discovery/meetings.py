@@ -14,8 +14,6 @@ relays. Each connects from the port of its link to the contact. A router that ma
 destinations lets the other's connection in, once its own node has sent towards the other.
 """
 
-from __future__ import annotations
-
 import math
 import random
 from collections.abc import Container, Mapping

@@ -5,8 +5,6 @@ behalf of the others, introduce it to others, and carry its links to members tha
 (:mod:`gossip.discovery.meetings`).
 """
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """The rate at which a relay passes the bytes of tunnels on."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 SHARE = 0.25  # The share of a node's own rate that all tunnels through it together may take.

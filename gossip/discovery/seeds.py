@@ -1,7 +1,5 @@
 """Seeds: the addresses and the terms with which a peer looks for its swarm."""
 
-from __future__ import annotations
-
 import math
 import random
 from collections.abc import Container, Iterable, Mapping, Sequence

@@ -1,7 +1,5 @@
 """Sightings: the addresses at which the two ends of a link see each other."""
 
-from __future__ import annotations
-
 import ipaddress
 from collections import Counter
 from collections.abc import Mapping

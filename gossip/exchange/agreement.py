@@ -1,7 +1,5 @@
 """Terms of an exchange: the layout, run, codec and version that both sides agree on before they stream."""
 
-from __future__ import annotations
-
 from gossip.codecs import AUTO, CODECS, Machine, fastest_codec, leaner
 from gossip.exchange.session import MAX_VERSION, Local
 from gossip.ids import PeerId

@@ -4,8 +4,6 @@
 unproven and which are declined.
 """
 
-from __future__ import annotations
-
 import math
 
 from gossip.arithmetic.subsets import ALL, Subset

@@ -3,8 +3,6 @@
 The usual wait is the time after which an exchange is *backgrounded*: it goes on without a slot (see ``transitions``).
 """
 
-from __future__ import annotations
-
 import math
 from collections import deque
 from collections.abc import Collection

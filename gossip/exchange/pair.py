@@ -1,7 +1,5 @@
 """A pair: both sides stream their vectors, and both apply the difference once both have sent COMMIT."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any, ClassVar
 

@@ -18,8 +18,6 @@ smaller than all of its partners' takes over their shortest interval. A node tha
 back with each partner that it chose, so that nodes which settle agree.
 """
 
-from __future__ import annotations
-
 import statistics
 from collections import deque
 

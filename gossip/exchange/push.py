@@ -6,8 +6,6 @@ away with the vector. The responder's new weights are the mean of both vectors, 
 the sum is not conserved (:func:`gossip.arithmetic.mixing.push_mass`).
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import ClassVar
 

@@ -15,8 +15,6 @@ A reservation binds like an offer that waits for its answer: it is backgrounded 
 from the same partner. A peer that broke a reservation gets no other until an exchange with it has finished.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """The records of a peer's exchanges, pairs or groups: those in progress, and the outcomes of the others."""
 
-from __future__ import annotations
-
 import math
 from collections import deque
 from collections.abc import Callable

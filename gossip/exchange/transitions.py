@@ -42,8 +42,6 @@ outcome when it asks. No node is always the inviter: it is the member whose mix 
 docs/protocol.md has the same tables, with the messages and actions of each; a test compares them.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from enum import Enum, StrEnum, auto
 

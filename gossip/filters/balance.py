@@ -1,7 +1,5 @@
 """BALANCE: vectors that are too far away are refused, with a threshold that shrinks over training."""
 
-from __future__ import annotations
-
 import math
 
 from gossip.filters.rule import Filter

@@ -22,8 +22,6 @@ in that time. *Proof.* Each of its moves is still in S_p at the end, or has deca
 most M dt / T of it decays in dt.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterable
 

@@ -5,8 +5,6 @@ A difference is the partner's vector minus ours. The *radius* is 1.5 times the u
 and saved radii are spent on a longer difference, so that it is taken whole.
 """
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -28,8 +28,6 @@ swarm that walks at random the worst of them move the mean a fifth as far as the
 (``tests/gossip/filters/test_directions.py``), and lies in four directions by turns two fifths as far.
 """
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -5,8 +5,6 @@ stays the same. If one side takes less than the other, the mean moves. If either
 happen.
 """
 
-from __future__ import annotations
-
 import numpy as np
 from numpy.typing import NDArray
 

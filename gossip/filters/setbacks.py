@@ -1,7 +1,5 @@
 """The exchanges of a node that came to less than they should, because its vector is far from the others'."""
 
-from __future__ import annotations
-
 from collections import deque
 
 from gossip.ids import PeerId

@@ -1,7 +1,5 @@
 """The coordinate-wise trimmed mean of a group, and a radius for the pairs of members that settle."""
 
-from __future__ import annotations
-
 from gossip.arithmetic.group_mean import trimmed_mean
 from gossip.config import Config
 from gossip.filters.clip import Clip

@@ -4,8 +4,6 @@ Otherwise numpy does the same in several passes, and every byte, difference and 
 disables the compiled passes.
 """
 
-from __future__ import annotations
-
 import importlib
 import os
 from typing import Any, Protocol, cast

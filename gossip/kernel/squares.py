@@ -4,8 +4,6 @@ A sum depends on its order, and that of BLAS differs between processors. The sum
 in ``passes.c``, with the same result to the last bit.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -5,8 +5,6 @@ others and spend their credibility. An accusation proves false when the accused 
 suspicion runs out and the accused stayed silent.
 """
 
-from __future__ import annotations
-
 from collections import OrderedDict
 
 import msgpack

@@ -8,8 +8,6 @@ Push-pull repairs what gossip missed and brings the whole table to a newcomer (D
 replicated database maintenance", PODC 1987).
 """
 
-from __future__ import annotations
-
 import random
 from collections.abc import Iterable
 

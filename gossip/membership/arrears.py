@@ -6,8 +6,6 @@ well. A record without a link counts for nothing. A liar that holds back many id
 the last two periods of ``PERIOD_S``.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 from gossip.effects import MemberState

@@ -7,8 +7,6 @@ Any message from the target ends a probe as successful. The detector only collec
 :mod:`gossip.membership.states` handles the suspicion that follows. Methods append messages to ``effects``.
 """
 
-from __future__ import annotations
-
 import heapq
 import math
 import random

@@ -6,8 +6,6 @@ other half is piggybacked on Pings, Acks and frames that are sent anyway. Mere p
 whose time has run out, are passive from the start.
 """
 
-from __future__ import annotations
-
 import math
 import random
 from functools import lru_cache

@@ -1,7 +1,5 @@
 """One member in the table of a peer."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 

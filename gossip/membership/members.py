@@ -1,7 +1,5 @@
 """The interface of a member list for a Peer: the membership protocol or a simulator's perfect sampler."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from typing import Protocol, Unpack
 

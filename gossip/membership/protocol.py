@@ -5,8 +5,6 @@
 timers. ``table`` defines contacted members, strangers, owners and homes.
 """
 
-from __future__ import annotations
-
 import math
 import random
 from collections.abc import Iterable

@@ -9,8 +9,6 @@ Changes are signed at once, except for mere progress, which every training step 
 Figures are numbers of the node's owner for the owners of other nodes. They are in the record's field ``extra``.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from typing import Any, TypedDict

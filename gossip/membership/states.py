@@ -19,8 +19,6 @@ anything else                   unchanged; only the owner raises an incarnation,
 =============================== ==================================================================================
 """
 
-from __future__ import annotations
-
 import heapq
 import math
 

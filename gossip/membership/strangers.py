@@ -5,8 +5,6 @@ us is therefore never a partner, an owner of data or a first dial. It is evicted
 dialled when its turn comes, and is a normal member from its first link on.
 """
 
-from __future__ import annotations
-
 import math
 import random
 from typing import NamedTuple

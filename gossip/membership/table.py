@@ -8,8 +8,6 @@ An *undialable* member has no address. It opens all its links itself and keeps s
 *owner* has a share of the training data: run members, and undialable strangers for which a home *vouches*.
 """
 
-from __future__ import annotations
-
 import hashlib
 import heapq
 import random

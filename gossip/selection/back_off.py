@@ -13,8 +13,6 @@ Silence neither shortens nor softens a shunning that still lasts.
 Back-off is local: it tells other peers nothing about whether a partner is alive.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from gossip.ids import PeerId

@@ -4,8 +4,6 @@ A partner is *unproven* if we have not mixed with it lately. While exchanges wit
 of them, since identities cost nothing.
 """
 
-from __future__ import annotations
-
 import math
 import random
 from collections.abc import Callable, Collection, Iterable, Sequence

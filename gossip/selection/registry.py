@@ -1,7 +1,5 @@
 """The registry of selection rules: ``SELECTIONS`` names each one's module and class."""
 
-from __future__ import annotations
-
 from importlib import import_module
 
 from gossip.config import Config

@@ -12,8 +12,6 @@ this reason: members that train faster ask more often, and do no harm. A slow no
 intervals, by as much as most members train faster (:class:`Paces`).
 """
 
-from __future__ import annotations
-
 import math
 import statistics
 from collections.abc import Callable, Iterable

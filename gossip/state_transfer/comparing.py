@@ -12,8 +12,6 @@ its own, without an honest one among them, differ from each other as much as fro
 honest ones.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 

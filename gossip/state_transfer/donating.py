@@ -8,8 +8,6 @@ state are copied at a step boundary of the training loop, which may be paused.
 A *reader* fetches weights and is no member. It gets the places that no newcomer wants.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 

@@ -4,8 +4,6 @@
 (:mod:`gossip.state_transfer.witnesses`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import NamedTuple
 

@@ -9,8 +9,6 @@ A Sybil, which is one attacker with many identities, has a vote for each of them
 present. They end our run if they are more than half of all members that we know of, ourselves included.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 from gossip.effects import Effect, MemberState, Notice

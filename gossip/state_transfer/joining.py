@@ -13,8 +13,6 @@ come from different members, whose weights differ by the consensus distance. So 
 swarm's spread.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import dataclass

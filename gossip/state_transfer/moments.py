@@ -8,8 +8,6 @@ running means, which forget, so that nothing has to be kept in balance and a fai
 one another, so that all elements are mixed once in :attr:`MomentForm.period_steps`.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -7,8 +7,6 @@
 A peer without weights takes those of a run without a trial. *Spoiled* weights hold a value that is not finite.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

@@ -6,8 +6,6 @@ take the other's weights. They do so if the other has at least as many members, 
 decided for long, the run with fewer members gives way.
 """
 
-from __future__ import annotations
-
 import math
 import random
 from collections.abc import Callable, Collection, Iterable

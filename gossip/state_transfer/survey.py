@@ -1,7 +1,5 @@
 """The result of a newcomer's survey: majorities and medians of the answers, so that no single donor decides."""
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Mapping

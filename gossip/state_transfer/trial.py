@@ -1,7 +1,5 @@
 """The trial of another run's weights: the losses of the training loop decide whether we keep them."""
 
-from __future__ import annotations
-
 import math
 import statistics
 from collections import deque

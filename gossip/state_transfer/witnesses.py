@@ -6,8 +6,6 @@ more members to be contacted, as long as some are known that are not, but not fo
 are donors, and models of members that train differ in ordinary use.
 """
 
-from __future__ import annotations
-
 from gossip.effects import Effect
 from gossip.ids import PeerId
 from gossip.state_transfer.comparing import CHUNKS_PER_WITNESS, any_differ

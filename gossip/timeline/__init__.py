@@ -1,7 +1,5 @@
 """Timelines of steps and exchanges as Chrome trace events, which Perfetto and chrome://tracing show."""
 
-from __future__ import annotations
-
 from gossip.timeline.merge import merge
 from gossip.timeline.recorder import NodeTimeline
 from gossip.timeline.writer import TimelineWriter

@@ -5,8 +5,6 @@ their clocks is therefore estimated by the mean of two differences, at the begin
 median over all exchanges of a pair of nodes is robust against delayed ones.
 """
 
-from __future__ import annotations
-
 import json
 import statistics
 from collections import defaultdict

@@ -4,8 +4,6 @@ A *process* is a row of the picture with a name, here a node. A *span* is a bar,
 of the process: a line of bars that do not overlap or that nest.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -13,8 +13,6 @@ Every field has a reader and a writer, by the form of its :class:`~gossip.wire.m
 - ``write_...`` turns a value of ours into one for msgpack, which the receiver's reader accepts.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import math
 import struct

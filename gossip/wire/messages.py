@@ -4,8 +4,6 @@ A field's metadata names its type and bounds. :mod:`gossip.wire.frames` encodes 
 else is accepted.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import MISSING, dataclass, field
 from typing import Any, TypeVar, dataclass_transform

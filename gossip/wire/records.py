@@ -1,7 +1,5 @@
 """Signed member records: the signed bytes, the order of two records, and the checks of a record."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 import sys

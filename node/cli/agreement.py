@@ -1,7 +1,5 @@
 """The agreement of the models of a swarm of processes at its end, as `gossip local` reports it."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """`gossip demo`: a swarm on real data loses its first node half-way, gains another, and learns all the same."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import shutil

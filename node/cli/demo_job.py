@@ -3,8 +3,6 @@
 The examples have the same loop for reading; this one is part of the package and needs no other file.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import time

@@ -1,7 +1,5 @@
 """`gossip doctor`: what lies between this machine and the members of a swarm, and what to change."""
 
-from __future__ import annotations
-
 import contextlib
 import socket
 import time

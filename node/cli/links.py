@@ -1,7 +1,5 @@
 """Link measurements of a running swarm, collected from its nodes and written as a scenario."""
 
-from __future__ import annotations
-
 import math
 import statistics
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,5 @@
 """`gossip local`: a swarm of processes on this machine, one line per node, and a table at the end."""
 
-from __future__ import annotations
-
 import contextlib
 import re
 import signal

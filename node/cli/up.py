@@ -1,7 +1,5 @@
 """`gossip up`: a node on each of several hosts, started, shown and ended over ssh."""
 
-from __future__ import annotations
-
 import contextlib
 import shlex
 import subprocess

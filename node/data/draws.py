@@ -1,7 +1,5 @@
 """The samples that a loop draws from its share, which `node.step` counts, and the end of a run inside a pass."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple, TypeVar
 

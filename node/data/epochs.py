@@ -1,7 +1,5 @@
 """Epochs that the whole swarm trains together, counted by its samples."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterator
 

@@ -1,7 +1,5 @@
 """This node's share of data files, for datasets that are read as streams."""
 
-from __future__ import annotations
-
 import itertools
 import os
 from collections.abc import Iterable, Iterator

@@ -1,7 +1,5 @@
 """A user's DataLoader that gives this node's share."""
 
-from __future__ import annotations
-
 import copy
 import math
 from collections import deque

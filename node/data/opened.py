@@ -1,7 +1,5 @@
 """Datasets as functions from indices to batches."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 

@@ -1,7 +1,5 @@
 """The order in which a user's DataLoader takes the samples of its dataset, and this node's part of it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import islice

@@ -5,8 +5,6 @@ given indices during which the members stayed the same; its *rivals* are the oth
 names the parts that were trained on, so that a resumed pass leaves them out.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace

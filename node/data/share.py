@@ -1,7 +1,5 @@
 """This node's share of the data, as its loop draws it: in batches, by a user's loader, in epochs of the swarm."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from typing import Any
 from weakref import WeakKeyDictionary

@@ -1,7 +1,5 @@
 """A division of a dataset into parts, as for training and validation, that is the same on all nodes."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """Bulk data on a link: the interfaces of vectors that move in chunks, and the motion of their bytes."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from typing import Protocol

@@ -5,8 +5,6 @@ An *observer* queries the status of a node, or reads its weights, and is no memb
 is the Hello of the other side.
 """
 
-from __future__ import annotations
-
 import contextlib
 import secrets
 import socket

@@ -1,7 +1,5 @@
 """The dial budget: a limit on failed dials per host, so that no member can turn its swarm on a third party."""
 
-from __future__ import annotations
-
 from gossip.ids import Address
 from gossip.membership.entry import TokenBucket
 from gossip.recent import Recent

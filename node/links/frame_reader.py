@@ -1,7 +1,5 @@
 """The reader of frames from a byte stream. A frame is a prefix of two lengths, a header (the message) and a body."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 from gossip.wire.frames import PREFIX_BYTES, decode, read_prefix

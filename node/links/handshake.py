@@ -3,8 +3,6 @@
 ``theirs`` is the Hello of the other side. An *observer* reads from a node and is no member.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import trio

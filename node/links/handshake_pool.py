@@ -1,7 +1,5 @@
 """The handshake pool: the connections that are not authenticated yet, bounded so that strangers keep no member out."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import ipaddress

@@ -4,8 +4,6 @@
 as any other link. So a relay can delay it or end it, and nothing else.
 """
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Callable
 

@@ -1,7 +1,5 @@
 """All links of a node, by peer."""
 
-from __future__ import annotations
-
 from gossip.ids import PeerId
 from node.links.link import Link
 

@@ -1,7 +1,5 @@
 """The reading of a link: messages and chunks are taken from its stream until the other side ends."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 from gossip.errors import ProtocolError

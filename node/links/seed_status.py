@@ -1,7 +1,5 @@
 """The seeds of a node: their addresses, the outcome of the last dial to each, and what the user is told of it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from typing import Any
 

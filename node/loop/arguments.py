@@ -1,7 +1,5 @@
 """The values that a loop gives `node.step`, checked there: a wrong one would show elsewhere and later, or never."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

@@ -4,8 +4,6 @@ Each node states its own in four marks of its record. It tells once where anothe
 equal.
 """
 
-from __future__ import annotations
-
 import hashlib
 import math
 import struct

@@ -1,7 +1,5 @@
 """The calls of a Node by which a loop gets its data and its learning rates."""
 
-from __future__ import annotations
-
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any

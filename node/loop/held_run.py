@@ -3,8 +3,6 @@
 A *run* is one training from one start. Its id travels with its weights, and all members with this id train one model.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import tempfile

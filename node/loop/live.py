@@ -5,8 +5,6 @@ Jobs of that thread also move the outer step, the momentum of mixes
 (:class:`gossip.arithmetic.outer_step.OuterStep`), under ``outer_lock``.
 """
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """The network thread as the training thread sees it: one trio loop in the background, with its newest runtime."""
 
-from __future__ import annotations
-
 import os
 import threading
 import time

@@ -1,7 +1,5 @@
 """Learning rates that follow the swarm's progress, whatever the steps of one node: it may start late, or again."""
 
-from __future__ import annotations
-
 import math
 import warnings
 from collections.abc import Callable, Iterator, Sequence

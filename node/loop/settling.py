@@ -1,7 +1,5 @@
 """The end of training: mix without it until the nodes agree, and give the final weights to newcomers."""
 
-from __future__ import annotations
-
 import hashlib
 import math
 import time

@@ -1,7 +1,5 @@
 """The start of training: wait until this node holds weights to train, and then for other members."""
 
-from __future__ import annotations
-
 import math
 import time
 from collections.abc import Callable

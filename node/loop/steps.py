@@ -5,8 +5,6 @@ At the *step boundary*, between two steps, the loop fulfils the network thread's
 ``config.max_version_gap`` asks for, it also waits there for mixes that take too many steps.
 """
 
-from __future__ import annotations
-
 import math
 from typing import Any, Protocol
 

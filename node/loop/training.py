@@ -5,8 +5,6 @@ steps. Everything here runs in the training thread, except :meth:`TrainingSide.p
 :meth:`TrainingSide.pass_report`, which run in the network thread.
 """
 
-from __future__ import annotations
-
 import contextlib
 import math
 import os

@@ -3,8 +3,6 @@
 The backup is in memory and can be restored at once. A checkpoint on disk is written with it, for later use.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 

@@ -7,8 +7,6 @@ save that wrote them. So a kill between the two renames never pairs weights with
 is ever pickled or unpickled. The JSON file next to them, the *description*, is for readers alone.
 """
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import fcntl

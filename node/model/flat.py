@@ -1,7 +1,5 @@
 """Operations on a list of live tensors and a flat vector that holds their elements one after the other."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Sequence
 from itertools import groupby

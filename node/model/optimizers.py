@@ -1,7 +1,5 @@
 """The optimizers of a training loop as given to Node: none, one, or several."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from typing import Any

@@ -1,7 +1,5 @@
 """A pool of reusable host vectors, and the newest snapshot among them."""
 
-from __future__ import annotations
-
 import contextlib
 import math
 import threading

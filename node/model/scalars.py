@@ -1,7 +1,5 @@
 """Scalars that are read without waiting for their device, as the training loop's loss, and earlier samples."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from typing import Any

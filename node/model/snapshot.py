@@ -5,8 +5,6 @@ of the vector for each tensor (1 us each), and one foreach call that moves them 
 cache would keep every vector alive. On CUDA, :mod:`node.model.device` copies.
 """
 
-from __future__ import annotations
-
 import contextlib
 import time
 from collections.abc import Iterator, Mapping, Sequence

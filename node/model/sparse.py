@@ -1,7 +1,5 @@
 """Reads and additions at some positions of a model, for mixes that cover a part of its weights."""
 
-from __future__ import annotations
-
 import contextlib
 import threading
 from collections import OrderedDict

@@ -1,7 +1,5 @@
 """The interface to a model: one flat float32 vector that is read, added to and written."""
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 

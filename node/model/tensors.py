@@ -1,7 +1,5 @@
 """The live tensors of a model. Their places are found once, and the tensors are looked up there at each use."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """The address book of a node: the members that it knows, which the state directory keeps for its next start."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 from gossip.ids import Address

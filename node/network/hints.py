@@ -1,7 +1,5 @@
 """Hints that the network thread writes, and that a training loop reads without locks."""
 
-from __future__ import annotations
-
 import math
 import threading
 

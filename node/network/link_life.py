@@ -4,8 +4,6 @@ It passes messages to the peer and chunks to the streams, and limits the rate of
 vector, whose values are its *body*. A *lane* is a further connection of the link, for chunks alone.
 """
 
-from __future__ import annotations
-
 import functools
 import math
 from collections import deque

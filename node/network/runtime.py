@@ -4,8 +4,6 @@ The :class:`~gossip.peer.Peer` decides: it takes *reports* of what has happened 
 do (send, dial, copy, stream). A *session* is one exchange with a partner, or one piece of weights for a newcomer.
 """
 
-from __future__ import annotations
-
 import functools
 import math
 from collections import deque

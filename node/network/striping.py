@@ -3,8 +3,6 @@
 A lane joins the link whose secret name is in its Hello. Each side of a link has a name for the lanes that it dials.
 """
 
-from __future__ import annotations
-
 from hmac import compare_digest
 
 import trio

@@ -1,7 +1,5 @@
 """The events of a node, for programs. ``str(event)`` is a sentence for users."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 __all__ = ["ExchangeEvent", "MemberEvent", "NodeEvent", "NoticeEvent", "RunEvent", "SettledEvent", "StalledEvent"]

@@ -1,7 +1,5 @@
 """Event listeners, which are called in a thread of their own, and a history of recent events."""
 
-from __future__ import annotations
-
 import contextlib
 import threading
 from collections import deque

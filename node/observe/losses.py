@@ -1,7 +1,5 @@
 """Detection of links that one connection does not fill: they get more, and a notice says once that bbr would help."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from weakref import WeakKeyDictionary

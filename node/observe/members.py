@@ -1,7 +1,5 @@
 """Members as a node shows them, and the view that the network thread leaves for the training thread."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Self

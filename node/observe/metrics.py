@@ -1,7 +1,5 @@
 """A node's current figures, for programs, as a mapping."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from typing import Any, Self
 

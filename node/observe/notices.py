@@ -1,7 +1,5 @@
 """Notices for a program that embeds a Node, by way of ``logging.getLogger("gossip")``."""
 
-from __future__ import annotations
-
 import contextlib
 import logging
 

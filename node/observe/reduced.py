@@ -1,7 +1,5 @@
 """Figures that a loop shares with its swarm: packed into a node's member record, and reduced over the members."""
 
-from __future__ import annotations
-
 import math
 import statistics
 from collections.abc import Iterable, Mapping

@@ -1,7 +1,5 @@
 """Stalls, each reported once: a training loop that reaches no step boundary, and donors that send nothing."""
 
-from __future__ import annotations
-
 import math
 import time
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """The status and the layout of a node, which it sends page by page, and the query of a node that joins nothing."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any, TypeVar
 

@@ -1,7 +1,5 @@
 """A node's timeline: where its steps and exchanges spend their time, as a file for Perfetto."""
 
-from __future__ import annotations
-
 import time
 from pathlib import Path
 

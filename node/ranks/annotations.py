@@ -1,7 +1,5 @@
 """Type checks of decoded values against annotations, so that no later code meets a value of another type."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from functools import cache
 from types import UnionType

@@ -1,7 +1,5 @@
 """The step boundary of a node of several ranks. It is *open* while all ranks stand at it; changes wait for that."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, cast

@@ -1,7 +1,5 @@
 """Rank 0 of a node: the training thread's side, whose changes to the model all ranks make together."""
 
-from __future__ import annotations
-
 import os
 import time
 from collections.abc import Callable, Mapping

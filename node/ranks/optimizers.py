@@ -3,8 +3,6 @@
 An optimizer's state is sent as its structure, in which a :class:`Place` stands for each tensor, and then the tensors.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass

@@ -4,8 +4,6 @@ Rank 0 sends a command while all ranks stand at one boundary, and then the tenso
 the table of what the other ranks do.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import time
 from collections.abc import Callable, Iterator

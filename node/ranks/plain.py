@@ -1,7 +1,5 @@
 """A codec of plain data, for the commands between the ranks of one node: a pickle could run code."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from dataclasses import fields
 from functools import partial

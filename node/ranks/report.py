@@ -1,7 +1,5 @@
 """Every rank's knowledge of the swarm. It is the same on all ranks at the same step, as rank 0 last reported it."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass

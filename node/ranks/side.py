@@ -3,8 +3,6 @@
 The *ranks* are the processes of torch.distributed that train one model and form one node.
 """
 
-from __future__ import annotations
-
 import contextlib
 import math
 import os

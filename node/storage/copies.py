@@ -6,8 +6,6 @@ training loop nothing. A checkpoint of a store is likewise read by way of a loca
 the first URL.
 """
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import shutil

@@ -1,7 +1,5 @@
 """The names of a checkpoint's files, and older checkpoints, which a save may keep under numbered names."""
 
-from __future__ import annotations
-
 import os
 import shutil
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A safetensors file, written tensor by tensor, so that a device's tensors are on the host one at a time."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from pathlib import Path

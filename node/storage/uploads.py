@@ -1,7 +1,5 @@
 """The checkpoints of one node that are on their way to stores."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import secrets

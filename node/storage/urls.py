@@ -1,7 +1,5 @@
 """URLs of checkpoints, and whether they can be used."""
 
-from __future__ import annotations
-
 import os
 import re
 from typing import Final

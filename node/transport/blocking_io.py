@@ -5,8 +5,6 @@ while the thread carries chunk after chunk in its place. The thread returns at t
 vector. So a task and its thread never touch a link's state at the same time.
 """
 
-from __future__ import annotations
-
 import contextlib
 import select
 import socket

@@ -5,8 +5,6 @@ parent was killed. A restart would then find the port in use, and partners would
 timeouts.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import socket

@@ -1,7 +1,5 @@
 """The other hosts of a launch, according to the environment variables of torchrun, mpirun and Slurm's srun."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 from gossip.ids import Address

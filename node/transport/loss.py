@@ -4,8 +4,6 @@ There are two causes. Cubic takes lost packets for congestion. And no connection
 receiver's window allows.
 """
 
-from __future__ import annotations
-
 import math
 import struct
 from dataclasses import dataclass

@@ -5,8 +5,6 @@ discovery, HTTP and XML: :mod:`miniupnpc`, of the extra ``homes``, speaks it. An
 itself if the node does not renew it. Only of old routers that speak UPnP it stays open until it is given back.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import ipaddress

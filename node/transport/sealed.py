@@ -6,8 +6,6 @@ OpenSSL keeps one state for both directions, and its records hold 16 KiB. Here a
 a task can take into a thread, and a record is decrypted straight into its buffer.
 """
 
-from __future__ import annotations
-
 import secrets
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 

@@ -1,7 +1,5 @@
 """Seeds as users give them, and their look-up: host names, files, and functions of the program."""
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 import random

@@ -1,7 +1,5 @@
 """TCP: listening and dialling, with the socket options a swarm needs."""
 
-from __future__ import annotations
-
 import contextlib
 import enum
 import ipaddress

@@ -1,7 +1,5 @@
 """The swarm's encryption: certificates derived from its secret, and TLS 1.3 over any stream of bytes."""
 
-from __future__ import annotations
-
 import contextlib
 import secrets
 import ssl

@@ -3,8 +3,6 @@
 The inviter is the group's initiator. It begins once all have answered, or once a wait is over (:func:`patience_s`).
 """
 
-from __future__ import annotations
-
 import dataclasses
 from dataclasses import dataclass, field
 from statistics import median_high

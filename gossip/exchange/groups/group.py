@@ -26,8 +26,6 @@ the table allows an event, ``Exchanges`` calls the handler ``on_<event>``, which
 Abort with the code "late" says that its sender has given up, whatever the cause.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar

@@ -4,8 +4,6 @@ A group that is drawn at random invites a substitute for a busy peer. A group of
 members.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from typing import Any, Protocol

@@ -14,8 +14,6 @@ All pairs become near. Means shrink differences: in simulated swarms of 3, 8 and
 be near at the same time: if one joins and the other takes the mean, their difference at least halves.
 """
 
-from __future__ import annotations
-
 # Near, as a share of the largest difference of this settling. The vector that is joined is then about so far from the
 # mean of all. With 1/4 it would be a fifth, and with 1/64 take two more exchanges each. No power of 1/2, since means
 # halve differences: drivers add up squares in different orders, and would decide differently at the limit.

@@ -4,8 +4,6 @@ It carries the whole vector in fp32, one at a time, and both sides take the plai
 (:mod:`gossip.exchange.settling.convergence`). A member that does not settle answers its Offer with Busy.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any, ClassVar
 

@@ -1,7 +1,5 @@
 """Pending copies between a host array and a device, and half-precision values that are widened where they arrive."""
 
-from __future__ import annotations
-
 import contextlib
 import threading
 from collections.abc import Iterator, Sequence

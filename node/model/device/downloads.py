@@ -1,7 +1,5 @@
 """Copies of live tensors to the host that overlap with training."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import groupby

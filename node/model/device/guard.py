@@ -1,7 +1,5 @@
 """The guard of live tensors that copies still read: it makes an optimizer's step wait for the copies, on the device."""
 
-from __future__ import annotations
-
 import weakref
 from collections.abc import Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """The streams of a device on which copies run, one in each direction, so that both overlap with training."""
 
-from __future__ import annotations
-
 import contextlib
 import threading
 import time

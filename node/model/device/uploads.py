@@ -3,8 +3,6 @@
 They go there ahead of the step boundary that adds them, while it adds them, or spread over several boundaries.
 """
 
-from __future__ import annotations
-
 import contextlib
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence

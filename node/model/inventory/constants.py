@@ -1,7 +1,5 @@
 """Tensors that a model computes with and that do not travel: plain attributes, and buffers that are not persistent."""
 
-from __future__ import annotations
-
 import hashlib
 import math
 from collections.abc import Iterator

@@ -8,8 +8,6 @@ give      other optimizer state: not mixed; newcomers take it
 local     neither mixed nor given
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """A probe that notices mixes which the next local step undoes, as an optimizer does that keeps the weights itself."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager, suppress

@@ -1,7 +1,5 @@
 """The live statistics of a model, moved towards a partner's without waiting for their device."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 

@@ -1,7 +1,5 @@
 """The training thread's checks of its model, which tell the user in one sentence that a program defeats mixing."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 
 import torch

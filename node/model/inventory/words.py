@@ -1,7 +1,5 @@
 """Tensors of any type as float32 words of 16 bits each, so that a vector of weights carries them exactly."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

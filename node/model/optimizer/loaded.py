@@ -1,7 +1,5 @@
 """A saved optimizer state before it is loaded: torch refuses one that does not fit late, or only at its next step."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple

@@ -1,7 +1,5 @@
 """The per-parameter state of optimizers: what of it travels, and how it is read, written and moved."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """The costs of exchanges on this machine, measured once in a process."""
 
-from __future__ import annotations
-
 import functools
 import os
 import time

@@ -4,8 +4,6 @@ Each member owns a slice of the vector. It receives the others' values of its sl
 chunks that another member sends us are values of our slice or the mean of its own; their start tells which.
 """
 
-from __future__ import annotations
-
 import trio
 
 from gossip.averaging.all_reduce import GroupAverage

@@ -1,7 +1,5 @@
 """The events that announce exchanges, failed offers and changed members to users."""
 
-from __future__ import annotations
-
 import time
 from collections import deque
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """The chunks of a group's slices: those that wait to be sent, and those that came before the group began here."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from gossip.averaging.streams import Sender

@@ -5,8 +5,6 @@ A *session* is one exchange with a partner or a group, or one *piece* of the wei
 newcomer.
 """
 
-from __future__ import annotations
-
 import math
 import secrets
 import threading

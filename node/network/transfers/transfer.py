@@ -1,7 +1,5 @@
 """The transfer of one session over links: the vectors that it sends and receives, their progress and their stalls."""
 
-from __future__ import annotations
-
 import math
 import threading
 from collections import deque

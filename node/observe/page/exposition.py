@@ -4,8 +4,6 @@ They are the rows of :mod:`node.observe.figures`, a histogram of exchanges, coun
 the version.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterator
 from typing import Any

@@ -1,7 +1,5 @@
 """The page of one node: it looks at the swarm each second, queries members while it is open, and answers requests."""
 
-from __future__ import annotations
-
 import json
 import time
 from collections.abc import AsyncGenerator, Callable

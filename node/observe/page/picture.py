@@ -1,7 +1,5 @@
 """The swarm as one node sees it: a row per member, and the history of loss and distance. Nothing here waits."""
 
-from __future__ import annotations
-
 import math
 import time
 from collections import deque

@@ -1,7 +1,5 @@
 """A small HTTP server: one request per connection, with bounds on number, size and time for all visitors."""
 
-from __future__ import annotations
-
 import contextlib
 from collections import Counter
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping

@@ -4,8 +4,6 @@ Rank 0 makes the memory without a name in any file system, and tells the others 
 remains when the processes end, however they end, and the size of /dev/shm is no limit.
 """
 
-from __future__ import annotations
-
 import contextlib
 import mmap
 import os

@@ -3,8 +3,6 @@
 A *stretch* is a range of consecutive elements of a vector. A *part* is the box of one tensor that a rank holds.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 

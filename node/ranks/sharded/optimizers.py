@@ -1,7 +1,5 @@
 """The optimizers of a sharded model. Rank 0 collects their state for checkpoints, and distributes it from there."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A model that is sharded over several processes, as one flat vector on rank 0."""
 
-from __future__ import annotations
-
 import contextlib
 import threading
 import time

@@ -4,8 +4,6 @@ Rank 0 announces an operation. All ranks do their part of it at the same boundar
 Each rank copies its own part of the vector's memory in and out, portion by portion.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import groupby
