@@ -276,7 +276,7 @@ FILLING = {  # Keys whose values fill in others, and some of those values.
 def test_another_preset_or_method_means_what_it_means_in_the_file(key, tmp_path):
     path, (table, name) = tmp_path / "a.toml", key.split(".")
     whole = {}
-    for value in (None, *FILLING[key]):
+    for value in (*FILLING[key], None):
         path.write_text("rounds = 1" if value is None else f'rounds = 1\n[{table}]\n{name} = "{value}"')
         whole[value] = Scenario.from_toml(path)
         for other in whole.keys() - {None}:
