@@ -380,8 +380,8 @@ def plan(  # noqa: PLR0913  The options of a command.
     ] = None,
     secret_file: SecretFile = None,
     model_mb: Annotated[
-        float, typer.Option(metavar="MB", min=1e-6, max=1e6, help="What is trained, in float32.")
-    ] = 10.0,
+        float | None, typer.Option(metavar="MB", min=1e-6, max=1e6, help="In float32, instead of the file's, or of 10.")
+    ] = None,
     step_s: Annotated[
         float | None, typer.Option(metavar="SECONDS", min=1e-6, help="One training step, in place of the file's.")
     ] = None,

@@ -300,7 +300,8 @@ def sweep(
     except KeyboardInterrupt:
         finished = 0 if table is None else len(table.rows)
         saved_text = "nothing was saved"
-        if out is not None and finished:
+        if table is not None and out is not None and finished:
+            table.write_csv(out / "sweep.csv")  # ^C may have come before the last row was in it.
             verb = "is" if finished == 1 else "are"
             saved_text = f"the {quantity(finished, 'finished run')} {verb} in {out / 'sweep.csv'}"
         lines.print_rest()

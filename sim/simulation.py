@@ -89,15 +89,16 @@ class RunningSimulation:
                 level.advance(scenario.duration_s * number / SLICES)
                 yield
             return
-        slice_s, mixes, mixed_at = self.interval_s() / 8, 0, 0.0  # The count of mixes, and when it last grew.
+        mixes, mixed_at = 0, 0.0  # The count of mixes, and when it last grew.
+        slice_s, idle_s = min(self.interval_s() / 8, MAX_IDLE_S), max(MAX_IDLE_S, 3 * self.interval_s())
         while self.done < 1.0:
             level.advance(level.now + slice_s)
             if level.mixes > mixes:
                 mixes, mixed_at = level.mixes, level.now
-            elif level.now > mixed_at + MAX_IDLE_S:
+            elif level.now > mixed_at + idle_s:
                 raise LocalError(
                     f"After {level.now:.0f} virtual seconds the peers have mixed {mixes / scenario.peers:.1f} times on "
-                    f"average, and for {MAX_IDLE_S:.0f} s not at all: rounds = {scenario.rounds:g} is never reached."
+                    f"average, and for {idle_s:.0f} s not at all: give duration_s, not rounds = {scenario.rounds:g}."
                 )
             yield
 

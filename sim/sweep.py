@@ -198,13 +198,15 @@ class Sweep:
 
     # -- files ---------------------------------------------------------------------------------------------------
     def write_csv(self, path: Path) -> None:
-        """Write a line for each run. Raises :class:`LocalError` if the file cannot be written."""
-        with writing(path.parent), path.open("w", encoding="utf-8", newline="") as file:
-            heads = [*self.grid, "seed", *COLUMNS]
-            writer = csv.DictWriter(file, heads, lineterminator="\n")
-            writer.writeheader()
-            for row in self.in_order():
-                writer.writerow({key: "" if is_unknown(row[key]) else row[key] for key in heads})
+        """Write a line for each run. Raises :class:`LocalError` if the file cannot be written, and leaves an older."""
+        heads, partial = [*self.grid, "seed", *COLUMNS], path.with_name(f"{path.name}.partial")
+        with writing(path.parent):
+            with partial.open("w", encoding="utf-8", newline="") as file:
+                writer = csv.DictWriter(file, heads, lineterminator="\n")
+                writer.writeheader()
+                for row in self.in_order():
+                    writer.writerow({key: "" if is_unknown(row[key]) else row[key] for key in heads})
+            partial.replace(path)
 
     def save(self, folder: Path) -> None:
         """Write sweep.csv, sweep.png and report.html. Raises :class:`LocalError`."""

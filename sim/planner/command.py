@@ -14,6 +14,7 @@ from sim.interrupt import interrupt
 from sim.planner.candidates import candidates, parse
 from sim.planner.study import Study
 from sim.planner.world import World
+from sim.scenario.scenario import with_files_in
 from sim.scenario.tables import toml_text
 
 
@@ -22,7 +23,7 @@ def plan(  # noqa: PLR0913  The options of a command.
     file: Path | None,
     *,
     table: Mapping[str, Any] | None = None,
-    model_mb: float = 10.0,
+    model_mb: float | None = None,
     step_s: float | None = None,
     nodes: int | None = None,
     seed: int | None = None,
@@ -38,7 +39,7 @@ def plan(  # noqa: PLR0913  The options of a command.
     Args:
         file: A scenario's file.
         table: Its tables, instead of a file.
-        model_mb: The size of the model in MB of float32.
+        model_mb: The size of the model in MB of float32, in place of the file's, or of 10.
         step_s: Seconds per step, in place of the file's.
         nodes: Number of nodes, in place of the file's.
         seed: The first seed, in place of the file's.
@@ -60,7 +61,7 @@ def plan(  # noqa: PLR0913  The options of a command.
 
     done: dict[int, Result] = {}  # The results of finished runs, by run number.
     try:
-        tables = read_toml(file, "plan") if file is not None else dict(table or {})
+        tables = dict(table or {}) if file is None else with_files_in(file.parent, read_toml(file, "plan"))
         world = World.from_mapping(
             tables, str(file or "what was measured"), model_mb=model_mb, step_s=step_s, nodes=nodes, seed=seed
         )

@@ -15,6 +15,7 @@ from typing import Any
 from gossip.codecs import get_codec
 from gossip.errors import ConfigError
 from sim.scenario.scenario import Scenario
+from sim.scenario.tables import changed
 from sim.world.line import Line, line_key
 from sim.world.network import NetworkModel, network_of
 from sim.world.tcp import Back
@@ -24,8 +25,10 @@ MIN_EXCHANGES = 16.0  # On slow links it learns for as long as this many exchang
 MAX_STEPS = 800  # It learns for at most this many steps, so that a plan ends in acceptable time.
 MAX_PEERS = 32  # Peers whose pairs determine how long an exchange takes.
 LEARNING_RATE = 0.1  # SGD's rate for STEPS steps; a longer run learns more slowly, so that all of it matters.
-TASK: dict[str, Any] = {"dataset": "digits", "model": "mlp", "partition": {"kind": "dirichlet", "alpha": 0.3}}
-"""A perceptron of 4,810 parameters on handwritten digits, where each peer has its own classes.
+TASK: dict[str, Any] = {
+    "dataset": "digits", "model": "mlp", "partition": {"kind": "dirichlet", "alpha": 0.3}, "model_mb": 10.0,
+}  # fmt: skip
+"""A perceptron of 4,810 parameters on handwritten digits, where each peer has its own classes, for a model of 10 MB.
 
 Mixing too rarely or too coarsely costs accuracy, as with a large model.
 """
@@ -49,7 +52,7 @@ class World:
 
     @classmethod
     def from_mapping(
-        cls, tables: Mapping[str, Any], source: str, *, model_mb: float, step_s: float | None = None,
+        cls, tables: Mapping[str, Any], source: str, *, model_mb: float | None = None, step_s: float | None = None,
         nodes: int | None = None, seed: int | None = None,
     ) -> World:  # fmt: skip
         """Create the world from a scenario's tables, all of which may be missing.
@@ -65,22 +68,20 @@ class World:
         if not isinstance(task, dict):
             raise ConfigError(f"{source}: task must be a table, written [task].")
         name = Path(source).stem
-        table = {"name": name, "peers": 8} | table | {"task": TASK | task | {"model_mb": model_mb}}
-        if step_s is not None:
-            table["compute"] = {"step_s": step_s}
-        if nodes is not None:
-            table["peers"] = nodes
-        if seed is not None:
-            table["seed"] = seed
+        table = {"name": name, "peers": 8} | table | {"task": TASK | task}
+        given = {"task.model_mb": model_mb, "compute.step_s": step_s, "peers": nodes, "seed": seed}
         length_s = table.pop("duration_s", None)
         try:
             # Candidates with groups or parts need the whole level, and all are compared at one level.
             ends = {"duration_s": 1.0 if length_s is None else length_s, "fidelity": "whole"}
+            table = changed(table, {key: value for key, value in given.items() if value is not None})
             scenario = Scenario.from_mapping(table | ends)
         except ConfigError as error:
             raise ConfigError(f"{source}: {error}") from error
         if scenario.peers < 2:
             raise ConfigError(f"{source}: a plan is for 2 nodes or more, which mix with each other.")
+        if scenario.task.model_mb is None:
+            raise ConfigError(f"{source}: a plan needs the size of a model: leave task.model_mb out, or give a number.")
         if not scenario.trains:
             raise ConfigError(f"{source}: a plan needs a task that is learned: leave task.dataset out.")
         section: Any = tables.get("gossip", {})

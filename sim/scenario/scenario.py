@@ -10,10 +10,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from gossip.config import Config, read_toml
+from gossip.config import PRESETS, Config, as_published, read_toml
+from gossip.config.methods import METHODS
 from gossip.config.selections import SELECTIONS
 from gossip.errors import LONGEST_WORD, ConfigError
-from sim.scenario import tables
+from sim.scenario import tables, worlds
 from sim.scenario.adversaries import COLLUDING, AttackersSpec
 from sim.scenario.conditions import ChurnSpec, MembershipSpec, NetworkSpec
 from sim.scenario.distribution import Distribution
@@ -215,11 +216,7 @@ class Scenario(tables.KeyTable):
             ConfigError: The file is missing, or a value in it cannot work.
         """
         path = Path(path)
-        table = read_toml(path, "scenario")
-        if isinstance(churn := table.get("churn"), dict) and isinstance(trace := churn.get("trace"), str):
-            churn["trace"] = str(path.parent / trace)
-        if isinstance(gossip := table.get("gossip"), dict) and isinstance(graph := gossip.get("graph"), str) and graph:
-            gossip["graph"] = str(path.parent / graph)
+        table = with_files_in(path.parent, read_toml(path, "scenario"))
         values: dict[str, Any] = {key: value_of(text) for key, text in (changes or {}).items()}
         if seed is not None:
             values["seed"] = seed
@@ -230,7 +227,7 @@ class Scenario(tables.KeyTable):
             scenario = cls.from_mapping(table)
         except ConfigError as error:
             raise ConfigError(f"{path}: {error}") from error
-        return scenario.replace(**values) if values else scenario
+        return scenario._changed(values, table) if values else scenario
 
     @classmethod
     def from_mapping(cls, table: Mapping[str, Any]) -> Scenario:
@@ -256,14 +253,15 @@ class Scenario(tables.KeyTable):
         return table
 
     def to_toml(self) -> str:
-        """Return the text of a file that :meth:`from_toml` turns into an equal scenario, with the same trace path."""
-        return tables.toml_text(self.to_mapping())
+        """Return the text of a file, to lie anywhere, that :meth:`from_toml` turns into an equal scenario."""
+        return tables.toml_text(with_files_in(Path(), self.to_mapping()))
 
     def replace(self, **changes: Any) -> Scenario:
         """Return the scenario with other values under dotted keys.
 
         For example ``replace(**{"gossip.mix_every_steps": 4, "peers": 50})``. ``duration_s`` replaces ``rounds``, and
-        the other way round. Another optimizer's name replaces the whole optimizer.
+        the other way round. Another optimizer's name replaces the whole optimizer, and another preset or method every
+        key that the presets or methods of its table fill in.
 
         Args:
             **changes: Values by dotted key; None removes a key.
@@ -271,13 +269,48 @@ class Scenario(tables.KeyTable):
         Raises:
             ConfigError: A value cannot work.
         """
-        table = self.to_mapping()
+        return self._changed(changes)
+
+    def _changed(self, changes: Mapping[str, Any], file: Mapping[str, Any] | None = None) -> Scenario:
+        """Return the scenario with changes, among which a preset or method stands beside the keys of its file."""
+        # No preset is named: a change within a table that it fills in, as a rate, must leave the table's other keys.
+        filled = {name: spec for name in ("network", "churn") if (spec := getattr(self, name)) is not None}
+        table = self.to_mapping() | {name: tables.fields_of(spec) for name, spec in filled.items()}
         if sum(changes.get(key) is not None for key in ENDS) == 1:
             table = {key: value for key, value in table.items() if key not in ENDS}
         if changes.get("task.optimizer.name", self.task.optimizer.name) != self.task.optimizer.name:
             # Settings that suit one optimizer make another diverge.
             table["task"] = dict(table["task"]) | {"optimizer": {}}
+        for key in changes:
+            section, given = key.partition(".")[0], keys_given_by(key)
+            if given and file is None:
+                table[section] = {name: value for name, value in table.get(section, {}).items() if name not in given}
+            elif given and file is not None:
+                own = file.get(section, {})  # A name alone is a preset's.
+                table[section] = own if isinstance(own, Mapping) else {} if own == tables.NONE else {"preset": own}
         return Scenario.from_mapping(tables.changed(table, changes))
+
+
+def keys_given_by(key: str) -> set[str]:
+    """Return the keys that the presets or methods under a dotted key fill in; none if it is another key."""
+    if key in ("network.preset", "churn.preset"):
+        kind = key.partition(".")[0]
+        return {name for preset in worlds.names(kind) for name in worlds.world(kind, preset, key)}
+    if key == "gossip.method":
+        return {name for method in METHODS for name in as_published(method)}
+    presets = [tables.fields_of(getattr(Config, preset)()) for preset in PRESETS if key == "gossip.preset"]
+    return {name for table in presets for name in table if table[name] != presets[0].get(name)}
+
+
+def with_files_in(folder: Path, table: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a scenario's table with absolute paths of the files that it names, which are relative to the folder."""
+    paths = {}
+    for section, key in (("churn", "trace"), ("gossip", "graph")):
+        inner = table.get(section)
+        name = inner.get(key) if isinstance(inner, Mapping) else None
+        if isinstance(name, str) and name not in ("", tables.NONE):
+            paths[f"{section}.{key}"] = str((folder / name).absolute())
+    return tables.changed(table, paths)
 
 
 ENDS = ("duration_s", "rounds")  # The keys that end a run, of which a scenario has one.

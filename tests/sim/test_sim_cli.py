@@ -181,12 +181,23 @@ def test_rows_are_in_the_file_while_the_run_goes_on(gossip, monkeypatch, tiny, t
     assert seen == sorted(seen)
 
 
-def test_a_stopped_sweep_keeps_the_rows_of_the_finished_runs(gossip, tiny, tmp_path, played):
-    played.at = lambda number: interrupt(number) if number == 2 else None
+def test_a_sweep_that_is_stopped_while_it_writes_keeps_the_rows_of_the_finished_runs(
+    gossip, tiny, tmp_path, played, monkeypatch
+):
+    writerow, calls = csv.DictWriter.writerow, []
+
+    def stopped(writer, row):
+        calls.append(row)
+        if len(calls) == 5:  # Heads and a row, heads and the first of two rows.
+            raise KeyboardInterrupt
+        return writerow(writer, row)
+
+    monkeypatch.setattr(csv.DictWriter, "writerow", stopped)
     out = tmp_path / "out"
     assert "the 2 finished runs are in" in gossip("sim", "sweep", tiny, "peers=4,5,6", "--out", out, code=130).err
     rows = csv.DictReader((out / "sweep.csv").read_text().splitlines())
     assert [row["peers"] for row in rows] == ["4", "5"]
+    assert [file.name for file in out.iterdir()] == ["sweep.csv"]
 
 
 # -- side by side ------------------------------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ from sim.learning.learners import Learners
 from sim.report import pages
 from sim.report.result import COLUMNS, Progress
 from sim.scenario.scenario import Task
-from sim.simulation import Simulation, simulate
+from sim.simulation import RunningSimulation, Simulation, simulate
 from tests.harness.configs import tuned
 from tests.harness.hashing import otherwise_hashed
 from tests.sim.commands import KEYS
@@ -104,11 +104,21 @@ def test_a_run_that_goes_on_mixing_may_take_longer_than_one_may_stand_still(monk
     assert simulate(scenario, progress=False).summary["node_updates"] >= 20 * scenario.peers
 
 
+def test_rounds_are_reached_where_mixes_come_more_rarely_than_a_run_may_stand_still(monkeypatch):
+    scenario = small(duration_s=None, rounds=2, task=AVERAGING)
+    interval_s = Simulation(scenario).interval_s()
+    monkeypatch.setattr(simulation, "MAX_IDLE_S", interval_s / 100)
+    result = simulate(scenario, progress=False)
+    assert result.summary["virtual_s"] < 4 * interval_s
+    monkeypatch.setattr(RunningSimulation, "interval_s", lambda _: 1e9)
+    assert simulate(scenario, progress=False).summary["virtual_s"] <= result.summary["virtual_s"]
+
+
 @pytest.mark.parametrize("mode", ["protocol", "ideal"])
 def test_where_nobody_is_left_rounds_end_with_one_sentence(mode):
     churn = {"up": 5.0}
     scenario = small(duration_s=None, rounds=300, task=AVERAGING, churn=churn, membership={"mode": mode})
-    with pytest.raises(LocalError, match=r"^After 60\d virtual seconds .*rounds = 300 is never reached\.$"):
+    with pytest.raises(LocalError, match=r"^After 60\d virtual seconds .*give duration_s, not rounds = 300\.$"):
         simulate(scenario, progress=False)
 
 

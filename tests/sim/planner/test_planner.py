@@ -14,7 +14,7 @@ from sim.planner import command as planner
 from sim.planner.candidates import GIVEN, Candidate, candidates, parse, with_candidate
 from sim.planner.study import Study, first_at
 from sim.planner.world import STEPS, World
-from sim.scenario.scenario import Scenario
+from sim.scenario.scenario import Compute, Scenario
 from sim.simulation import simulate
 from tests.harness.marks import slow
 from tests.sim.fake_results import fake_result
@@ -62,6 +62,8 @@ def test_a_world_may_have_routers():
 def test_what_does_not_go_with_a_stand_in_is_refused():
     with pytest.raises(ConfigError, match="model_mb = 0"):
         Scenario.from_mapping({**WORLD, "task": {"model_mb": 0}})
+    with pytest.raises(ConfigError, match="needs the size of a model"):
+        World.from_mapping({"task": {"model_mb": "none"}}, "links.toml")
     with pytest.raises(ConfigError, match="cannot be replayed"):
         Plan.of(Scenario.from_mapping({"peers": 2, "duration_s": 5, "membership": {"start": "seed"},
                                        "task": {"model_mb": 1.0}}))  # fmt: skip
@@ -255,7 +257,9 @@ def test_the_command_wants_a_file_or_nodes(words, gossip):
 
 
 @pytest.mark.parametrize(("changes", "seeds"), [({}, {1, 2}), ({"seed": 7}, {7, 8}), ({"seed": 7, "seeds": 1}, {7})])
-def test_the_command_plays_every_setting_with_seeds_from_the_one_that_is_given(changes, seeds, monkeypatch, capsys):
+def test_the_command_plays_every_setting_in_the_files_world_with_each_seed(
+    changes, seeds, monkeypatch, tmp_path, capsys
+):
     played = []
 
     def results_of(assignments, *_):
@@ -263,7 +267,11 @@ def test_the_command_plays_every_setting_with_seeds_from_the_one_that_is_given(c
         raise KeyboardInterrupt
 
     monkeypatch.setattr(planner, "results_of", results_of)
-    table = {"peers": 2, "duration_s": 5, "seed": 1}
-    assert planner.plan(None, **({"table": table, "model_mb": 0.1, "seeds": 2} | changes)) == 130
+    path = tmp_path / "links.toml"
+    path.write_text('duration_s = 5\ntask.model_mb = 3\ncompute = { step_s = 2, per = "peer" }\nchurn.trace = "a.csv"')
+    assert planner.plan(path, **({"step_s": 0.5, "seeds": 2} | changes)) == 130
     assert {assignment.scenario.seed for assignment in played} == seeds
+    world = played[0].scenario
+    assert (world.task.model_mb, world.churn.trace, world.peers) == (3, str(tmp_path / "a.csv"), 8)
+    assert world.compute == Compute(step_s=0.5, per="peer")
     assert "stopped before all was played" in capsys.readouterr().err

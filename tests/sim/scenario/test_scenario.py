@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gossip.config import Config
+from gossip.config import PRESETS, Config
+from gossip.config.methods import METHODS
 from sim.scenario import worlds
 from sim.scenario.adversaries import AttackersSpec
 from sim.scenario.conditions import ChurnSpec, Latency, MembershipSpec, NetworkCut, NetworkSpec, Rate
@@ -251,6 +252,36 @@ def test_a_change_of_one_key_leaves_the_others(file):
     assert whole.replace(churn="none").churn is None
 
 
+FILLING = {  # Keys whose values fill in others, and some of those values.
+    "network.preset": worlds.names("network"), "churn.preset": worlds.names("churn"), "gossip.preset": PRESETS,
+    "gossip.method": list(METHODS)[::3],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("key", FILLING)
+def test_another_preset_or_method_means_what_it_means_in_the_file(key, tmp_path):
+    path, (table, name) = tmp_path / "a.toml", key.split(".")
+    whole = {}
+    for value in (*FILLING[key], None):
+        path.write_text("rounds = 1" if value is None else f'rounds = 1\n[{table}]\n{name} = "{value}"')
+        whole[value] = Scenario.from_toml(path)
+        for other in whole.keys() - {None}:
+            changed = Scenario.from_toml(path, changes={key: other}), whole[value].replace(**{key: other})
+            assert changed == (whole[other],) * 2
+
+
+def test_keys_of_the_file_stay_beside_another_preset_and_beside_one_within_them(tmp_path):
+    path = tmp_path / "a.toml"
+    path.write_text(
+        'rounds = 1\n[network]\npreset = "wan"\nlatency = { kind = "constant", value_ms = 20 }\nloss = 0.005'
+    )
+    changed = Scenario.from_toml(path, changes={"network.preset": "lan"}).network
+    assert changed == NetworkSpec.of("lan", latency=Latency.of(Distribution.constant(0.02)), loss=0.005)
+    path.write_text('rounds = 1\nnetwork = "home"')
+    assert Scenario.from_toml(path, changes={"network.preset": "lan"}).network == NetworkSpec.of("lan")
+    assert Scenario.from_toml(path, changes={"network.rate_mbit_s.up": "5"}).network.rate_mbit_s == Rate(5, 20)
+
+
 def test_rounds_take_the_place_of_a_duration_and_the_other_way_round(file, tmp_path):
     assert Scenario.from_toml(file, changes={"rounds": "3"}) == Scenario.from_toml(file).replace(rounds=3)
     assert Scenario(rounds=3).replace(duration_s=5) == Scenario(duration_s=5)
@@ -273,6 +304,10 @@ def test_a_file_that_a_scenario_names_lies_beside_it(table, key, tmp_path, monke
     assert attrgetter(key)(Scenario.from_toml(path)) == str(tmp_path / "own.file")
     elsewhere = Scenario.from_toml(path, changes={key: "other.file"})  # set on the command line
     assert attrgetter(key)(elsewhere) == "other.file"
+    saved = tmp_path / "out" / "scenario.toml"
+    saved.parent.mkdir()
+    saved.write_text(elsewhere.to_toml())
+    assert attrgetter(key)(Scenario.from_toml(saved)) == "/other.file"
 
 
 # -- what is shipped -------------------------------------------------------------------------------------------------
