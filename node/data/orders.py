@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from torch.utils.data import (
@@ -53,7 +53,7 @@ def order_of(loader: DataLoader[Any]) -> Order:
     Raises:
         DataError: The loader makes its batches in a way that cannot be divided.
     """
-    samples, sampler, data = length_of_items(loader.dataset), loader.sampler, loader.dataset
+    samples, sampler, data = length_of_items(loader.dataset), cast(Any, loader.sampler), loader.dataset
     if isinstance(sampler, ShareSampler) or isinstance(loader.batch_sampler, ShareBatchSampler):
         raise DataError("This DataLoader has node.sampler's order already: loop over it, or leave that sampler out.")
     if loader.batch_size is None and (loader.batch_sampler is not None or isinstance(sampler, BatchSampler)):
