@@ -1,5 +1,7 @@
 """The `gossip` command. Nothing heavy is imported before a command runs: `gossip --help` must answer at once."""
 
+from __future__ import annotations
+
 import os
 import sys
 from collections.abc import Callable

@@ -1,5 +1,7 @@
 """Times and bounds that are not settings, since no user could tell what to set them to."""
 
+from __future__ import annotations
+
 from dataclasses import dataclass
 
 

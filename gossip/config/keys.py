@@ -1,5 +1,7 @@
 """The keys of a Config: default, meaning, advice, unit and range. They are the source of docs/config.md."""
 
+from __future__ import annotations
+
 from dataclasses import dataclass
 
 from gossip.codecs import AUTO, CODECS

@@ -1,5 +1,7 @@
 """The reference of keys and methods, for a terminal and as docs/config.md (``python -m gossip.config.reference``)."""
 
+from __future__ import annotations
+
 import json
 import sys
 from dataclasses import Field

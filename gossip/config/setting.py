@@ -1,5 +1,7 @@
 """One setting's type, range and help texts, for the checks and the reference."""
 
+from __future__ import annotations
+
 import dataclasses
 import math
 from dataclasses import dataclass
