@@ -12,7 +12,7 @@ from node.data.sampler import Samplers
 T = TypeVar("T")
 
 
-class Source(NamedTuple):
+class BatchSource(NamedTuple):
     """What a pass is over."""
 
     length: int | None  # The samples of its data; None for a stream.
@@ -73,11 +73,11 @@ class DrawCount:
 
     def __init__(self, samplers: Samplers, given: Callable[[], int] = int) -> None:
         self.samplers, self.given = samplers, given
-        self.pending: dict[Source, int] = {}  # Samples since the last step.
-        self.giving: Source = Source(None, True)  # That of the last batch.
-        self.source: Source | None = None  # That of the last batch for training; None before the first.
+        self.pending: dict[BatchSource, int] = {}  # Samples since the last step.
+        self.giving: BatchSource = BatchSource(None, True)  # That of the last batch.
+        self.source: BatchSource | None = None  # That of the last batch for training; None before the first.
         self.unstepped_batches = 0  # Batches for training since the last step.
-        self.open: set[Source] = set()  # The passes that the loop is inside of.
+        self.open: set[BatchSource] = set()  # The passes that the loop is inside of.
         self.steps = self.empty_steps = 0
         self.single_steps = 0  # Steps that count as one sample because nothing else is known.
         self.stated_steps = self.stated = self.drawn = 0  # Steps that stated their samples, these, and those drawn.
@@ -85,7 +85,7 @@ class DrawCount:
         self.is_divided = False  # A step has drawn from the share, or the loop has taken files of it.
         self.undivided_steps = 0  # Steps in the epochs of a dataset of which nothing was drawn.
         self.epochs: Epochs | None = None  # Those of the loop, while it is inside ``node.epochs``.
-        self.epochs_source: Source | None = None  # Of the data of these epochs; None before the first batch.
+        self.epochs_source: BatchSource | None = None  # Of the data of these epochs; None before the first batch.
         self.counts_steps = True  # A step without samples may count as one in these epochs.
         self.last_total: int | None = None  # The samples of its last run of epochs.
         self.last_length = 0  # The samples of an epoch of that run; 0 before the first.
@@ -109,7 +109,7 @@ class DrawCount:
             length: The samples of the data, those of other members included; None for a stream.
             data: The data.
         """
-        source = Source(length, torch.is_grad_enabled(), id(data))
+        source = BatchSource(length, torch.is_grad_enabled(), id(data))
         while source in self.open:
             source = source._replace(place=source.place + 1)
         self.open.add(source)
@@ -143,7 +143,7 @@ class DrawCount:
             self.told.add(kind)
             self.samplers.notify("samples", sentence)
 
-    def is_of_epochs(self, source: Source) -> bool:
+    def is_of_epochs(self, source: BatchSource) -> bool:
         """Return True if a pass is one of the running epochs, and ends with their run."""
         if self.epochs is None or not source.has_gradients:
             return False
@@ -151,7 +151,7 @@ class DrawCount:
             self.epochs_source = source
         return source[:3] == self.epochs_source[:3]
 
-    def is_over(self, source: Source) -> bool:
+    def is_over(self, source: BatchSource) -> bool:
         """Return True if a pass is one of epochs whose run has ended, so that it gives nothing more."""
         return self.is_of_epochs(source) and self.epochs is not None and self.epochs.is_over
 
@@ -174,7 +174,7 @@ class DrawCount:
             for number in epochs.numbers():
                 steps_before, singles_before = self.steps, self.single_steps
                 # Its first pass over so many samples shows which data they are: each epoch may make them anew.
-                self.epochs_source = None if length is None else Source(length, True)
+                self.epochs_source = None if length is None else BatchSource(length, True)
                 yield number
                 singles = self.single_steps - singles_before
                 if 0 < singles * FEW * len(self.samplers.sharers.members()) < epochs.length:
@@ -228,7 +228,7 @@ class DrawCount:
         self.compare(stated, 0)
         return stated
 
-    def pending_samples(self) -> tuple[Source | None, int]:
+    def pending_samples(self) -> tuple[BatchSource | None, int]:
         """Return what a step has drawn: of the epochs' data, else of the last, else in a loop without gradients."""
         for wanted in filter(None, (self.epochs_source, self.source)):
             if alike := [pair for pair in self.pending.items() if pair[0][:3] == wanted[:3]]:

@@ -3,6 +3,7 @@
 import sys
 from collections.abc import Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
@@ -24,6 +25,7 @@ FLATTENED = (
     "is sharded by FullyShardedDataParallel: shard it with torch.distributed.fsdp.fully_shard instead, which keeps "
     "each parameter apart, and give Node the processes as group=."
 )
+LOOKED_AT = 64  # Of what a list or another holder of a module has.
 SCRIPTED = (
     "is compiled by torch.jit, which hides its tensors: give Node the module that was scripted or traced, which shares "
     "them, or a mapping of its parameters and buffers by name."
@@ -192,12 +194,16 @@ class LiveTensors:
             names += [plain_name(f"{path}.{name}".lstrip(".")) for name in ["_extra_state"] * has_extra_state + outside]
         return [name for name in names if name not in known]
 
-    def _is_trained(self, value: Any) -> bool:
-        """Return True for a tensor that requires a gradient and is no parameter, and for what has one, as a list."""
+    def _is_trained(self, value: Any, depth: int = 2) -> bool:
+        """Return True for a tensor that requires a gradient and is no parameter, and for what has one, as a list.
+
+        Only the first :data:`LOOKED_AT` of a list are looked at: it may be a long memory of samples, or hold itself.
+        """
         if isinstance(value, Tensor):
             return value.requires_grad and value.is_leaf and id(value) not in self.known_ids
         parts = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ()
-        return any(map(self._is_trained, value.parameters() if isinstance(value, nn.Module) else parts))
+        held = islice(value.parameters() if isinstance(value, nn.Module) else parts, LOOKED_AT if depth else 0)
+        return any(self._is_trained(part, depth - 1) for part in held)
 
     def named(self, *kinds: Kind) -> list[tuple[str, Tensor]]:
         """Return the live tensors of values of these kinds by name; those of bits have no values.

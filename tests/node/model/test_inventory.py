@@ -420,6 +420,8 @@ class Wrapped(nn.Module):
     def __init__(self):
         super().__init__()
         self.inner, self.layers, self.alphas = nn.BatchNorm1d(2), [nn.Linear(2, 2)], torch.zeros(2, requires_grad=True)
+        self.loop = []
+        self.loop.append(self.loop)  # As a registry that holds itself.
 
     def state_dict(self):
         return self.inner.state_dict()
