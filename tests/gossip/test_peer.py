@@ -36,19 +36,6 @@ def test_a_first_node_without_seeds_is_ready_at_once():
     assert node.kinds == ["started", "alone", "together"]
 
 
-def test_newcomers_take_the_weights_and_then_mix():
-    swarm = World(1)
-    nodes = swarm.swarm(5)
-    took_s = swarm.until(swarm.agreed, 10.0)
-    assert took_s < 5.0
-    assert [node.kinds for node in nodes[1:]] == [["joined"]] * 4
-    assert all(node.value == nodes[0].value == 0 for node in nodes)
-    assert {node.run_id for node in nodes} == {nodes[0].run_id}
-    swarm.run(10.0)
-    assert all(node.mixes for node in nodes)
-    assert nodes[0].kinds == ["started"]
-
-
 def test_a_newcomer_takes_part_in_nothing_before_it_has_the_weights():
     swarm = World(1, config=tuned(chunk_elements=1024))
     swarm.network.chunk_s = 1.0
@@ -70,19 +57,6 @@ def test_of_members_who_all_wait_for_each_other_the_smallest_id_begins_and_the_o
     assert nodes[0].kinds[0] == "started"
     assert "whose id is smallest" in nodes[0].notices[0][2]
     assert [node.kinds[0] for node in nodes[1:]] == ["joined"] * 3
-
-
-def test_seeds_that_are_down_are_dialled_for_ever_and_training_begins_meanwhile():
-    swarm = World(2)
-    swarm.network.sides = lambda number: number
-    node = swarm.start(7)
-    swarm.run(1_000.0)
-    times = [at for at, _ in node.said(Dial)]
-    assert times[0] == 0.0
-    assert times[-1] > 900.0
-    assert node.kinds == ["started", "alone"]
-    assert node.notices[0][0] == pytest.approx(swarm.config.join_timeout_s, abs=1.1)
-    assert node.steps > 0
 
 
 def test_a_restarted_node_dials_its_address_book():
@@ -206,13 +180,6 @@ def test_every_message_of_an_exchange_that_nobody_knows_is_harmless():
     assert a.peer.on_snapshotted(99, swarm.now) == a.peer.on_streamed(99, 1.0, 1.0, swarm.now) == []
     assert a.peer.on_failed(99, "broken", swarm.now) == a.peer.on_collected(99, ELEMENTS, swarm.now) == []
     assert a.peer.on_dial_failed(None, swarm.now) == []
-
-
-def test_a_node_that_is_alone_settles_with_nobody():
-    swarm = World(19)
-    alone = swarm.start()
-    swarm.run(1.0)
-    assert alone.peer.settle(True, swarm.now) == []
 
 
 def test_a_liar_that_says_nobody_can_dial_us_withdraws_an_address_for_minutes_and_not_for_good():

@@ -1,10 +1,8 @@
 """Training loops with nodes over loopback in this process, alone and together."""
 
 import itertools
-import json
 import os
 import time
-from dataclasses import replace
 
 import pytest
 import torch
@@ -19,18 +17,7 @@ from node.model.snapshot import ModelState
 from node.network import service
 from node.observe.members import members_of
 from node.observe.status import query
-from tests.node.trainees import alive, alone_at, linear, mixed, spread, towards
-
-
-def test_a_node_alone_trains_on_and_says_that_it_is_alone(train, until, tmp_path, monkeypatch):
-    log = tmp_path / "log.jsonl"
-    monkeypatch.setenv("GOSSIP_LOG", str(log))
-    model = linear()
-    alone = train(model, work=towards(model, 1.0))
-    until(lambda: alone.node.metrics().steps > 50)
-    assert spread(model, alone_at(1.0)) < 0.1
-    assert alone.node.metrics().members_alive == 1
-    until(lambda: "alone" in [json.loads(line)["event"] for line in log.read_text().splitlines()])
+from tests.node.trainees import alive, linear, mixed
 
 
 def test_members_are_listed_when_somebody_asks_and_else_never(train, until, monkeypatch):
@@ -102,32 +89,6 @@ def test_the_members_at_the_end_can_be_asked_for_afterwards(train):
     for _ in range(20):
         assert [member.id for member in trainee.node.members] == [trainee.node.id]
     assert time.monotonic() - began < 10.0, "nobody waits for a thread that has ended"
-
-
-def test_running_statistics_are_averaged_and_counts_are_not(train, until):
-    a, b = nn.BatchNorm1d(3), nn.BatchNorm1d(3)
-    first = train(a)
-    second = train(b, seeds=[first.node.address])
-    first.do(lambda node: (a.running_mean.fill_(1.0), a.num_batches_tracked.fill_(5)))
-    second.do(lambda node: (b.running_mean.fill_(3.0), b.num_batches_tracked.fill_(9)))
-    until(mixed(first, second))
-    until(lambda: torch.allclose(a.running_mean, b.running_mean, atol=1e-5))
-    assert torch.allclose(a.running_mean, torch.full((3,), 2.0), atol=1e-5)
-    assert int(a.num_batches_tracked) == 5
-    assert int(b.num_batches_tracked) == 9
-
-
-def test_outer_momentum_credits_progress_at_its_rate_and_brings_nodes_together(train, until, quick):
-    config = replace(quick, outer_momentum=0.5, outer_rate=0.7)
-    a, b = linear(1), linear(2)
-    first = train(a, config=config)
-    second = train(b, config=config, seeds=[first.node.address])
-    base = float(a.weight.detach().mean())
-    second.do(lambda node: b.weight.data.add_(2.0))  # The progress of one of two nodes: 1.0 in the mean.
-    until(mixed(first, second, times=30))
-    until(lambda: spread(a, b) < 1e-2)
-    # The outer step takes 0.7 of it, and momentum 0.5 adds up to twice that: 0.7 (1 + 0.5 + 0.25 ...) = 1.4.
-    assert float(a.weight.detach().mean()) == pytest.approx(base + 1.4, abs=0.02)
 
 
 def test_metrics_hold_what_they_promise(train, until):

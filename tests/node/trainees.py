@@ -62,10 +62,6 @@ def towards(model, target, rate=0.1):
     return step_towards(model, [torch.optim.SGD(model.parameters(), lr=rate)], target)
 
 
-def alone_at(value):
-    return filled(linear(), value)
-
-
 def spread(*models):
     """Return the largest difference of any parameter between two models."""
     flat = [torch.cat([p.detach().flatten() for p in m.parameters()]) for m in models]

@@ -56,26 +56,15 @@ def test_a_real_run_prints_one_json_object_with_every_key(gossip, tiny):
     assert set(told["accuracy"]) == {"mean", "min", "max", "average_model"}
 
 
-def test_settings_reach_the_scenario(gossip, tiny, played):
-    settings = ["--set", "gossip.mix_every_steps=16", "--set", "task.optimizer={name='sgd', lr=0.5}"]
-    gossip("sim", tiny, *settings)
-    assert played[0].gossip.mix_every_steps == 16
-    assert played[0].task.optimizer.lr == 0.5
-
-
-def test_several_scenarios_give_an_object_each_and_are_compared(gossip, tiny, other, tmp_path, played):
+def test_several_scenarios_give_an_object_or_a_column_each_and_are_compared(gossip, tiny, other, tmp_path, played):
     out = tmp_path / "out"
     printed = gossip("sim", tiny, other, tiny, "--json", "--out", out).out
     assert [json.loads(line)["name"] for line in printed.splitlines()] == ["tiny", "other", "tiny"]
     folders = [path for path in out.iterdir() if path.is_dir()]
     assert sorted(folder.name for folder in folders) == ["other", "tiny", "tiny-2"]
     assert all((folder / "report.html").exists() for folder in [out, *folders])
-
-
-def test_the_table_has_a_column_for_each_scenario(gossip, tiny, other, played):
-    head = gossip("sim", tiny, other).out.splitlines()[1]
-    assert "tiny" in head
-    assert "other" in head
+    heads = gossip("sim", tiny, other).out.splitlines()[1].split()
+    assert {"tiny", "other"} <= set(heads), "the table has a column for each"
 
 
 def test_the_terminal_says_that_no_exchange_finished(gossip, tiny):

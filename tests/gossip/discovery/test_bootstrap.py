@@ -15,7 +15,6 @@ from gossip.exchange.session import LocalModel
 from gossip.ids import Address, MemberRecord, PeerId
 from gossip.membership.protocol import Membership
 from gossip.peer import Peer
-from gossip.selection.rule import uniform
 from gossip.state_transfer.runs import BUSY_TIMEOUTS
 from gossip.wire.messages import Ping, Reach, Reached
 from gossip.wire.records import trusting, unsigned
@@ -322,13 +321,6 @@ def test_only_the_address_of_the_askers_own_record_is_dialled():
     assert reach.answer(A, 0.0) == [TryDial(A, THERE)]
     assert [reach.answer(peer, 0.0) for peer in (B, C)] == [[Send(B, Reached(False))], [Send(C, Reached(False))]]
     assert reach.answer(D, 0.0) == [], "no link, no answer"
-
-
-def test_one_who_fits_is_found_among_many_who_do_not_and_nobody_where_nobody_does():
-    members = [PeerId(i.to_bytes(16, "big")) for i in range(1_000)]
-    assert uniform(members, random.Random(1), lambda peer: peer == members[777]) == members[777]
-    assert uniform(members, random.Random(1), lambda peer: True, set(members)) is None
-    assert uniform([], random.Random(1), lambda peer: True) is None
 
 
 def test_a_busy_seed_is_tried_every_few_seconds_however_often_it_closes_our_connections():

@@ -147,35 +147,24 @@ def test_it_divides_what_a_loader_would_index(dataset, length):
 
 
 @pytest.mark.parametrize(
-    ("dataset", "said"),
+    ("dataset", "given", "said"),
     [
-        ((X, X), "columns or samples"),
-        (0, "at least one"),
-        (-3, "at least one"),
-        (True, "cannot be divided"),
-        (None, "cannot be divided"),
-    ],
-    ids=lambda value: type(value).__name__ if not isinstance(value, str) else "",
-)
-def test_what_cannot_be_divided_is_refused_in_a_sentence(dataset, said):
-    with pytest.raises(DataError, match=said):
-        Swarm(IDS[0]).sampler(dataset)
-
-
-@pytest.mark.parametrize(
-    ("given", "said"),
-    [
-        ({"batch_size": 0}, "batch_size is 0"),
-        ({"batch_size": 2.5}, "batch_size is 2.5"),
-        ({"batch_size": "8"}, "batch_size is '8'"),
-        ({"seed": 1.5}, "seed is 1.5"),
-        ({"seed": True}, "seed is True"),
-        ({"drop_last": True}, "drop_last applies to batches"),
+        ((X, X), {}, "columns or samples"),
+        (0, {}, "at least one"),
+        (-3, {}, "at least one"),
+        (True, {}, "cannot be divided"),
+        (None, {}, "cannot be divided"),
+        (10, {"batch_size": 0}, "batch_size is 0"),
+        (10, {"batch_size": 2.5}, "batch_size is 2.5"),
+        (10, {"batch_size": "8"}, "batch_size is '8'"),
+        (10, {"seed": 1.5}, "seed is 1.5"),
+        (10, {"seed": True}, "seed is True"),
+        (10, {"drop_last": True}, "drop_last applies to batches"),
     ],
 )
-def test_numbers_that_cannot_be_are_refused_in_a_sentence(given, said):
-    with pytest.raises(ConfigError, match=said):
-        Swarm(IDS[0]).sampler(10, **given)
+def test_what_cannot_be_divided_and_numbers_that_cannot_be_are_refused_in_a_sentence(dataset, given, said):
+    with pytest.raises(ConfigError if given else DataError, match=said):
+        Swarm(IDS[0]).sampler(dataset, **given)
 
 
 # The sampler of a node -----------------------------------------------------------------------------------------------

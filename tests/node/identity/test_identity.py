@@ -187,11 +187,6 @@ def test_a_well_packed_invite_with_wrong_fields_is_refused(fields):
         parse_invite(text)
 
 
-def test_addresses_and_paths_are_not_taken_for_invites():
-    assert not is_invite("10.0.0.5:7700")
-    assert not is_invite(new_secret())
-
-
 def test_no_secret_shows_in_a_repr():
     assert "private" not in repr(Identity.fresh()).lower()
     assert "secret" not in repr(INVITE)

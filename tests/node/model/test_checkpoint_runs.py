@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 
 from gossip.averaging.jobs import MixJob
 from gossip.effects import MemberState, Mix
-from gossip.errors import CheckpointError, LocalError
+from gossip.errors import CheckpointError
 from gossip.ids import MemberRecord, PeerId
 from gossip.wire.records import check, trusting
 from node import Node
@@ -275,19 +275,6 @@ def test_a_checkpoint_counts_samples_since_the_last_report_for_every_member_of_t
 
 
 # -- states for checkpoints that the program writes -----------------------------------------------------------------
-def test_a_node_is_started_and_closed_without_a_block(quick):
-    node = Node(linear(), config=quick)
-    assert node.start() is node
-    try:
-        node.step(samples=4)
-        assert node.swarm_samples == 4
-    finally:
-        node.close()
-    node.close()  # A second call does no harm.
-    with pytest.raises(LocalError, match="used already"):
-        node.start()
-
-
 def test_a_run_goes_on_from_the_state_that_another_checkpoint_holds(quick):
     data = torch.zeros(8, 4)
     with Node(linear(), config=quick) as node:

@@ -140,21 +140,11 @@ def test_two_nodes_divide_files_while_they_train(train, until):
     assert Counter(itertools.chain(*read)) == Counter(FILES)
 
 
-class Read(IterableDataset):
-    """A dataset whose samples are the names of the files."""
-
-    def __init__(self, shards):
-        self.shards = shards
-
-    def __iter__(self):
-        yield from self.shards
-
-
 @pytest.mark.parametrize(("start", "lives_on"), [("fork", False), ("fork", True), ("spawn", False)])
 def test_workers_begin_another_pass_each_time_together(start, lives_on):
     shards = Swarm(*IDS[:5]).shards(epochs=1)
     loader = DataLoader(
-        Read(shards), None, num_workers=2, multiprocessing_context=start, persistent_workers=lives_on
+        Lines(shards), None, num_workers=2, multiprocessing_context=start, persistent_workers=lives_on
     )  # fmt: skip
     passes = [list(loader) for _ in range(3)]
     expected = Swarm(*IDS[:5]).shards(epochs=1)

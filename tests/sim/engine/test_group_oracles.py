@@ -1,8 +1,7 @@
 """The closed forms of group means, against swarms that average in groups for real (see test_oracles for how).
 
 One group of g members of n, drawn at random: the group's V becomes 0 about its own mean, which is g - 1 of its g
-degrees of freedom, of n - 1 in all, so that E V'/V = 1 - (g-1)/(n-1). A complete round of groups, g divides n, leaves
-the n/g - 1 degrees of freedom between their means: E V'/V = (n/g - 1)/(n - 1) = (n-g)/(g(n-1)).
+degrees of freedom, of n - 1 in all, so that E V'/V = 1 - (g-1)/(n-1).
 """
 
 import math
@@ -38,41 +37,6 @@ def one_group(seed: int, n: int, g: int) -> Measured:
 @pytest.mark.parametrize(("n", "g"), [(8, 3), (12, 4)])
 def test_one_random_group_takes_its_share_of_the_disagreement(n: int, g: int) -> None:
     assert holds(one_group(SEED, n, g))
-
-
-def round_of_groups(seed: int, n: int, g: int) -> tuple[Measured, list[int]]:
-    """Play 100 rounds: a peer that is in no group yet is told to mix, until all are in one.
-
-    Each group is drawn from all that are left, since members of this round's groups are in back-off. The partition is
-    therefore a uniform one.
-    """
-    count, rng = 100, np.random.default_rng(seed)
-    matrix, sizes = np.empty((n, 128), np.float32), list[int]()
-    swarm = told_to_mix(matrix, seed, mixing="group", group_size=g, bench_s=1e5)
-    ratios = np.empty(count)
-    for number in range(count):
-        matrix[:] = rng.normal(size=matrix.shape)
-        before, left = disagreement(matrix).sum(), set(range(n))
-        while left:
-            old = matrix.copy()
-            exchange(swarm, min(left))
-            group = np.flatnonzero((matrix != old).any(1)).tolist()
-            sizes.append(len(group))
-            left -= set(group)
-            for host in swarm.hosts:
-                for member in group:
-                    host.peer.partners.note_failure(swarm.hosts[member].id, swarm.now)
-        for host in swarm.hosts:
-            for other in swarm.hosts:
-                host.peer.partners.note_success(other.id)
-        ratios[number] = disagreement(matrix).sum() / before
-    return (float(ratios.mean()), (n - g) / (g * (n - 1)), float(ratios.std() / math.sqrt(count))), sizes
-
-
-def test_a_complete_round_of_groups_leaves_what_lies_between_them() -> None:
-    measured, sizes = round_of_groups(SEED, 12, 4)
-    assert set(sizes) == {4}
-    assert holds(measured)
 
 
 GRID = {"selection": "grid"}

@@ -14,10 +14,8 @@ from gossip.ids import MemberRecord, PeerId
 from gossip.selection.graphs import Graph
 from gossip.wire.messages import Busy
 from sim.engine.ideal import Registry
-from sim.engine.swarm import Swarm
 from sim.scenario.task import Optimizer, Task
 from sim.simulation import simulate
-from sim.world.network import NetworkModel
 from tests.harness.configs import tuned
 from tests.sim.engine.swarms import ELEMENTS, run_while, swarm_of, vector
 from tests.sim.scenarios import small
@@ -67,15 +65,6 @@ def test_nobody_chooses_itself_and_all_others_alike(peers):
     assert all(abs(count - draws * share) <= 4.5 * error for count in chosen.values())
 
 
-def test_one_alone_chooses_nobody_and_mixes_with_nobody():
-    swarm = swarm_of(1, ideal=True)
-    assert swarm.hosts[0].peer.partners.choose(set(), 0.0) is None
-    swarm.run_until(30.0)
-    assert swarm.mixes == 0
-    assert swarm.hosts[0].peer.run_choice.is_alone
-    assert np.array_equal(swarm.hosts[0].vector, vector(0))
-
-
 # -- coming and going ------------------------------------------------------------------------------------------------
 def test_everybody_knows_at_once_who_comes_and_goes():
     swarm = swarm_of(4, ideal=True)
@@ -108,15 +97,6 @@ def test_a_dead_partner_ends_the_exchange_a_latency_later(end):
     swarm.run_until(died + 30.0)
     assert np.array_equal(first.vector, before)
     assert swarm.mixes == 0
-
-
-def test_those_who_begin_apart_end_in_one_run():
-    swarm = Swarm(1, NetworkModel(), Config(), ideal=True)
-    for index in range(5):
-        swarm.add_peer(vector(index))  # without a founder one must begin, and the others join it
-    swarm.run_until(40.0)
-    assert all(host.peer.view.ready for host in swarm.hosts)
-    assert len({host.peer.local.run_id for host in swarm.hosts}) == 1
 
 
 def test_the_swarms_samples_are_the_sum_of_its_members():

@@ -3,13 +3,12 @@
 import math
 
 import numpy as np
-import pytest
 
 from gossip.averaging.visit import Visit
 from sim.scenario.scenario import Scenario
 from sim.simulation import Simulation
 from sim.world.network import NetworkModel
-from tests.sim.oracles import SEED, STEP_S, Measured, batch_error, disagreement, exchange, holds, told_to_mix
+from tests.sim.oracles import SEED, Measured, disagreement, exchange, holds, told_to_mix
 
 
 # -- one random pair averages: E V'/V = 1 - 1/(n-1) ------------------------------------------------------------------
@@ -89,55 +88,3 @@ def test_exchanges_that_fail_are_atomic_and_cost_their_share_of_the_contraction(
     fall, failures = failing(SEED, loss=0.1)
     assert holds(fall)
     assert holds(failures)
-
-
-# -- gossip SGD on a quadratic ---------------------------------------------------------------------------------------
-def quadratic(seed: int) -> tuple[Measured, Measured]:
-    """Measure the disagreement V/n and the variance of the mean of gossip SGD on a quadratic.
-
-    Each round applies ``x <- (1 - eh) x + e s xi`` in all nodes, and then one random pair mixes.
-
-    The published form is for a matching, with r = (n-2)/(2(n-1)). For a pair, a step makes V to
-    ``(1-eh)^2 V + e^2 s^2 (n-1)``, since the noise about its mean has n-1 degrees of freedom. The pair multiplies that
-    by r = 1 - 1/(n-1) in expectation, whatever came before. Setting V equal before and after, V/n is
-    ``r e^2 s^2 (1-1/n) / (1 - r (1-eh)^2)``. The mean, which no pair moves, has variance
-    ``(e^2 s^2 / n) / (1 - (1-eh)^2)``.
-
-    There are 2,400 rounds after 100, with 256 elements. Their relaxation takes 3 and 5 rounds, so that 24 batches of
-    100 give the standard errors.
-    """
-    n, elements, rounds, warm = 8, 256, 2_400, 100
-    slope, noise = 0.1, 1.0  # e h, e s
-    rng, due = np.random.default_rng(seed), set[int]()
-
-    def on_step(index: int, values: np.ndarray, steps: int) -> None:
-        if index in due:  # once a round: the loop goes on during the exchange, without training
-            due.remove(index)
-            values *= np.float32(1 - slope)
-            values += noise * rng.standard_normal(elements, np.float32)
-
-    matrix = np.zeros((n, elements), np.float32)
-    swarm = told_to_mix(matrix, seed, on_step=on_step)
-    apart, middle = np.empty(rounds + warm), np.empty(rounds + warm)
-    for number in range(rounds + warm):
-        due.update(range(n))
-        swarm.run_until(swarm.now + 1.01 * STEP_S)
-        assert not due
-        exchange(swarm, int(rng.integers(n)))
-        apart[number] = disagreement(matrix).mean() / n
-        middle[number] = np.square(matrix.mean(0)).mean()
-    apart, middle = apart[warm:], middle[warm:]
-    r, shrink = 1 - 1 / (n - 1), (1 - slope) ** 2
-    apart_law = r * noise**2 * (1 - 1 / n) / (1 - r * shrink)
-    middle_law = noise**2 / n / (1 - shrink)
-    return (
-        (float(apart.mean()), apart_law, batch_error(apart, 24)),
-        (float(middle.mean()), middle_law, batch_error(middle, 24)),
-    )
-
-
-@pytest.mark.slow
-def test_gossip_sgd_on_a_quadratic_disagrees_and_wanders_as_derived() -> None:
-    apart, middle = quadratic(SEED)
-    assert holds(apart)
-    assert holds(middle)

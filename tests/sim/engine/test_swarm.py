@@ -31,10 +31,6 @@ def spread(swarm: Swarm) -> float:
     return float(np.ptp([host.vector for host in swarm.alive()], axis=0).max())
 
 
-def alive_views(swarm: Swarm) -> set[int]:
-    return {len(host.peer.membership.alive()) for host in swarm.alive()}
-
-
 # -- determinism -----------------------------------------------------------------------------------------------------
 def test_another_peer_changes_nobodys_randomness() -> None:
     """The fourth peer cannot be reached, as if it did not exist for the others. Lost packets are drawn too."""
@@ -87,19 +83,6 @@ def test_a_transfer_takes_latency_and_bytes_over_rate() -> None:
     # Durations count from the agreed start. The partner's stream may precede ours then, or follow a latency later.
     assert min(durations) >= seconds + 0.02 - 1e-9
     assert max(durations) <= seconds + 4 * 0.02 + 1e-9
-
-
-def test_steps_taken_while_bytes_were_in_flight_are_kept() -> None:
-    def on_step(index: int, values: Floats, steps: int) -> None:
-        values += 1.0
-
-    swarm = swarm_of(4, rate_bytes_s=100.0, on_step=on_step)  # a transfer takes six steps
-    swarm.run_until(60.0)
-    assert sum(host.peer.exchanges.done_count for host in swarm.hosts) > 50
-    started = {host.index: host.steps for host in swarm.hosts}
-    gained = np.mean([host.vector.mean() for host in swarm.hosts]) - vector(0).mean()
-    # Joiners begin with what the first had gained by then, so the mean is within a few steps of those taken.
-    assert gained == pytest.approx(np.mean(list(started.values())), abs=15)
 
 
 # -- joining ---------------------------------------------------------------------------------------------------------
@@ -171,15 +154,7 @@ def test_a_peer_that_leaves_and_comes_again_at_once_is_ended_first() -> None:
     assert not swarm.hosts[2].gone
     swarm.restart(2, [0])
     swarm.run_until(40.0)
-    assert alive_views(swarm) == {2}
-
-
-def test_lost_messages_and_streams_are_survived() -> None:
-    swarm = swarm_of(8, loss=0.05, on_step=kicked(30))
-    swarm.run_until(90.0)
-    assert alive_views(swarm) == {7}
-    assert spread(swarm) < 1e-3
-    assert sum(host.peer.exchanges.failures for host in swarm.hosts) > 0
+    assert {len(host.peer.membership.alive()) for host in swarm.alive()} == {2}
 
 
 def test_a_newcomer_need_not_wait_for_the_end_of_its_donors_long_steps() -> None:
@@ -229,25 +204,3 @@ def test_one_whose_weights_are_no_numbers_spoils_nobody_and_takes_the_swarms_aga
     done = spoiled.exchanges.done_count
     swarm.run_until(25.0)
     assert spoiled.exchanges.done_count > done
-
-
-def test_a_loop_that_mends_its_weights_by_itself_mixes_on() -> None:
-    def on_step(index: int, values: Floats, steps: int) -> None:
-        if index == 0 and steps in (50, 60):
-            values[3] = np.nan if steps == 50 else 1.0
-
-    swarm = Swarm(5, NetworkModel(), Config(mix_every_steps=4, merge="never"), on_step)
-    swarm.add_peer(np.ones(ELEMENTS, np.float32), founder=True)
-    swarm.add_peer(np.ones(ELEMENTS, np.float32), founder=True)
-    swarm.introduce()
-    swarm.kill(1)
-    newcomers = [swarm.add_peer(np.ones(ELEMENTS, np.float32), [0]) for _ in range(2)]
-    first, seen = swarm.hosts[0].peer, False
-    while swarm.now < 30.0:
-        swarm.run_until(swarm.now + 0.1)
-        seen = seen or not first.local.sound
-    assert seen
-    assert first.view.ready
-    assert not first.joining.donors, "by itself, and not with the weights of others"
-    assert all(np.isfinite(host.vector).all() for host in swarm.alive())
-    assert all(swarm.hosts[index].peer.view.ready for index in newcomers)

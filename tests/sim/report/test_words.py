@@ -46,32 +46,19 @@ def test_a_report_says_what_of_links_it_models(tables, said, unsaid):
 
 
 @pytest.mark.parametrize(
-    ("seconds", "text"),
-    [(0, "0 s"), (0.045, "45 ms"), (12.34, "12.3 s"), (60, "1 min"), (125, "2 min 5 s"), (3599.9, "1 h"),
-     (5400, "1 h 30 min"), (86_400, "1 day"), (183_600, "2 days 3 h"), (math.nan, "–"), (math.inf, "–")],  # noqa: RUF001
+    ("written", "texts"),
+    [
+        (duration_text, {0: "0 s", 0.045: "45 ms", 12.34: "12.3 s", 60: "1 min", 125: "2 min 5 s", 3599.9: "1 h",
+                         5400: "1 h 30 min", 86_400: "1 day", 183_600: "2 days 3 h", math.inf: "–"}),  # noqa: RUF001
+        (bytes_text, {0: "0 B", 999: "999 B", 1000: "1 kB", 1_234_567: "1.23 MB", 999_999: "1 MB", 8e9: "8 GB"}),
+        (count_text, {0: "0", 12_345: "12,345", 1_234_567: "1.23 million", 0.5: "0.5"}),
+        # A share is never rounded to all or nothing.
+        (share_text, {0: "0.0 %", 0.934: "93.4 %", 1: "100.0 %", 0.99996: "99.996 %", 0.00004: "0.004 %"}),
+    ],
 )  # fmt: skip
-def test_durations_have_at_most_two_parts(seconds, text):
-    assert duration_text(seconds) == text
-
-
-@pytest.mark.parametrize(
-    ("count", "text"),
-    [(0, "0 B"), (999, "999 B"), (1000, "1 kB"), (1_234_567, "1.23 MB"), (999_999, "1 MB"), (8e9, "8 GB")],
-)
-def test_bytes_are_decimal_with_three_digits(count, text):
-    assert bytes_text(count) == text
-
-
-@pytest.mark.parametrize(("count", "text"), [(0, "0"), (12_345, "12,345"), (1_234_567, "1.23 million"), (0.5, "0.5")])
-def test_counts_are_written_out_up_to_a_million(count, text):
-    assert count_text(count) == text
-
-
-@pytest.mark.parametrize(
-    ("share", "text"), [(0, "0.0 %"), (0.934, "93.4 %"), (1, "100.0 %"), (0.99996, "99.996 %"), (0.00004, "0.004 %")]
-)
-def test_a_share_is_never_rounded_to_all_or_nothing(share, text):
-    assert share_text(share) == text
+def test_figures_are_short(written, texts):
+    assert {value: written(value) for value in texts} == texts
+    assert duration_text(math.nan) == duration_text(math.inf)
 
 
 def test_axes_have_units_that_keep_their_figures_short():
