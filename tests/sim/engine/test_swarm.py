@@ -204,3 +204,25 @@ def test_one_whose_weights_are_no_numbers_spoils_nobody_and_takes_the_swarms_aga
     done = spoiled.exchanges.done_count
     swarm.run_until(25.0)
     assert spoiled.exchanges.done_count > done
+
+
+def test_a_loop_that_mends_its_weights_by_itself_mixes_on() -> None:
+    def on_step(index: int, values: Floats, steps: int) -> None:
+        if index == 0 and steps in (50, 60):
+            values[3] = np.nan if steps == 50 else 1.0
+
+    swarm = Swarm(5, NetworkModel(), Config(mix_every_steps=4, merge="never"), on_step)
+    swarm.add_peer(np.ones(ELEMENTS, np.float32), founder=True)
+    swarm.add_peer(np.ones(ELEMENTS, np.float32), founder=True)
+    swarm.introduce()
+    swarm.kill(1)
+    newcomers = [swarm.add_peer(np.ones(ELEMENTS, np.float32), [0]) for _ in range(2)]
+    first, seen = swarm.hosts[0].peer, False
+    while swarm.now < 30.0:
+        swarm.run_until(swarm.now + 0.1)
+        seen = seen or not first.local.sound
+    assert seen
+    assert first.view.ready
+    assert not first.joining.donors, "by itself, and not with the weights of others"
+    assert all(np.isfinite(host.vector).all() for host in swarm.alive())
+    assert all(swarm.hosts[index].peer.view.ready for index in newcomers)
