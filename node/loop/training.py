@@ -185,7 +185,7 @@ class TrainingSide:
         """Announce LEFT, and end the threads, within about a second."""
         self.step_watch.close()
         self.optimizer_watch.close()
-        if self.service.runtime is not None:
+        if self.service.runtime is not None and not self.service.state_dir.is_closing:  # At the first close alone.
             is_over, is_left = self.samplers.has_ended or self.finished, error is None and self.run.steps > 0
             running.note_run(self.network.peer.view.run_id, self.model, is_over, is_left)
         self.network.call(self.comparison.compare)  # A short program may not have reached a report.

@@ -281,3 +281,12 @@ def test_a_mapping_that_trained_a_run_is_known_again_and_not_kept():
     assert running.left_runs(model) == {b"run"}
     del tensor
     assert kept() is None
+
+
+def test_a_closed_node_notes_its_run_once(quick):
+    with Node(linear(1), config=quick) as node:
+        node.step(samples=4)
+    assert running.trained_runs()
+    running.trained_runs().clear()  # As in another thread, in which the collector may drop the node.
+    node.close()
+    assert not running.trained_runs()
