@@ -75,7 +75,8 @@ def played(tmp_path_factory):
     files["gossip/config/filters.py"] = files["gossip/config/filters.py"].replace(head, head + row)
     files["gossip/filters/median.py"] = MEDIAN
     for package in ("gossip", "node", "sim"):
-        shutil.copytree(ROOT / package, folder / package)  # The bytecode too, so that few modules are compiled.
+        # The bytecode too, so that few modules are compiled, but not what another process is writing.
+        shutil.copytree(ROOT / package, folder / package, ignore=shutil.ignore_patterns("*.pyc.*"))
     for path, text in files.items():
         (folder / path).write_text(text, encoding="utf-8")
     environment = {name: value for name, value in os.environ.items() if not name.startswith("GOSSIP_")}

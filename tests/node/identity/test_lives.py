@@ -33,7 +33,7 @@ def test_steps_go_on_while_the_partner_is_stopped(train, until, child):
     while time.monotonic() < began + 2.0:
         slowest = max(slowest, first.do(one_step))
     assert first.node.metrics().steps > steps
-    assert slowest < 1.0  # A wait for a stopped partner takes at least the 3 s of a stall.
+    assert slowest < 2.5  # A wait for a stopped partner takes at least the 3 s of a stall.
 
 
 def one_step(node):

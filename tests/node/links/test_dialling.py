@@ -101,17 +101,22 @@ def test_an_attempt_at_an_address_that_never_answers_ends_after_its_timeout(monk
 
 
 def test_a_cancelled_dial_leaves_no_socket_open(monkeypatch):
-    opened = []
+    opened, both = [], trio.Event()
     socket_of = trio.socket.socket
 
     def remembered(*given):
         opened.append(socket_of(*given))
+        if len(opened) == 2:
+            both.set()
         return opened[-1]
 
     async def main():
         monkeypatch.setattr(trio.socket, "socket", remembered)
-        with trio.move_on_after(0.6):
-            await TcpNetwork(None).connect(NAMED)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(TcpNetwork(None).connect, NAMED)
+            await both.wait()
+            await trio.testing.wait_all_tasks_blocked()
+            nursery.cancel_scope.cancel()
 
     with black_hole("127.0.0.2") as first, black_hole("127.0.0.3") as second:
         stand_for(monkeypatch, [first, second])

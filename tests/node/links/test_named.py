@@ -54,6 +54,7 @@ def test_a_member_that_misbehaves_is_named_at_the_third_time_and_no_honest_one(
     kind, words, train, until, monkeypatch, tmp_path
 ):
     monkeypatch.setenv("GOSSIP_LOG", str(tmp_path / "log.jsonl"))
+    monkeypatch.setattr("node.network.link_life.MESSAGES_PER_S", 500)  # A slow machine reads more in a second.
     monkeypatch.setattr(links, "OUTBOX_FRAMES", 16)  # Otherwise the kernel would hold the short answers of a minute.
     ours = train(nn.Linear(4, 2))
     culprit, honest = Identity.fresh(), Identity.fresh()

@@ -1,5 +1,5 @@
-"""Links on which a chunk takes longer than a stream may stand still. In the quick tests times are a tenth of the usual
-ones, so that a link of 10 Mbit/s stands for one of 1 Mbit/s; the slow ones have 1 Mbit/s and the defaults."""
+"""Links on which a chunk takes longer than a stream may stand still. In the quick tests times are a fifth of the usual
+ones, so that a link of 5 Mbit/s stands for one of 1 Mbit/s; the slow ones have 1 Mbit/s and the defaults."""
 
 import contextlib
 import socket
@@ -16,9 +16,9 @@ from node.network.transfers import streams
 from tests.harness.configs import tuned
 from tests.node.trainees import filled
 
-BYTES_S = 1.25e6
-ELEMENTS = 1 << 18  # 1 MiB, so that a vector takes 0.84 s: almost three times as long as a stream may stand still
-SLOW = tuned(mix_every_steps=20, join_timeout_s=10.0, stall_s=0.3, slowest_rate_mb_s=0.5, chunk_elements=ELEMENTS // 2)
+BYTES_S = 6.25e5
+ELEMENTS = 1 << 18  # 1 MiB, so that a vector takes 1.7 s: almost three times as long as a stream may stand still
+SLOW = tuned(mix_every_steps=20, join_timeout_s=20.0, stall_s=0.6, slowest_rate_mb_s=0.25, chunk_elements=ELEMENTS // 2)
 BUFFER_BYTES = 8_192
 
 

@@ -128,8 +128,8 @@ def compared(until, nodes, name):
     """Wait until each of two nodes has read the other's mark of this name, and has compared it."""
 
     def has_heard(node):
-        ((record, _),) = node._training.network.peer.membership.members()
-        return mark_in(record, name) is not None
+        members = node._training.network.peer.membership.members()
+        return any(mark_in(record, name) is not None for record, _ in members)
 
     until(lambda: all(map(has_heard, nodes)), 60)
     comparisons = [node._training.comparison for node in nodes]

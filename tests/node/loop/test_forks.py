@@ -21,9 +21,11 @@ with Node(nn.Linear(4, 2), seeds=sys.argv[1:], config=Config(mix_every_steps=2))
     while node.metrics().exchanges_done < 2:
         node.step()
         time.sleep(0.005)
-    child = multiprocessing.get_context("fork").Process(target=time.sleep, args=(120,), daemon=True)
+    context = multiprocessing.get_context("fork")
+    begun = context.Event()
+    child = context.Process(target=lambda: (begun.set(), time.sleep(120)), daemon=True)
     child.start()
-    time.sleep(0.2)
+    begun.wait()
     print(node.address, child.pid, flush=True)
     while True:
         node.step()

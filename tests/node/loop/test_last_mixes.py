@@ -71,8 +71,9 @@ def test_weights_that_an_error_may_have_ruined_are_given_to_nobody(train, until)
 
 def test_a_node_is_told_if_no_member_takes_its_last_steps(train, until):
     other, last = swarm_of(train, until, 2, grace_s=0.5)
-    may_go_on = threading.Event()
-    other.work = may_go_on.wait
+    stands, may_go_on = threading.Event(), threading.Event()
+    other.work = lambda: (stands.set(), may_go_on.wait())[1]
+    assert stands.wait(20)
     last.stop()
     may_go_on.set()
     (text,) = notices(last.node, "unshared")

@@ -86,6 +86,7 @@ def test_a_partner_that_came_late_is_remembered_at_once(train, until, tmp_path):
     book.save = lambda peer: (writes.append(peer.view.alive_count), remember(peer))
     until(lambda: len(writes) == 2)  # They come after one second and three; the next would come after seven.
     assert set(writes) == {1}
+    book.pause_s = 3600.0
     theirs = train(nn.Linear(2, 2), seeds=[ours.node.address])
     until(lambda: [record.id.hex() for record in StateDir(tmp_path).read().book] == [theirs.node.id])
     assert writes == [1, 1, 2]

@@ -84,12 +84,12 @@ def test_a_loop_trains_on_alone_while_its_network_side_backs_off_and_each_call_r
     trainee.do(lambda node: node.reduce({"accuracy": 0.5}))
     assert trainee.do(lambda node: node.members)[0].id == pair.node.id
     assert trainee.do(lambda node: node.metrics().network_restarts) == 1
-    assert time.monotonic() - began < 5.0
+    assert time.monotonic() - began < 30.0, "nothing waits for the pause of 60 s"
     assert pair.service.is_backing_off
     trainee.do(lambda node: node.finish(0.2))
     assert pair.node.finished
     trainee.stop()
-    assert trainee.left_in_s < 2.0
+    assert trainee.left_in_s < 10.0
 
 
 def test_a_loop_in_lockstep_does_not_wait_for_a_network_side_that_backs_off(make_pair):
@@ -138,12 +138,13 @@ def test_the_page_is_served_while_the_network_side_backs_off(make_pair):
 def test_samples_trained_while_the_network_side_backs_off_count_when_it_is_back(pair, monkeypatch):
     for module in (faults, service):
         monkeypatch.setattr(module, "LATER_S", 1.0)
-    old, trained = pair.side.network.runtime, pair.side.run.samples
-    progress = old.peer.local.progress.samples
+    old, both = pair.side.network.runtime, lambda: [one.side.network.peer.local for one in pair.trainees]
+    progress, trained = sum(one.progress.samples for one in both()), sum(one.samples for one in both())
     back_off(pair)
-    until(lambda: pair.side.network.runtime is not old and pair.mixes())
+    until(lambda: pair.side.network.runtime is not old and pair.mixes() and not pair.side.network.peer.exchanges.table)
     assert not pair.service.is_backing_off
-    assert pair.side.network.peer.local.progress.samples >= progress + pair.side.network.peer.local.samples - trained
+    now = sum(one.samples for one in both())  # A mix keeps the sum of both nodes' progress, which only grows.
+    assert sum(one.progress.samples for one in both()) >= progress + now - trained
 
 
 # -- the next network side ---------------------------------------------------------------------------------------------

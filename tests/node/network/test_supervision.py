@@ -186,9 +186,9 @@ def test_nothing_is_left_behind_by_many_faults(pair):
         gc.collect()
         return len(os.listdir("/proc/self/fd")), threading.active_count()
 
-    pair.begins_anew(lambda: pair.call(raises), soon=False)  # Other tests cover the delay.
+    pair.begins_anew(lambda: pair.call(raises))
     descriptors, threads = left()
     for _ in range(FAULTS):
-        pair.begins_anew(lambda: pair.call(raises), soon=False)
+        pair.begins_anew(lambda: pair.call(raises))
     # A link may be opened twice meanwhile, and an idle worker thread ends after some seconds.
     until(lambda: left()[0] <= descriptors + 4 and left()[1] <= threads + 2)

@@ -24,7 +24,7 @@ from torch import nn
 from gossip.config import Config
 from gossip.errors import LocalError
 from gossip.ids import PeerId
-from node import Node
+from node import Node, running
 from node.observe.members import SwarmView
 from node.ranks import plain
 from node.ranks.boundary import MomentsTold, UpdateTold
@@ -294,6 +294,7 @@ def opened():
 
 
 def node_of(seeds):
+    running.trained_runs().clear()  # As in another process: in this one a later Node begins a run of its own.
     torch.manual_seed(3)
     model = nn.Linear(6, 3)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
@@ -369,8 +370,8 @@ def main():
     together(folder, "last", rank)
     if rank == attacker:
         (folder / "reasons").write_text(json.dumps(reasons))
-    steps = honest(seeds)  # Finally, both ranks are honest.
-    (folder / f"last-{rank}").write_text(json.dumps(steps))
+    last = honest(seeds)  # Finally, both ranks are honest.
+    (folder / f"last-{rank}").write_text(json.dumps(last))
     dist.destroy_process_group()
 
 

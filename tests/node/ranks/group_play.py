@@ -71,9 +71,12 @@ class Pair:
 
 def goes_on(trainee):
     """Return True if a node of this process trains on."""
-    before = trainee.do(lambda node: node._training.run.steps)
-    time.sleep(0.2)
-    return trainee.error is None and trainee.do(lambda node: node._training.run.steps) > before
+    before, end = trainee.do(lambda node: node._training.run.steps), time.monotonic() + 30.0
+    while trainee.error is None and time.monotonic() < end:
+        if trainee.do(lambda node: node._training.run.steps) > before:
+            return True
+        time.sleep(0.05)
+    return False
 
 
 def listening(pid):

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from tests.node.ranks.group_hostile import ABORTED_BY_0, ABORTED_BY_1, BY_RANK_0, BY_RANK_1, PATIENCE_S
+from tests.node.ranks.group_hostile import ABORTED_BY_0, ABORTED_BY_1, BY_RANK_0, BY_RANK_1, FULL_STEPS, PATIENCE_S
 from tests.node.ranks.group_play import Pair, goes_on
 
 MOST_MB = 1024  # The most memory that decoding a message may take.
@@ -110,7 +110,7 @@ def test_rank_0_ends_with_a_sentence_and_bounded_memory_whatever_another_rank_do
 def test_the_same_processes_train_on_with_a_new_node_after_all_that(pair, request):
     for rank in range(2):
         last = request.getfixturevalue(pair).read("last", rank)
-        assert (last["kind"], last["text"], last["steps"]) == ("", "", 30)
+        assert (last["kind"], last["text"], last["steps"]) == ("", "", FULL_STEPS)
 
 
 def test_the_swarms_other_node_goes_on_and_mixed_with_each_of_these(from_below, bystander):

@@ -32,6 +32,7 @@ from tests.node.network.carriers import (
     until,
     vectors,
 )
+from tests.node.trainees import mixed
 from tests.node.transport.sealing import ACCEPTOR, DIALLER
 from tests.node.transport.test_tls import ALICE_CONTEXTS, memory_pair, receive_exactly, tls_ends
 
@@ -228,7 +229,7 @@ def test_nodes_mix_in_threads_which_end_with_them(encrypted, train, until, quick
     first = train(models[0], **options)
     second = train(models[1], seeds=[first.node.address], **options)
     second.do(lambda _: models[1]["x"].fill(1.0))
-    until(lambda: all(one.node.metrics().exchanges_done > 3 for one in (first, second)))
+    until(mixed(first, second, times=4))
     assert "gossip-receive" in seen
     for one in (first, second):
         one.stop()
