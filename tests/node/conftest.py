@@ -19,6 +19,7 @@ from gossip.errors import LocalError
 from node import Node, running
 from tests.harness import warm
 from tests.node.commands import secret_of
+from tests.node.trainees import filled
 
 NEVER_RAN = LocalError("The test ended before this node trained.")
 QUICK = Config(mix_every_steps=2, join_timeout_s=3.0)
@@ -170,6 +171,13 @@ def _until():
 @pytest.fixture
 def quick():
     return QUICK
+
+
+@pytest.fixture
+def node(quick):
+    """A node that is alone, whose weights are 0."""
+    with Node(filled(nn.Linear(4, 2), 0.0), config=quick) as made:
+        yield made
 
 
 @pytest.fixture

@@ -129,7 +129,7 @@ class Homes:
         """Start miniupnpd on a router."""
         folder = Path(tempfile.mkdtemp(prefix="gossip-upnp-"))
         config = folder / "conf"
-        config.write_text(MINIUPNPD.format(number=number))
+        config.write_text(MINIUPNPD.format(number=number, outside=100 + number))
         command = ("ip", "netns", "exec", router, "miniupnpd", "-d", "-f", config, "-P", folder / "pid")
         with (folder / "log").open("w") as log:
             self.daemons.append((subprocess.Popen(command, stdout=log, stderr=log), folder))
@@ -202,12 +202,12 @@ table inet home {
 
 MINIUPNPD = """\
 ext_ifname=wan
-ext_ip=192.79.0.10{number}
+ext_ip=192.79.0.{outside}
 listening_ip=lan
 enable_natpmp=yes
 enable_upnp=yes
 secure_mode=yes
-uuid=6a2a1a3e-0000-4000-8000-00000000000{number}
+uuid=6a2a1a3e-0000-4000-8000-0000000000{number:02}
 upnp_table_name=home
 upnp_nat_table_name=home
 upnp_forward_chain=opened

@@ -2,6 +2,7 @@
 
 import pytest
 
+from tests.harness.marks import slow
 from tests.zoo.harness import play
 from tests.zoo.registry import programs
 
@@ -29,13 +30,7 @@ def check(name, **faults):
     raise AssertionError(f"behind synchronous training by {losses}, for the first {SEEDS} seeds")
 
 
-@pytest.mark.parametrize("name", QUICK)
-def test_a_quick_program_is_as_good_on_three_nodes_as_synchronously(name):
-    check(name)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", sorted(set(programs()) - set(QUICK)))
+@pytest.mark.parametrize("name", [*QUICK, *map(slow, sorted(set(programs()) - set(QUICK)))])
 def test_a_program_is_as_good_on_three_nodes_as_synchronously(name):
     check(name)
 

@@ -224,12 +224,6 @@ def test_the_refusal_names_numbers_that_do():
     check_outer(0.804, 0.7)
 
 
-def test_diloco_is_stable_in_groups_and_refused_in_pairs():
-    OuterStep(10, 0.9, 0.7, group=16)
-    with pytest.raises(ConfigError, match="apart"):
-        OuterStep(10, 0.9, 0.7)
-
-
 @pytest.mark.parametrize("name", METHODS)
 def test_every_published_outer_step_can_be_made_of_what_its_config_says(name):
     config = Config.published(name)

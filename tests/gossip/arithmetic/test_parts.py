@@ -165,11 +165,6 @@ def test_what_a_stranger_may_write_instead_is_no_part(text):
     assert Subset.parse(text) is None
 
 
-@pytest.mark.parametrize("text", ["all", "mask 0.005", "mask 1e-05", "mask 0.000123457", "fragments 2"])
-def test_a_setting_that_works_is_taken(text):
-    assert Config(part=text).part == text
-
-
 @pytest.mark.parametrize(
     ("text", "meant"),
     [("mask 0.50", "mask 0.5"), ("mask 1e-5", "mask 1e-05"), ("mask 0.00012345678", "mask 0.000123457"),

@@ -40,6 +40,7 @@ def test_an_exchange_of_a_part_teaches_no_bound():
     mixed(side, 7, part=MASK)
     assert mixed(side, 8, codec="moniqua4") == "int8"
     assert mixed(side, 9, codec="moniqua4") == "moniqua4"  # session 8 was of the whole vector
+    assert mixed(side, 10, part=MASK, codec="moniqua4") == "int8"
     assert offered(side)[1] == "moniqua4"
 
 
@@ -68,12 +69,6 @@ def test_after_an_overflow_of_one_fragment_the_others_keep_their_bounds():
     overflow(side)
     assert mixed(side, 9, part="fragment 1/2", codec="moniqua4", partner=C) == "moniqua4"
     assert mixed(side, 10, part="fragment 0/2", codec="moniqua4", partner=C) == "int8"
-
-
-def test_a_part_is_never_streamed_with_such_a_codec():
-    side = Side(config=MONIQUA)
-    mixed(side, 7)
-    assert mixed(side, 8, part=MASK, codec="moniqua4") == "int8"
 
 
 @pytest.mark.parametrize("config", [Config(codec="int8"), Config(codec="int8", part="mask 0.5"), MONIQUA])

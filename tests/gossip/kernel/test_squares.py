@@ -12,6 +12,7 @@ from gossip.codecs import get_codec
 from gossip.errors import LocalError
 from gossip.kernel.squares import BLOCK, LANES, PIECE, squares
 from gossip.wire.frames import PREFIX_BYTES, decode
+from tests.gossip.codecs.test_codecs_blockwise import quantised
 from tests.gossip.kernel.building import both_ways, passes
 
 COMPILED, NUMPY = "compiled", "numpy"
@@ -137,13 +138,9 @@ def test_a_stream_has_the_same_sums_however_it_was_cut(which, codec, using):
             assert receiver.finish_chunk(message)
         found.add((receiver.difference_sq, receiver.own_sq))
     assert len(found) == 1
-    assert found == {(squares(receiver.out), squares(ours if codec == "fp32" else quantised(codec, ours)))}
-
-
-def quantised(codec: str, values: np.ndarray) -> np.ndarray:
-    out = np.empty_like(values)
-    get_codec(codec).quantised(values, out, 5)
-    return out
+    assert found == {
+        (squares(receiver.out), squares(ours if codec == "fp32" else quantised(get_codec(codec), ours, 5)))
+    }
 
 
 @each

@@ -17,16 +17,6 @@ from tests.harness.world import World, address_of, peer_id
 G1, G2, G3 = b"1" * 16, b"2" * 16, b"3" * 16
 
 
-def two_runs(seed, left, right):
-    """Return two swarms of these sizes that could not see each other for a while: their world and both sides."""
-    swarm = World(seed)
-    swarm.network.sides = lambda number: number < left
-    nodes = [swarm.start(*([0] if number else [])) for number in range(left)]
-    nodes += [swarm.start(left if number > left else 0) for number in range(left, left + right)]
-    swarm.run(40.0)
-    return swarm, nodes[:left], nodes[left:]
-
-
 def test_more_samples_outrank_fewer_and_of_equals_the_larger_genesis():
     assert outranks(Run(200, G1), Run(100, G2))
     assert not outranks(Run(100, G2), Run(200, G1))
@@ -170,8 +160,10 @@ def test_samples_of_an_earlier_life_are_not_behind_weights_that_began_afresh():
 
 
 def test_a_peer_about_to_take_other_weights_is_busy():
-    swarm, lefts, rights = two_runs(1, 1, 1)
-    left, right = lefts[0], rights[0]
+    swarm = World(1)
+    swarm.network.sides = lambda number: number < 1
+    left, right = swarm.start(), swarm.start(0)
+    swarm.run(40.0)
     swarm.until(lambda: right.peer.view.ready, 30.0)
     swarm.network.sides = None
     swarm.until(lambda: right.peer.joining.phase is Phase.COLLECTING, 60.0)

@@ -7,10 +7,7 @@ import pytest
 
 from tests.node.trainees import alive, children, linear, mixed, state_of
 
-
-@pytest.fixture
-def child():
-    yield from children()
+child = pytest.fixture(children)
 
 
 def test_sigterm_leaves_and_the_others_know_at_once(train, until, child):

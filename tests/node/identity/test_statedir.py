@@ -242,10 +242,3 @@ def test_without_a_default_route_an_address_that_others_reach_is_shown(own, show
 
 def test_the_kernel_names_the_addresses_of_its_interfaces():
     assert "127.0.0.1" in list(own_addresses())
-
-
-def test_a_state_directory_stays_where_it_is_though_the_program_changes_its_folder(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    node = Node(nn.Linear(2, 2), state_dir="state")
-    monkeypatch.chdir("/")
-    assert node._training.settings.state_dir == tmp_path / "state"

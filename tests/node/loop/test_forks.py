@@ -33,14 +33,6 @@ with Node(nn.Linear(4, 2), seeds=sys.argv[1:], config=Config(mix_every_steps=2))
 """
 
 
-def alive(pid):
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    return True
-
-
 def test_a_worker_that_outlives_its_killed_parent_keeps_neither_its_port_nor_its_links(train, until):
     here = train(nn.Linear(4, 2))
     with warm.Python("-c", PARENT, here.node.address, stdout=subprocess.PIPE, text=True) as parent:
@@ -57,7 +49,7 @@ def test_a_worker_that_outlives_its_killed_parent_keeps_neither_its_port_nor_its
             died = time.monotonic()
             until(lambda: not len(here.side.network.runtime.links), 10)
             assert time.monotonic() - died < 5, "the end of a link comes with the process, and is not waited for"
-            assert alive(int(child))
+            assert warm.is_running(int(child))
         finally:
             parent.kill()
             os.kill(int(child), signal.SIGKILL)

@@ -8,26 +8,17 @@ import numpy as np
 import pytest
 import trio
 
-from gossip.averaging.boundary import Boundary
 from gossip.averaging.vectors import Vector
 from gossip.averaging.visit import Adoption, Update
 from gossip.errors import LocalError, RemoteError
 from node.faults import first_cause, trace_of
-from node.model.backup import KeptWeights
-from node.model.pool import VectorPool
-from node.model.snapshot import ModelState
 from node.ranks.boundary import RanksBoundary
 from tests.harness import warm
-
-
-def boundary_of(vector):
-    state = ModelState({"x": vector})
-    return Boundary(state, VectorPool(state), KeptWeights(state))
+from tests.node.model.test_boundary import boundary as boundary_of
 
 
 def test_updates_of_finished_exchanges_outlive_a_fault_and_requests_do_not():
-    live = np.zeros(8, np.float32)
-    boundary = boundary_of(live)
+    boundary, _, live = boundary_of(size=8)
     boundary.begin_update()
     boundary.begin_update()
     boundary.deliver_update(Update(Vector(np.ones(8, np.float32))))
@@ -42,8 +33,7 @@ def test_updates_of_finished_exchanges_outlive_a_fault_and_requests_do_not():
 
 
 def test_weights_on_trial_at_a_fault_give_way_to_those_that_were_kept():
-    live = np.zeros(8, np.float32)
-    boundary = boundary_of(live)
+    boundary, _, live = boundary_of(size=8)
     boundary.request_adoption(Adoption(np.ones(8, np.float32), trial=True))
     boundary.visit(lambda vector: None)
     assert live.tolist() == [1.0] * 8
@@ -53,8 +43,7 @@ def test_weights_on_trial_at_a_fault_give_way_to_those_that_were_kept():
 
 
 def test_updates_that_wait_for_all_ranks_outlive_a_fault_too():
-    live = np.zeros(8, np.float32)
-    plain = boundary_of(live)
+    plain, _, live = boundary_of(size=8)
     ranks = SimpleNamespace(send_command=lambda *_: None, broadcast_array=lambda _: None, relays=lambda _: False)
     boundary = RanksBoundary(ranks, plain.model, plain.vectors, plain.backup)
     boundary.begin_update()

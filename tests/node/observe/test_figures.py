@@ -4,21 +4,18 @@ import copy
 import pickle
 import threading
 from collections.abc import Mapping
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
 from gossip.kernel import implementation
 from node import Metrics
-from node.observe.figures import FIGURES, VERSION, Source, reading, reference_page, refusals_of, status_reading
+from node.observe.figures import FIGURES, VERSION, Source, reading, refusals_of, status_reading
 from node.observe.status import METRICS
 from sim import Scenario
 from tests.harness.marks import slow
 from tests.harness.world import World
 from tests.sim.scenarios import played
-
-PAGE = Path(__file__).parents[3] / "docs" / "figures.md"
 
 
 def source() -> Source:
@@ -26,10 +23,6 @@ def source() -> Source:
     [node] = swarm.swarm(1)
     links = SimpleNamespace(bytes_sent=1234, bytes_received=56, ignored_messages=3, lossy_links=2, striped_links=1)
     return Source(node.peer, links, steps=7, samples=28, swarm_samples=30, model_file="m.safetensors")
-
-
-def test_the_page_is_what_the_rows_say():
-    assert reference_page() in PAGE.read_text(encoding="utf-8"), "make reference writes it anew"
 
 
 VALUES = {

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from node import Member, Node
-from node.observe.figures import MEASURED
 from node.options import reference_page
 
 LOOP, NODE = (
@@ -16,7 +15,6 @@ LOOP, NODE = (
 )
 PAGE = LOOP + NODE
 OPTIONS = (Path(__file__).parents[3] / "docs" / "options.md").read_text(encoding="utf-8")
-FIGURES = (Path(__file__).parents[3] / "docs" / "figures.md").read_text(encoding="utf-8")
 CALLS = re.findall(r"^##+ .*$", PAGE, re.MULTILINE)
 
 
@@ -71,8 +69,3 @@ def test_the_page_names_what_readme_and_examples_use():
 @pytest.mark.parametrize("field", dataclasses.fields(Member))
 def test_every_figure_of_a_member_is_named(field):
     assert f"`{field.name}`" in PAGE
-
-
-def test_every_figure_of_a_reading_is_on_the_page_of_figures():
-    named = {row.split("`")[1] for row in FIGURES.splitlines() if row.endswith("`node.metrics()` |")}
-    assert named == {figure.name for figure in MEASURED}
