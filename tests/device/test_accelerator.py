@@ -3,7 +3,6 @@
 import json
 import subprocess
 import sys
-import time
 import warnings
 from pathlib import Path
 
@@ -15,6 +14,7 @@ from benchmarks.accelerator_device import Shape
 from benchmarks.accelerator_device import accelerator as device_of
 from benchmarks.accelerator_run import Part
 from tests.harness.warm import is_running
+from tests.node.conftest import until
 
 ROOT = Path(__file__).resolve().parents[2]
 AIMS = 11
@@ -145,10 +145,7 @@ time.sleep(600)
     assert found["reason"] == "not done after 5 s\n    waiting"
     assert found["figures"] == [{"figure": "limits", "up_gb_s": 1.0}]
     child = int((tmp_path / "child").read_text())
-    end = time.monotonic() + 20.0
-    while is_running(child) and time.monotonic() < end:
-        time.sleep(0.02)
-    assert not is_running(child)
+    until(lambda: not is_running(child))
 
 
 def test_a_part_that_fails_is_reported_and_the_next_one_runs(capsys):

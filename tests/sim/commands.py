@@ -33,7 +33,7 @@ def in_a_terminal(*words):
     shown = bytearray()
 
     def read():
-        with contextlib.suppress(OSError):  # All was read, and nobody holds the other side any more.
+        with contextlib.suppress(OSError):  # The other side is closed, and all of it was read.
             while data := os.read(ours, 1 << 16):
                 shown.extend(data)
 

@@ -51,7 +51,7 @@ def test_all_is_counted(package):
 CEILINGS = {  # Lines of Python and C. The aim stands behind each; a change that goes over it removes as much elsewhere.
     ("gossip", "node"): 49_690,  # 38,000
     ("sim",): 13_701,  # 12,500
-    ("tests",): 68_773,  # 57,000; 430 went that others hold, tests of fifty mends came.
+    ("tests",): 68_768,  # 57,000; 430 went that others hold, tests of fifty mends came.
     ("benchmarks",): 11_804,  # 10,500
 }
 MOST_WORDS = 115_000  # Of all Markdown.

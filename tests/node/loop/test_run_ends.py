@@ -115,7 +115,7 @@ def test_a_late_node_that_trains_nothing_has_the_weights_of_those_that_settled(s
     with Node(late, seeds=[nodes[0].node.address], config=quick, wait_for=3) as node:
         for _ in node.epochs(1, total):
             steps += 1
-        until(lambda: [event for event in node.history() if event.kind == "settled"])
+        until(lambda: any(event.kind == "settled" for event in node.history()))
         [settled] = [event for event in node.history() if event.kind == "settled"]
         assert "all nodes have the same weights" in str(settled)
     assert bits(late) == weights

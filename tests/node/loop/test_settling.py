@@ -52,7 +52,7 @@ def marks_at(trainee, name):
 
 
 def agreed(until, trainee, check=bool):
-    """Return the other member's record once it tells of weights that all have agreed on and that pass a check."""
+    """Wait for the other member's record with a mark of agreement that passes a check, and return the record."""
     told, found = lambda record: (mark := mark_in(record, AGREED)) and check(mark), []
     until(lambda: found.extend(filter(told, sharing(trainee))) or found)
     return found[0]

@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 
 from tests.harness.ports import free_port
+from tests.node.conftest import until
 
 FOLDER = Path(__file__).parent
 
@@ -70,13 +71,10 @@ class Pair:
 
 
 def goes_on(trainee):
-    """Return True if a node of this process trains on."""
-    before, end = trainee.do(lambda node: node._training.run.steps), time.monotonic() + 30.0
-    while trainee.error is None and time.monotonic() < end:
-        if trainee.do(lambda node: node._training.run.steps) > before:
-            return True
-        time.sleep(0.05)
-    return False
+    """Wait for the next step of a node of this process, and return True if it has not failed."""
+    before = trainee.side.run.steps
+    until(lambda: trainee.error is not None or trainee.side.run.steps > before)
+    return trainee.error is None
 
 
 def listening(pid):
