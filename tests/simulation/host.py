@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 FROZEN = 2048  # frozen elements in every other seed, in which some newcomers have the run's base and some another
 ELEMENTS = 4096  # enough for a clip radius, and two chunks of the least length for each of two donors
+REPORT_S = 0.25  # seconds between two reports of a loop without another reason, as a node's
 KEEPS_NOT = 0.1  # share of trials that find no memory for a copy of the present weights
 
 
@@ -66,6 +67,7 @@ class Host(harness.Host):
         self.stopped = 0  # the number of freezes in effect
         self.backlog: deque[tuple[Callable[..., None], tuple[Any, ...]]] = deque()
         self.awake_at = world.now
+        self.reported_at = -math.inf
         self.since: dict[int, float] = {}  # when an exchange was first seen in the table
         self.overlapped = False  # exchanges could overlap
         members = Membership(record, sign=unsigned, verify=trusting, config=world.config, rng=rng, now=world.now)
@@ -182,6 +184,17 @@ class Host(harness.Host):
 
     # -- manners -------------------------------------------------------------------------------------------------
     def boundary(self) -> None:
+        """Visit the boundary as a node does: if a mix or a report is due, or the peer has asked for something."""
+        peer, model, now = self.peer, self.model, self.world.now
+        due_steps, mix_at = peer.initiator.next_mix
+        is_due = (self.steps + 1 >= due_steps and now >= mix_at) or now - self.reported_at > REPORT_S
+        has_requests = self.wishes or self.restoring or self.adoption is not None
+        if not (is_due or has_requests or model.pending or model.merges):
+            self.later(self.step_s, self.boundary)
+            if self.stepping and not self.left and peer.view.ready and not peer.view.is_held:
+                self.learn()
+            return
+        self.reported_at = now
         super().boundary()
         if self.stepping and not self.left and self.manners.spare and not self.gone:
             self.report_taken(self.take([number for number, session in self.wishes.items() if not session.pushes]))

@@ -147,6 +147,7 @@ class Liar(Host):
             message = decode(encode(message)[PREFIX_BYTES:])
         except (GossipError, OverflowError, ValueError):
             return
+        self.world.judge.sent(self, to, message)
         super().send(to, message)
 
     def session(self) -> int:

@@ -22,6 +22,7 @@ from tests.simulation.world import World
 
 # Time after the last fault until all must be well: suspicion, the longest bench, and the third dial of a stranger.
 WHOLE_S = 400.0
+SETTLING_STEP_S = 0.25  # Least time of a step once no mix begins any more.
 # Kinds of messages whose links may break as they are sent.
 TALK = ("Commit", "Settled", "Outcome", "Accept", "Offer", "Joined", "Begin", "Abort", "Busy")
 
@@ -397,10 +398,12 @@ class Schedule:
         since = world.now
         quiet = Quiet(world, has_liars=bool(self.liars))
         world.run(1.0 + 2.0 * self.rng.random())  # Mixing goes on.
+        for host in world.running:
+            host.step_s = max(host.step_s, SETTLING_STEP_S)
         while True:
             self.look()
             for host in world.running:
-                host.peer.schedule.retry_at = float("inf")
+                host.peer.local.paused = True  # Nothing begins between two looks either.
                 host.peer.exchanges.can_overlap = False  # Reservations would go on for ever.
             wrong = quiet.wrong()
             if not wrong:
