@@ -93,12 +93,12 @@ def state_of(node, peer):
     return next((member.state for member in node.members if member.id == peer), None)
 
 
-def children():
-    """Yield ``child(seed, width, state_dir)``, which starts a node in a process of its own: (process, id)."""
+def children(code=CHILD):
+    """Yield ``child(seed, width, state_dir)``, which starts a node in a process of its own: (process, first line)."""
     started = []
 
     def start(seed, width=4, *state_dir):
-        process = warm.Python("-c", CHILD, seed, width, *state_dir, stdout=subprocess.PIPE, text=True)
+        process = warm.Python("-c", code, seed, width, *state_dir, stdout=subprocess.PIPE, text=True)
         started.append(process)
         return process, process.stdout.readline().strip()
 

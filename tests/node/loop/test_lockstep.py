@@ -1,15 +1,14 @@
 """A training loop that waits for its mix: it continues when its partner disappears, and stops on request."""
 
 import signal
-import subprocess
 import threading
 import time
 
 import numpy as np
 import pytest
 
-from tests.harness import warm
 from tests.harness.configs import tuned
+from tests.node.trainees import children
 
 CHILD = """
 import signal, sys
@@ -18,7 +17,7 @@ from gossip.config import Config
 from node import Node
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a job in the background begins without it
 config = Config(mix_every_steps=1, max_version_gap=0.0)
-with Node({"x": np.zeros(600, np.float32)}, seeds=sys.argv[1:], config=config) as node:
+with Node({"x": np.zeros(600, np.float32)}, seeds=sys.argv[1:2], config=config) as node:
     print("in", flush=True)
     try:
         while True:
@@ -35,19 +34,7 @@ def vector() -> dict[str, np.ndarray]:
 
 @pytest.fixture
 def child():
-    started = []
-
-    def start(seed):
-        process = warm.Python("-c", CHILD, seed, stdout=subprocess.PIPE, text=True)
-        started.append(process)
-        assert process.stdout.readline() == "in\n"
-        return process
-
-    yield start
-    for process in started:
-        process.kill()
-        process.wait()
-        process.stdout.close()
+    yield from children(CHILD)
 
 
 def mixes(trainee) -> int:
@@ -56,7 +43,7 @@ def mixes(trainee) -> int:
 
 def test_whoever_waits_for_a_partner_that_is_killed_trains_on(train, until, child):
     trainee = train(vector(), config=LOCKSTEP)
-    partner = child(trainee.node.address)
+    partner, _ = child(trainee.node.address)
     until(lambda: mixes(trainee) > 20)
     partner.kill()
     partner.wait()
@@ -86,7 +73,7 @@ def test_a_mix_has_landed_when_the_step_returns(train, until):
 
 def test_one_that_waits_can_be_interrupted(train, until, child):
     trainee = train(vector(), config=LOCKSTEP)
-    partner = child(trainee.node.address)
+    partner, _ = child(trainee.node.address)
     until(lambda: mixes(trainee) > 5)
     asleep = threading.Event()
 

@@ -13,11 +13,10 @@ from node.adapters.adapter import ScaleWatch
 from node.model.device.copies import HalfPart
 from node.model.device.downloads import Downloads
 from tests.harness.marks import slow
+from tests.node.model.test_devices import PLAIN, QUICK
 from tests.node.trainees import mixed, step_of, step_towards
 
 pytestmark = pytest.mark.cuda
-QUICK = {"mix_every_steps": 2, "join_timeout_s": 3.0}
-PLAIN = Config(filter="none", **QUICK)
 
 
 @pytest.fixture

@@ -9,13 +9,8 @@ from torch import nn
 
 from gossip.errors import LayoutError
 from node.model.snapshot import ModelState
+from tests.node.model.test_snapshot import _same_weights  # noqa: F401  (a fixture of every test here)
 from tests.node.vectors import mlp, slow_vector, train, vector_of
-
-
-@pytest.fixture(autouse=True)
-def _same_weights():
-    torch.manual_seed(0)
-
 
 OPTIMIZERS = {
     "momentum": (lambda p: torch.optim.SGD(p, 0.1, momentum=0.9, nesterov=True), ("momentum_buffer",)),
