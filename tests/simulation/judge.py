@@ -281,7 +281,10 @@ class Judge:
 
     def end(self, host: Host, number: int) -> None:
         deal = self.of.pop((host, number))
-        deal.sides[host].ended = True
+        side = deal.sides[host]
+        side.ended = True
+        if deal.settled and not host.liar:  # The others had gone on without it.
+            self.moved(side.shift)
         if all(side.ended for side in deal.sides.values()):
             self.settle(deal)
 
