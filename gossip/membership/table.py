@@ -54,7 +54,7 @@ class Table:
         self._introducers: list[PeerId] = []  # The keys of `_dialable`.
         self._vouched: dict[PeerId, dict[PeerId, None]] = {}  # Strangers that own data, by the home that vouches.
 
-        self.changes = 0  # Counts changes of :meth:`owners`.
+        self.changes = 0  # Counts changes of :meth:`owners` and of their runs.
         self._run_members: set[PeerId] = set()
         self._run_sizes: dict[bytes, int] = {}  # Number of run members by run.
         # The value of ``changes`` at the last computation of the owners (-1 before the first), and these owners.
@@ -148,6 +148,7 @@ class Table:
         if record.run_id != old_record.run_id and entry.is_run_member:
             self._count_run_member(old_record.run_id, -1)
             self._count_run_member(record.run_id, 1)
+            self.changes += 1
         if record.incarnation != old_record.incarnation:
             entry.incarnation_at = now
         entry.record, entry.record_at = record, now

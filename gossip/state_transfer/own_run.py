@@ -237,9 +237,9 @@ class OwnRun:
         self.publish_counts(now)
         is_merge = local.ready
         # Our smaller sample count may lower the median of the new run. Without this pause our former run could then
-        # look larger, and we would go back.
+        # look larger, and we would go back. It depends on the id: members in phase could swap their runs for ever.
         if is_merge:
-            joining.avoid_run(local.run_id, now + STALEMATE_S)
+            joining.avoid_run(local.run_id, now + STALEMATE_S * (1 + self.membership.me.id[0] / 256))
         local.run_id, local.version, local.ready = joining.run_id, clamp_version(joining.version), True
         local.sound = True
         self.exchanges.filter.on_joined(joining.check.spread_sq)

@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 
 FROZEN = 2048  # frozen elements in every other seed, in which some newcomers have the run's base and some another
 ELEMENTS = 4096  # enough for a clip radius, and two chunks of the least length for each of two donors
-REPORT_S = 0.25  # seconds between two reports of a loop without another reason, as a node's
 KEEPS_NOT = 0.1  # share of trials that find no memory for a copy of the present weights
 
 
@@ -187,7 +186,7 @@ class Host(harness.Host):
         """Visit the boundary as a node does: if a mix or a report is due, or the peer has asked for something."""
         peer, model, now = self.peer, self.model, self.world.now
         due_steps, mix_at = peer.initiator.next_mix
-        is_due = (self.steps + 1 >= due_steps and now >= mix_at) or now - self.reported_at > REPORT_S
+        is_due = (self.steps + 1 >= due_steps and now >= mix_at) or now - self.reported_at > self.world.report_s
         has_requests = self.wishes or self.restoring or self.adoption is not None
         if not (is_due or has_requests or model.pending or model.merges):
             self.later(self.step_s, self.boundary)

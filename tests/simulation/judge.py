@@ -254,6 +254,8 @@ class Judge:
             return "crowded"
         if world.now - side.committed_s < doubt_s - 1e-6:
             return ""
+        if deal.inviter is not None and not any(one.mixed for other, one in deal.sides.items() if other.id in asked):
+            return "undecided"  # The inviter waits longer than this member, as slow exchanges have taught it.
         # A host that was restarted does not know what its earlier life said.
         over = {other.id for other in deal.sides if other.gone}
         return "doubt" if not any(self.reached(host, one, ASKED_S) for one in asked if one not in over) else ""

@@ -22,7 +22,7 @@ from tests.simulation.world import World
 
 # Time after the last fault until all must be well: suspicion, the longest bench, and the third dial of a stranger.
 WHOLE_S = 400.0
-SETTLING_STEP_S = 0.25  # Least time of a step once no mix begins any more.
+REPORT_S = 0.25  # Time between two reports of a loop without another reason, as a node's; least step in the quiet.
 # Kinds of messages whose links may break as they are sent.
 TALK = ("Commit", "Settled", "Outcome", "Accept", "Offer", "Joined", "Begin", "Abort", "Busy")
 
@@ -88,6 +88,7 @@ class Schedule:
         self.overlaps = Overlaps(seed, overlaps)
         self.config = self.configure()
         self.world = World(seed, self.config, tell, self.EXACT)
+        self.world.report_s = REPORT_S if overlaps else 0.0
         count = rng.choice([2, 2, 3, 3, 3, 4, 4, 5, 6])
         count = rng.choice([12, 20, 50]) if rng.random() < 0.006 else count
         lasts_s = (2.0 + 8.0 * rng.random()) * min(1.0, 6 / count)
@@ -399,7 +400,7 @@ class Schedule:
         quiet = Quiet(world, has_liars=bool(self.liars))
         world.run(1.0 + 2.0 * self.rng.random())  # Mixing goes on.
         for host in world.running:
-            host.step_s = max(host.step_s, SETTLING_STEP_S)
+            host.step_s = max(host.step_s, world.report_s)
         while True:
             self.look()
             for host in world.running:

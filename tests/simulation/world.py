@@ -28,6 +28,7 @@ class World(harness.World):
         self.exact = exact
         self.tell = tell
         self.rng = random.Random(f"world {seed}")
+        self.report_s = 0.0  # longest time between two visits of a loop to its boundary
         self.votes_every_s = 0.0  # seconds between counts of the votes to end a run; 0: no run ends
         self.digest = 0  # checksum of all deliveries, by which two processes are compared
         self.network = Network(self)

@@ -201,6 +201,17 @@ def test_a_run_that_has_not_met_all_members_of_the_other_gives_way_in_the_end():
     assert first.run_id == second.run_id == fast.run_id == b"\x01" * 16
 
 
+def test_a_member_follows_when_all_others_of_its_run_have_moved_to_another():
+    """Nobody comes or goes meanwhile, so its last look for other runs would have been its last for ever."""
+    swarm = World(1)
+    nodes = swarm.swarm(3)
+    swarm.until(swarm.agreed, 30.0)
+    swarm.run(10.0)
+    for node in nodes[:2]:
+        node.perform(node.peer.resume(b"\xff" * 16, 10**6, 0.0, swarm.now))
+    swarm.until(swarm.agreed, 10.0)
+
+
 @pytest.mark.parametrize("mode", ["ask", slow("never")])
 def test_without_consent_runs_stay_apart_and_a_person_hears_of_it(mode):
     swarm, lefts, rights = apart(2, 2, left_step_s=1.0, right_step_s=1.0, right_later_s=60.0, config=Config(merge=mode))
