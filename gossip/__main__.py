@@ -407,6 +407,8 @@ def plan(  # noqa: PLR0913  The options of a command.
     """
     if (links is None) == (not measure):
         raise ConfigError("Name the file of your links, or running nodes by --measure HOST:PORT: one of the two.")
+    if secret_file is not None and not measure:
+        raise ConfigError("--secret-file is for --measure, whose nodes ask for it: leave it out.")
     from sim.planner import command
 
     table = None

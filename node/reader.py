@@ -76,10 +76,14 @@ class Weights:
         cost = f"{self.bytes_received / 1e6:,.2f} MB from {quantity(self.donors, 'member')} in {self.seconds:.2f} s"
         return f"{where}; {cost}, asked for {self.staleness_s:.2f} s ago"
 
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Write a checkpoint without an optimizer, which :meth:`node.Node.load` reads too. Raises CheckpointError."""
+    def save(self, path: str | os.PathLike[str]) -> Path:
+        """Write a checkpoint without an optimizer, which :meth:`node.Node.load` reads too, and return its path.
+
+        Raises CheckpointError.
+        """
         meta = {"run_id": self.run_id, "swarm_samples": self.samples, "version": self.version, "steps": self.steps}
         checkpoint.save(path, self.tensors, None, {**meta, "finished": self.finished})
+        return checkpoint.file_of(path)
 
     def load_into(self, module: nn.Module) -> None:
         """Load the weights into a module. What the swarm does not have stays. Raises LayoutError for another model."""

@@ -13,7 +13,7 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gossip.errors import ConfigError, LocalError
+from gossip.errors import ConfigError, GossipError, LocalError
 from gossip.ids import quantity
 from sim.interrupt import interrupt
 from sim.report.units import duration_text
@@ -60,7 +60,7 @@ def run(
     try:
         scenarios = read_scenarios(files, seed, settings)
         check_out(out)
-        folders = folders_of(out, scenarios)
+        folders = folders_of(out, scenarios, files)
         if trace is not None and len(scenarios) != 1:
             raise ConfigError("--trace records one scenario: name one file.")
         todo = [Assignment(*each, trace) for each in zip(scenarios, titles_of(scenarios), folders, strict=True)]
@@ -75,6 +75,9 @@ def run(
             from sim.report.result import compare
 
             compare(in_order(done), out)
+    except GossipError:
+        print_results(in_order({} if as_json else done))
+        raise
     except KeyboardInterrupt:
         for number, result in partial.items():
             if (folder := folders[number]) is not None:
@@ -207,13 +210,20 @@ def check_out(out: Path | None) -> None:
         raise LocalError(f"The folder {out} cannot be written to: name another.")
 
 
-def folders_of(out: Path | None, scenarios: Sequence[Scenario]) -> list[Path | None]:
-    """Return the folder of each result: ``out`` itself for a single one, else a subfolder by name."""
+def folders_of(out: Path | None, scenarios: Sequence[Scenario], files: Sequence[Path]) -> list[Path | None]:
+    """Return the folder of each result: ``out`` itself for a single one, else a subfolder by name.
+
+    Raises ConfigError if a result would overwrite one of the scenarios' own files.
+    """
     from sim.report.result import folder_names
 
-    if out is None or len(scenarios) == 1:
-        return [out] * len(scenarios)
-    return [out / name for name in folder_names([scenario.name for scenario in scenarios])]
+    if out is None:
+        return [None] * len(scenarios)
+    names = folder_names([scenario.name for scenario in scenarios]) if len(scenarios) > 1 else [""]
+    for kept in (out / name / "scenario.toml" for name in names):
+        if kept.resolve() in {file.resolve() for file in files}:
+            raise ConfigError(f"{kept} is the scenario itself, which --out would overwrite: name another folder.")
+    return [out / name for name in names]
 
 
 def titles_of(scenarios: Sequence[Scenario]) -> list[str]:
@@ -236,6 +246,8 @@ def print_results(results: Sequence[Result]) -> None:
     from rich.console import Console
     from rich.table import Table
 
+    if not results:
+        return
     table = Table(show_header=len(results) > 1)
     table.add_column("")
     for result in results:
@@ -297,6 +309,10 @@ def sweep(
                 lines.add(number, json.dumps({"values": dict(point.values)} | json.loads(result.to_json())))
             if out is not None:
                 table.write_csv(out / "sweep.csv")
+    except GossipError:
+        if table is not None and table.rows and not as_json:
+            print_sweep(table)
+        raise
     except KeyboardInterrupt:
         finished = 0 if table is None else len(table.rows)
         saved_text = "nothing was saved"

@@ -85,8 +85,11 @@ class RunningSimulation:
         """Advance the simulation slice by slice until it is done, yielding after each slice."""
         scenario, level = self.scenario, self.level
         if scenario.duration_s is not None:
-            for number in range(1, SLICES + 1):
-                level.advance(scenario.duration_s * number / SLICES)
+            ends = {scenario.duration_s * number / SLICES for number in range(1, SLICES + 1)}
+            if (every_s := scenario.report.every_s) is not None:
+                ends |= {every_s * number for number in range(1, math.ceil(scenario.duration_s / every_s))}
+            for end in sorted(ends):
+                level.advance(end)
                 yield
             return
         mixes, mixed_at = 0, 0.0  # The count of mixes, and when it last grew.
@@ -105,7 +108,7 @@ class RunningSimulation:
     def interval_s(self) -> float:
         """Return the approximate time between two mixes of a peer, in virtual seconds."""
         gossip, step_s = self.scenario.gossip, self.scenario.compute.step_s.mean
-        by_steps = math.inf if gossip.interval_steps is None else gossip.interval_steps * step_s
+        by_steps = math.inf if gossip.first_interval is None else gossip.first_interval * step_s
         return min(by_steps, gossip.mix_every_s or math.inf)
 
 
@@ -168,11 +171,12 @@ class Simulation(RunningSimulation):
         spec = self.scenario.membership
         for row, sessions in enumerate(self.sessions):
             session = next(sessions, None)
+            may_join_s = row * spec.join_every_s if spec.start == "seed" else 0.0
+            while session is not None and session.until_s <= may_join_s:
+                session = next(sessions, None)
             if session is None:
                 continue
-            at_s = session.from_s
-            if spec.start == "seed":
-                at_s = max(at_s, row * spec.join_every_s)
+            at_s = max(session.from_s, may_join_s)
             if at_s == 0.0 and (spec.start == "together" or row == 0):
                 self.on_start(row, session, sessions, founder=True)
             else:
@@ -362,6 +366,8 @@ def play_at(
             if interrupt.is_pending:  # The second ^C, perhaps in the middle of an event: no figure can be trusted.
                 raise
             was_stopped = True
+            if level.now > history[-1]["virtual_s"]:
+                add_row()
     wall_s, cpu_s = time.perf_counter() - began_at_s, time.process_time() - cpu_at_s
     counts = level.counts()
     run = FinishedRun(

@@ -116,6 +116,8 @@ class Sweep:
             f"{name}_{key}": value for name in ("accuracy", "metric") for key, value in summary[name].items()
         }
         row: dict[str, Any] = dict(point.values) | {"seed": point.scenario.seed}
+        if result.fidelity not in self.levels:  # The fast level may have found that it cannot play this point.
+            self.levels.append(result.fidelity)
         self.rows.append(row | {key: flat[key] for key in (*COLUMNS, "no_exchange")})
 
     def in_order(self) -> list[dict[str, Any]]:

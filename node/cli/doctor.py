@@ -86,7 +86,7 @@ async def examine(given: Sequence[Address], secret: bytes | None, timeout_s: flo
     finally:
         for stream in streams:
             stream.close_now()
-    return Findings(looks, [address for address in silent if address not in given], opened, refusal)
+    return Findings(looks, silent, opened, refusal)
 
 
 async def ask(address: Address, secret: bytes | None, timeout_s: float, streams: list[PlainStream]) -> Look:

@@ -329,8 +329,7 @@ def fetch(
         began_at = time.monotonic()
         try:
             weights = reader.read()
-            weights.save(path)
-            print(f"{path}: {weights}", flush=True)
+            print(f"{weights.save(path)}: {weights}", flush=True)
             has_written = True
         except LocalError as error:
             if not has_written:

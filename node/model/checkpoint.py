@@ -102,7 +102,7 @@ def save(
     Raises:
         CheckpointError: The file could not be written. The message says whether the previous checkpoint is intact.
     """
-    target = _with_suffix(path)
+    target = file_of(path)
     save_id = None if optimizer_state is None else secrets.token_hex(16)
     document = {"version": _VERSION, "save": save_id, "meta": _encode(meta, "meta", "", None)}
     elements = sum(tensor.numel() for tensor in tensors.values())
@@ -120,7 +120,7 @@ def save(
 
 def export(path: str | os.PathLike[str], tensors: Mapping[str, Tensor]) -> None:
     """Write weights alone to ``path``, as :func:`save` does; raise as it does."""
-    target = _with_suffix(path)
+    target = file_of(path)
     if _replace(target, {target: partial(tensor_file.write, tensors, metadata={"format": "pt"})}):
         target.with_name(companion(target.name, DESCRIPTION)).unlink(missing_ok=True)  # It describes other weights.
 
@@ -134,7 +134,7 @@ def load(path: str | os.PathLike[str]) -> Checkpoint:
     Raises:
         CheckpointError: The file is missing, truncated, corrupt, a pickle, or of another format.
     """
-    place = _with_suffix(path)
+    place = file_of(path)
     if not os.path.exists(place) and os.path.exists(path):
         place = Path(path)  # A file without a suffix comes from elsewhere, and is read or refused as it is.
     tensors, fields = _read(place, save=str | None, meta=dict)
@@ -253,7 +253,7 @@ def _decode(value: Any, tensors: Mapping[str, Tensor]) -> Any:
 # Files ----------------------------------------------------------------------------------------------------------------
 
 
-def _with_suffix(path: str | os.PathLike[str]) -> Path:
+def file_of(path: str | os.PathLike[str]) -> Path:
     place = Path(path)
     if is_url(path):
         raise CheckpointError(f"{path} is a URL, which only node.save and node.load take: give a path here.")
@@ -281,6 +281,8 @@ def _replace(target: Path, writers: Mapping[Path, Callable[[Path], object]], kee
         for path in writers:
             if path.exists() and not path.is_file():
                 raise CheckpointError(f"Could not save to {path}: it is no regular file; choose another path.")
+            if path.suffix == DESCRIPTION and _is_foreign(path):
+                raise CheckpointError(f"Could not save to {target}: {path} is no checkpoint's; choose another name.")
         target.parent.mkdir(parents=True, exist_ok=True)
         with _folder_beside(target) as folder:
             for path, write in writers.items():
@@ -296,6 +298,15 @@ def _replace(target: Path, writers: Mapping[Path, Callable[[Path], object]], kee
         outcome = "the previous checkpoint is intact" if os.path.exists(target) else "nothing was written"
         advice = "free room or choose another path" if error.errno in _NO_ROOM else "choose another path"
         raise CheckpointError(f"Could not save to {target}: {_reason(error)}; {outcome}; {advice}.") from error
+
+
+def _is_foreign(path: Path) -> bool:
+    """Return True if this is JSON that describes no checkpoint, such as a user's own settings."""
+    try:
+        described = json.loads(path.read_text())
+    except (OSError, ValueError):
+        return False
+    return not isinstance(described, dict) or "checkpoint" not in described
 
 
 def _described(target: Path) -> dict[str, Any]:
@@ -361,13 +372,13 @@ class Archive:
         """Write the model, the optimizers and this metadata, by :func:`save`, which may raise CheckpointError."""
         meta = {"fingerprint": self.state.layout.contents_fingerprint, **meta}
         replaced = save(path, self.state.tensors(), self.optimizers.state_dict(), meta, keep)
-        self.written = str(_with_suffix(path))
+        self.written = str(file_of(path))
         return replaced
 
     def export(self, path: str | os.PathLike[str]) -> None:
         """Write the model's tensors alone. Raises CheckpointError, as :func:`save`."""
         export(path, self.state.tensors())
-        self.written = str(_with_suffix(path))
+        self.written = str(file_of(path))
 
     def load(self, path: str | os.PathLike[str]) -> Checkpoint:
         """Return the contents of a file. Raise CheckpointError, also if its fingerprint names another model."""

@@ -6,6 +6,7 @@ A plan simulates each candidate on given links and recommends one (:mod:`sim.pla
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 from gossip.codecs import AUTO
@@ -87,8 +88,11 @@ def with_candidate(scenario: Scenario, candidate: Candidate) -> Scenario:
     return scenario.replace(**{f"gossip.{key}": value for key, value in candidate.changes.items()})
 
 
-def parse(text: str) -> Candidate:
-    """Return the candidate in a text like ``"mix_every_steps=4 codec=int8"``. Raises :class:`ConfigError`."""
+def parse(text: str, base: Mapping[str, Any] = MappingProxyType({})) -> Candidate:
+    """Return the candidate in a text like ``"mix_every_steps=4 codec=int8"``, on top of the settings of all others.
+
+    Raises :class:`ConfigError`.
+    """
     known, changes = settings_of(Config), dict[str, Any]()
     for word in text.split():
         key, equals, value = word.partition("=")
@@ -100,4 +104,4 @@ def parse(text: str) -> Candidate:
         changes[key] = value_of(value)
     if not changes:
         raise ConfigError("--try names nothing to try: write keys of [gossip], as 'mix_every_steps=4 codec=int8'.")
-    return Candidate(text, changes)
+    return Candidate(text, {**base, **changes})

@@ -1,6 +1,7 @@
 """The `gossip plan` command, after `gossip.__main__` has parsed its options."""
 
 import json
+import os
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -60,13 +61,17 @@ def plan(  # noqa: PLR0913  The options of a command.
     from sim.report.result import Result
 
     done: dict[int, Result] = {}  # The results of finished runs, by run number.
+    if out is not None and (
+        out.resolve() == (file or Path()).resolve() or not os.access(out.absolute().parent, os.W_OK)
+    ):
+        raise LocalError(f"The plan cannot be written to {out}: name another file, in a folder that is there.")
     try:
         tables = dict(table or {}) if file is None else with_files_in(file.parent, read_toml(file, "plan"))
         world = World.from_mapping(
             tables, str(file or "what was measured"), model_mb=model_mb, step_s=step_s, nodes=nodes, seed=seed
         )
         tried = candidates(world.scenario, world.exchange_steps, world.base_settings)
-        study = Study(world, [*tried, *(parse(text) for text in more)], seeds)
+        study = Study(world, [*tried, *(parse(text, world.base_settings) for text in more)], seeds)
         todo = [
             Assignment(scenario, f"{outcome.candidate.name}, seed {scenario.seed}") for outcome, scenario in study.runs
         ]
@@ -75,15 +80,15 @@ def plan(  # noqa: PLR0913  The options of a command.
         print("gossip: stopped before all was played: nothing can be said yet.", file=sys.stderr)
         return interrupt.exit_code
     study.take(done)
+    if as_json:
+        print(json.dumps(study.to_mapping(), allow_nan=False))
+    else:
+        print_study(study, out)
     if out is not None:
         try:
             out.write_text(study.to_toml(), encoding="utf-8")
         except OSError as error:
             raise LocalError(f"The plan cannot be written to {out} ({error.strerror}): name another file.") from None
-    if as_json:
-        print(json.dumps(study.to_mapping(), allow_nan=False))
-    else:
-        print_study(study, out)
     return 0
 
 

@@ -33,19 +33,20 @@ class CandidateRuns:
     accuracy: list[float] = field(default_factory=list)  # At the end, mean of the peers.
     curves: list[tuple[Any, Any]] = field(default_factory=list)  # Seconds and accuracies of one run, (rows,) each.
     sent: list[float] = field(default_factory=list)  # Bytes of a node in a minute.
-    exchange_s: list[float] = field(default_factory=list)  # Median duration of an exchange.
+    exchange_s: list[float] = field(default_factory=list)  # Median duration of an exchange; none where none finished.
     mixes: list[float] = field(default_factory=list)  # Mixes of a node in a minute.
     distance: list[float] = field(default_factory=list)  # Consensus distance at the end.
     intervals: list[int] = field(default_factory=list)  # Local steps between two mixes at the end, if counted so.
 
     def add(self, result: Result) -> None:
         summary = result.summary
-        node_minutes = summary["virtual_s"] / 60 * result.scenario.peers
+        node_minutes = summary["virtual_s"] / 60 * max(1.0, float(result.column("alive").mean()))
         self.accuracy.append(number(summary["accuracy"]["mean"]))
         self.curves.append((result.column("virtual_s"), result.column("accuracy_mean")))
         self.sent.append(summary["bytes_sent"] / node_minutes)
         self.mixes.append(float(result.column("mixes")[-1]) / (summary["virtual_s"] / 60))
-        self.exchange_s.append(float(np.median(result.exchange_s)) if len(result.exchange_s) else math.nan)
+        if len(result.exchange_s):
+            self.exchange_s.append(float(np.median(result.exchange_s)))
         self.distance.append(number(summary["consensus_distance"]))
         if summary.get("interval_steps") is not None:
             self.intervals.append(summary["interval_steps"])
@@ -61,6 +62,10 @@ class CandidateRuns:
     def mean(self) -> float:
         """Return the mean final accuracy over the seeds, counting NaN as 0."""
         return statistics.fmean(0.0 if math.isnan(accuracy) else accuracy for accuracy in self.accuracy)
+
+    @property
+    def median_exchange_s(self) -> float:
+        return statistics.median(self.exchange_s or [math.nan])
 
     def seconds_to(self, accuracy: float) -> float:
         """Return the median over the seeds of the time to a mean accuracy; infinite if most runs never reached it."""
@@ -92,6 +97,8 @@ class Study:
             outcome.add(results[place])
         if all(math.isnan(accuracy) for outcome in self.outcomes for accuracy in outcome.accuracy):
             raise LocalError("None of the settings learned anything: check the task and its optimizer.")
+        if not self.mixing_runs:
+            raise LocalError("No setting mixed even once: give duration_s more seconds, or a smaller --model-mb.")
 
     # -- conclusions ---------------------------------------------------------------------------------------------
     @property
@@ -102,7 +109,7 @@ class Study:
     @property
     def mixing_runs(self) -> list[CandidateRuns]:
         """Return the candidates that mixed at all, since the others say nothing about longer runs."""
-        return [outcome for outcome in self.outcomes if sum(outcome.mixes) > 0] or self.outcomes
+        return [outcome for outcome in self.outcomes if sum(outcome.mixes) > 0]
 
     @property
     def best(self) -> CandidateRuns:
@@ -190,7 +197,7 @@ class Study:
             rows.append((
                 mark + outcome.label, f"{100 * outcome.mean:.1f}{spread} %",
                 duration_text(to_s) if math.isfinite(to_s) else NEVER, bytes_text(statistics.fmean(outcome.sent)),
-                duration_text(statistics.median(outcome.exchange_s)),
+                duration_text(outcome.median_exchange_s),
             ))  # fmt: skip
         return heads, rows
 
@@ -221,7 +228,7 @@ class Study:
         figures = {
             "accuracy": outcome.mean, "below_best": gap, "below_best_error": error,
             "seconds_to_target": outcome.seconds_to(self.target), "bytes_node_minute": statistics.fmean(outcome.sent),
-            "exchange_s": statistics.median(outcome.exchange_s), "mixes_node_minute": statistics.fmean(outcome.mixes),
+            "exchange_s": outcome.median_exchange_s, "mixes_node_minute": statistics.fmean(outcome.mixes),
             "consensus_distance": statistics.fmean(outcome.distance),
         }  # fmt: skip
         return {"name": outcome.candidate.name, "settings": dict(outcome.candidate.changes), **as_json_data(figures)}

@@ -243,7 +243,9 @@ def draw_durations(axes: Axes, results: Sequence[Result]) -> None:
 
 
 def name_of(result: Result) -> str:
-    return str(result.summary["name"])
+    """Return the name as matplotlib shows it: no formula between dollars, and in the key though it begins with "_"."""
+    name = str(result.summary["name"]).replace("$", r"\$")
+    return f" {name}" if name.startswith("_") else name
 
 
 def positive(values: F64) -> F64:

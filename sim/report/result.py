@@ -220,8 +220,9 @@ SHOWN: tuple[tuple[str, Callable[[Result], str]], ...] = (
 def row_file(folder: Path | None) -> Iterator[RowHandler | None]:
     """Open the ``history.csv`` of a simulation that still runs, and yield what writes a row to it; None without folder.
 
-    It is written row by row, so that no row is lost if the process dies. :meth:`Result.save` writes the same file again
-    at the end. The folder is created if needed.
+    It is written row by row, so that no row is lost if the process dies. The row of 0 s begins the file: a
+    scenario that cannot be played leaves an earlier result, and one that begins again at another level has only its
+    last rows. :meth:`Result.save` writes the same file again at the end. The folder is created if needed.
 
     Raises:
         LocalError: The folder or the file cannot be written.
@@ -229,22 +230,23 @@ def row_file(folder: Path | None) -> Iterator[RowHandler | None]:
     if folder is None:
         yield None
         return
-    with writing(folder):
-        folder.mkdir(parents=True, exist_ok=True)
-        file = (folder / "history.csv").open("w", encoding="utf-8", newline="", buffering=1)
-    writer = csv.writer(file, lineterminator="\n")
+    file: io.TextIOWrapper | None = None
 
     def write(row: Mapping[str, float]) -> None:
+        nonlocal file
         with writing(folder):
-            writer.writerow(cells(row))
+            if file is None or row["virtual_s"] == 0.0:
+                folder.mkdir(parents=True, exist_ok=True)
+                file = (folder / "history.csv").open("w", encoding="utf-8", newline="", buffering=1)
+                csv.writer(file, lineterminator="\n").writerow(COLUMNS)
+            csv.writer(file, lineterminator="\n").writerow(cells(row))
 
     try:
-        with writing(folder):
-            writer.writerow(COLUMNS)
         yield write
     finally:
-        with writing(folder):
-            file.close()
+        if file is not None:
+            with writing(folder):
+                file.close()
 
 
 def cells(row: Mapping[str, float]) -> list[str]:

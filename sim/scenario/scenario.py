@@ -143,6 +143,10 @@ class Scenario(tables.KeyTable):
             require(
                 fits, f"network.partitions[{place}].groups", cut.groups, f"{self.peers} at most, the number of peers"
             )
+            ends_s = math.inf if self.duration_s is None else self.duration_s
+            require(
+                cut.at_s < ends_s, f"network.partitions[{place}].at_s", cut.at_s, f"below {ends_s:g}, the run's end"
+            )
         self.check_nat()
         check_fleet(self.fleet, self.peers, self.network)
         self.check_attackers()
@@ -158,7 +162,7 @@ class Scenario(tables.KeyTable):
     @property
     def trains(self) -> bool:
         """Return True if models are trained, and not only averaged."""
-        return self.task.dataset != "averaging"
+        return self.task.trains
 
     @property
     def config(self) -> Config:

@@ -15,6 +15,7 @@ DATASETS = ("digits", "fashion-mnist", "mnist", "shakespeare", "averaging")
 MODELS = ("linear", "mlp", "cnn", "gpt")
 LOSSES = ("cross-entropy", "mse")
 USUAL_RATES = {"adamw": 0.001, "muon": 0.02}  # Examples for an error: optimizers whose rate a scenario must give.
+ADAM_BETAS = (0.9, 0.999)
 LARGEST = 1_000_000  # Peers, and sizes of a task: a typing error is found before memory runs out.
 
 
@@ -68,7 +69,7 @@ class Optimizer(tables.KeyTable):
     lr: float = 0.1
     momentum: float = 0.0
     weight_decay: float = 0.0
-    betas: tuple[float, float] = (0.9, 0.999)
+    betas: tuple[float, float] = ADAM_BETAS
     adam_lr: float | None = None
     clip_norm: float | None = None
     schedule: Literal["constant", "cosine"] = "constant"
@@ -85,6 +86,8 @@ class Optimizer(tables.KeyTable):
         if self.name != "sgd":
             reason = {"adamw": "adamw has betas", "muon": "muon has a momentum of 0.95"}[self.name]
             require(self.momentum == 0, "momentum", self.momentum, f"left out: {reason}")
+        has_betas = self.name == "sgd" and self.betas != ADAM_BETAS
+        require(not has_betas, "betas", self.betas, "left out: sgd has a momentum")
         adam, clip = self.adam_lr, self.clip_norm
         if self.name == "muon":
             is_valid = adam is not None and 0 < adam < math.inf
@@ -173,7 +176,7 @@ class Task(tables.KeyTable):
         ):  # fmt: skip
             if value is None:
                 continue
-            if self.dataset == "averaging" and key in ("loss", "metric"):
+            if not self.trains and key in ("loss", "metric"):
                 require(False, key, value, "left out: averaging trains nothing")
             module, colon, function = value.partition(":")
             words = (*module.split("."), function)
@@ -184,8 +187,16 @@ class Task(tables.KeyTable):
             value = getattr(self, key)
             require(value is None or value >= 1, key, value, "1 or more")
             require(value is None or value <= LARGEST, key, value, f"{LARGEST:,} at most")
+        require(self.hidden is None or self.model == "mlp", "hidden", self.hidden, "left out: only mlp has a width")
+        is_used = self.elements == 1 or not self.trains
+        require(is_used, "elements", self.elements, "left out: it is the length of the vectors of averaging")
         is_valid = self.model_mb is None or 0 < self.model_mb <= LARGEST
         require(is_valid, "model_mb", self.model_mb, f"a size in MB above 0, {LARGEST:,} at most")
+
+    @property
+    def trains(self) -> bool:
+        """Return True if models are trained, and not only averaged."""
+        return self.dataset != "averaging"
 
     def weight(self, elements: int) -> float:
         """Return the weight of a byte of ``elements`` on a link: 1, or more if they stand for a larger model."""

@@ -79,7 +79,9 @@ def test_a_whole_simulation_stops_between_two_events(monkeypatch):
     with pytest.raises(Stopped) as stopped:
         simulate(small(task=AVERAGING, duration_s=200.0))
     assert handled[-1] == handled[NUMBER - 1]  # No event after the one that was interrupted.
-    assert 0 < stopped.value.result.summary["done"] < 1
+    summary = stopped.value.result.summary
+    assert 0 < summary["done"] < 1
+    assert summary["virtual_s"] == pytest.approx(200.0 * summary["done"], abs=0.02)  # Its last row is of that instant.
 
 
 def test_a_second_interrupt_ends_the_run_at_once(interrupted_tape):

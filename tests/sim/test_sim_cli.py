@@ -108,6 +108,8 @@ def test_a_mistake_in_the_last_file_and_a_folder_that_cannot_be_made_cost_nothin
     wrong.write_text("peers = 0\nduration_s = 1")
     assert "wrong.toml" in gossip("sim", tiny, wrong, code=2).err
     assert "cannot be made" in gossip("sim", tiny, "--out", tiny / "below a file", code=3).err
+    own = tiny.rename(tmp_path / "scenario.toml")
+    assert "the scenario itself" in gossip("sim", own, "--out", tmp_path, "--set", "peers=3", code=2).err
     assert played == []
 
 
@@ -224,10 +226,15 @@ def test_several_scenarios_on_two_cores_give_what_they_give_on_one_in_the_order_
 def test_what_cannot_be_played_ends_it_with_its_sentence_after_those_before_it(gossip, three, tmp_path, at_once):
     cut = "\n[membership]\nmode = 'ideal'\n[network]\npartitions = [{ at_s = 0.1, until_s = 0.5 }]\n"
     three[1].write_text(three[1].read_text() + cut)
-    out, err = gossip("sim", *three, "--json", "--jobs", at_once, *AVERAGING, code=2)
+    (folder := tmp_path / "out" / "tiny").mkdir(parents=True)
+    (folder / "history.csv").write_text("an earlier result")
+    words = [*three, "--jobs", at_once, *AVERAGING]
+    out, err = gossip("sim", *words, "--json", "--out", folder.parent, code=2)
     assert json.loads(out.splitlines()[0])["name"] == "long"
     assert err.startswith("gossip: network.partitions needs membership.mode")
     assert err.count("\n") == 1
+    assert (folder / "history.csv").read_text() == "an earlier result"
+    assert "long, seed 1" in gossip("sim", *words, code=2).out
 
 
 def test_a_process_that_dies_is_one_sentence_that_names_its_scenario(gossip, three):

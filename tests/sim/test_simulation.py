@@ -73,6 +73,11 @@ def test_a_peer_that_comes_late_changes_nothing_before(tmp_path):
     assert np.array_equal(few.learners.matrix, many.learners.matrix)
 
 
+def test_rows_are_as_far_apart_as_asked():
+    often = simulate(small(task=AVERAGING, duration_s=3.0, report={"every_s": 0.7}), progress=False)
+    assert often.column("virtual_s") == pytest.approx([0.0, 0.7, 1.4, 2.1, 2.8, 3.0])
+
+
 def test_looking_more_often_changes_nothing_where_peers_come_and_go():
     def living(every_s: float) -> tuple[str, dict[str, str]]:
         run = Simulation(hostile(report={"every_s": every_s}))

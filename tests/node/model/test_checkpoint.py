@@ -166,6 +166,16 @@ def test_what_cannot_be_written_is_named_and_nothing_is_touched(tmp_path, tensor
     assert sorted(os.listdir(tmp_path)) == ["run.json", "run.safetensors"]
 
 
+def test_a_file_of_settings_is_not_overwritten_by_the_description(tmp_path):
+    (own := tmp_path / "run.json").write_text('{"rate": 0.1}')
+    with pytest.raises(CheckpointError, match=r"run\.json is no checkpoint's; choose another name"):
+        checkpoint.save(tmp_path / "run", {}, None, {})
+    assert own.read_text() == '{"rate": 0.1}'
+    own.write_text("")  # It is no JSON, as a full disk may leave it.
+    for _ in range(2):
+        checkpoint.save(tmp_path / "run", {}, None, {})
+
+
 def test_a_directory_is_no_place_for_a_checkpoint(tmp_path):
     for call in (lambda p: checkpoint.save(p, {}, None, {}), checkpoint.load):
         with pytest.raises(CheckpointError, match="is a directory; give a file name, as in"):

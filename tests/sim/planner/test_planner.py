@@ -215,6 +215,27 @@ def test_one_that_diverged_is_never_taken_and_all_of_them_are_a_sentence():
         nobody.take({0: diverged})
 
 
+def test_nothing_is_advised_where_nothing_mixed():
+    study = Study(world_of(**SLOW), [Candidate(GIVEN, {})], 1)
+    alone = fake_result(study.runs[0][1])
+    alone.history[-1]["mixes"] = 0.0
+    with pytest.raises(LocalError, match="No setting mixed even once"):
+        study.take({0: alone})
+
+
+def test_what_nodes_send_counts_while_they_are_there():
+    for there in (1000.0, 250.0):
+        study = Study(world_of(**SLOW), [Candidate(GIVEN, {})], 2)
+        results = {place: fake_result(scenario) for place, (_, scenario) in enumerate(study.runs)}
+        for row in results[0].history:
+            row["alive"] = there
+        results[1].exchange_s = results[1].exchange_s[:0]  # No exchange of this seed finished.
+        study.take(results)
+        summary, [outcome] = results[0].summary, study.outcomes
+        assert outcome.sent[0] == pytest.approx(summary["bytes_sent"] / (summary["virtual_s"] / 60 * there))
+        assert outcome.median_exchange_s == float(np.median(results[0].exchange_s))
+
+
 def test_when_an_accuracy_was_there_is_read_between_two_looks():
     seconds, accuracies = np.array([0.0, 10.0, 20.0]), np.array([0.1, 0.5, 0.9])
     assert first_at(seconds, accuracies, 0.7) == pytest.approx(15.0)
@@ -226,6 +247,7 @@ def test_when_an_accuracy_was_there_is_read_between_two_looks():
 def test_what_cannot_be_tried_is_one_sentence(text):
     with pytest.raises(ConfigError, match=r"--try .*mix_every_steps=4 codec=int8"):
         parse(text)
+    assert parse("codec=int8", {"preset": "wan"}).changes == {"preset": "wan", "codec": "int8"}
     assert parse("gossip.mix_every_steps=4 codec=int8").changes == {"mix_every_steps": 4, "codec": "int8"}
 
 
@@ -243,6 +265,10 @@ def test_the_command_plays_names_and_writes(tmp_path, capsys, monkeypatch):
     printed = capsys.readouterr().out
     assert "two homes: 2 nodes, a model of 0.1 MB, 2 seeds" in printed
     assert all(name in printed for name in (GIVEN, "rarely", "codec=int8", "How sure"))
+    for bad in (path, tmp_path / "nowhere" / "plan.toml"):  # Found before anything is played.
+        with pytest.raises(LocalError, match="The plan cannot be written"):
+            planner.plan(path, model_mb=0.1, seeds=1, out=bad)
+    assert path.read_text() == LINKS
     section = tomllib.loads(out.read_text())["gossip"]
     assert Config.from_toml(out) == Config.from_mapping(section)
     assert planner.plan(path, model_mb=0.1, seeds=1, as_json=True, jobs=1) == 0
@@ -254,6 +280,7 @@ def test_the_command_plays_names_and_writes(tmp_path, capsys, monkeypatch):
 @pytest.mark.parametrize("words", [["plan"], ["plan", "links.toml", "--measure", "127.0.0.1:1"]])
 def test_the_command_wants_a_file_or_nodes(words, gossip):
     assert "one of the two" in gossip(*words, code=2).err
+    assert "is for --measure" in gossip("plan", "links.toml", "--secret-file", "nowhere", code=2).err
 
 
 @pytest.mark.parametrize(("changes", "seeds"), [({}, {1, 2}), ({"seed": 7}, {7, 8}), ({"seed": 7, "seeds": 1}, {7})])

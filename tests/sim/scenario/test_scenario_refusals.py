@@ -45,6 +45,9 @@ def nat(**keys):
         ({"task": {"model": ".module:f"}}, ["task.model = '.module:f'", "module:function"]),
         ({"task": {"model": "my.module:"}}, ["task.model", "module:function"]),
         ({"task": {"hidden": 10**12}}, ["task.hidden = 1000000000000", "1,000,000 at most"]),
+        ({"task": {"model": "linear", "hidden": 9}}, ["task.hidden = 9", "left out: only mlp has a width"]),
+        ({"task": {"elements": 500}}, ["task.elements = 500", "left out", "averaging"]),
+        ({"task": {"optimizer": {"betas": [0.5, 0.6]}}}, ["task.optimizer.betas", "left out: sgd has a momentum"]),
         ({"task": {"batch_size": 0}}, ["task.batch_size = 0", "1 or more"]),
         ({"task": {"partition": {"kind": "dirichlet"}}}, ["task.partition.alpha", "positive", "dirichlet"]),
         ({"task": {"partition": {"alpha": 1.0}}}, ["task.partition.alpha", "iid has none"]),
@@ -96,6 +99,10 @@ def nat(**keys):
         ({"network": {"rate_mbit_s": {"down": "much"}}}, ["network.rate_mbit_s.down = 'much'", "unlimited"]),
         ({"network": {"partitions": [{"at_s": 1}]}}, ["network.partitions[0].until_s", "missing"]),
         ({"network": {"partitions": [{"at_s": 5, "until_s": 1}]}}, ["partitions[0].until_s = 1.0", "above at_s = 5"]),
+        (
+            {"rounds": "none", "duration_s": 9, "network": {"partitions": [{"at_s": 9, "until_s": 20}]}},
+            ["network.partitions[0].at_s = 9.0", "below 9, the run's end"],
+        ),
         ({"network": {"partitions": [{"at_s": 1, "until_s": 2, "groups": 1}]}}, ["partitions[0].groups = 1", "2 or"]),
         (
             {"network": {"partitions": [{"at_s": 1, "until_s": 3}, {"at_s": 2, "until_s": 4}]}},
