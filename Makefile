@@ -161,6 +161,7 @@ test-notebooks: $(TOOLS_READY) ## run examples/notebooks as they stand, minutes
 
 dist: $(TOOLS_READY) ## build wheel and sdist, check both, try the wheel in fresh environments; URL=https://HOST/OWNER/NAME
 	rm -rf build/lib build/bdist* dist *.egg-info
+	$(TOOLS)/bin/python -m sphinx -q -b man -c docs -d build/pages . build/man
 	GOSSIP_URL=$(URL) GOSSIP_KERNEL=numpy $(TOOLS)/bin/python -m build --no-isolation
 	$(TOOLS)/bin/python -m twine check --strict dist/*
 	$(TOOLS)/bin/python -m pytest -q -m built tests/release

@@ -1,4 +1,4 @@
-"""The parts of a build that pyproject.toml cannot express: the README's links, and the compiled passes.
+"""Parts of a build that pyproject.toml cannot express: the README's links, the manual page and the compiled passes.
 
 GOSSIP_URL=https://HOST/OWNER/NAME names the place where this project is published. The README's pictures and links
 then lead to the files of this version there. Without it pictures are left out, and a link to a file is its words alone.
@@ -38,7 +38,9 @@ if __name__ == "__main__":
     url = os.environ.get("GOSSIP_URL", "").rstrip("/")
     project = tomllib.loads((HERE / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     beneath = {"Source": "", "Changelog": f"/blob/v{project['version']}/CHANGELOG.md", "Issues": "/issues"}
+    manual = Path("build/man/gossip.1")  # Made from docs/cli.md by make dist.
     setup(
+        data_files=[("share/man/man1", [str(manual)])] if (HERE / manual).exists() else [],
         long_description=long_description((HERE / "README.md").read_text(encoding="utf-8"), url, project["version"]),
         long_description_content_type="text/markdown",
         ext_modules=[] if os.environ.get("GOSSIP_KERNEL") == "numpy" else [KERNEL],

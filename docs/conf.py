@@ -11,6 +11,8 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
+from docutils import nodes
+
 ROOT = Path(__file__).resolve().parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 
@@ -50,8 +52,15 @@ html_theme_options = {
     "light_css_variables": {"color-brand-primary": "#00639c", "color-brand-content": "#00639c"},
     "dark_css_variables": {"color-brand-primary": "#6cbcf0", "color-brand-content": "#6cbcf0"},
 }
+man_pages = [("docs/cli", "gossip", "train one model on many machines with nobody in charge", [], 1)]  # By make dist.
 highlight_language = "text"  # a block that does not say what it is
 pygments_style, pygments_dark_style = "friendly", "github-dark"
+
+
+def without_links(app: Any, tree: nodes.document, _page: str) -> None:
+    """Leave the words of links to other pages, which a manual page cannot follow."""
+    for link in list(tree.findall(nodes.reference)) if app.builder.format == "man" else ():
+        link.replace_self(link.children)
 
 
 def front_door(app: Any, error: Exception | None) -> None:
@@ -84,5 +93,6 @@ def for_language_models(app: Any, error: Exception | None) -> None:
 
 
 def setup(app: Any) -> None:
+    app.connect("doctree-resolved", without_links)
     app.connect("build-finished", front_door)
     app.connect("build-finished", for_language_models)

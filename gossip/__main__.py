@@ -29,7 +29,7 @@ class Commands(TyperGroup):
 # Rich markup in the help would cost 60 ms of imports; pretty tracebacks would print the user's variables.
 app = typer.Typer(
     name="gossip", cls=Commands, help="Train one model on many machines with nobody in charge.", no_args_is_help=True,
-    add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False,
+    rich_markup_mode=None, pretty_exceptions_enable=False,
 )  # fmt: skip
 
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")

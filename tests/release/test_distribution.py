@@ -65,9 +65,11 @@ def full(tmp_path_factory):
 def test_the_wheel_is_for_every_machine_and_holds_the_packages_and_nothing_else(tracked):
     assert built("*.whl").name.endswith("-py3-none-any.whl")
     names = zipfile.ZipFile(built("*.whl")).namelist()
+    (manual,) = (name for name in names if ".data/" in name)
+    assert manual.endswith(".data/data/share/man/man1/gossip.1")
     assert {name for name in names if ".dist-info/" not in name} == {
-        name for name in tracked if name.startswith(PACKAGES)
-    }
+        manual, *(name for name in tracked if name.startswith(PACKAGES))
+    }  # fmt: skip
     assert {re.sub(r".*/licenses/", "", name) for name in names if "/licenses/" in name} == {
         "LICENSE", "node/observe/page/static/uPlot.LICENSE",
     }  # fmt: skip
@@ -76,7 +78,7 @@ def test_the_wheel_is_for_every_machine_and_holds_the_packages_and_nothing_else(
 def test_the_sdist_holds_everything_tests_pages_and_examples_too(tracked):
     with tarfile.open(built("*.tar.gz")) as archive:
         names = {member.name.partition("/")[2] for member in archive.getmembers() if member.isfile()}
-    made = {"PKG-INFO", "setup.cfg"} | {name for name in names if ".egg-info/" in name}
+    made = {"PKG-INFO", "setup.cfg", "build/man/gossip.1"} | {name for name in names if ".egg-info/" in name}
     assert names - made == tracked - NOT_SHIPPED
 
 
@@ -106,6 +108,8 @@ def test_without_extras_the_command_answers_and_says_what_is_missing(plain):
     assert "Train one model on many machines with nobody in charge." in plain.run("gossip", "--help").stdout
     assert plain.run("gossip", "--version").stdout.strip() in built("*.whl").name
     assert "mix_every_steps" in plain.run("gossip", "config").stdout
+    manual = (plain.folder / "share" / "man" / "man1" / "gossip.1").read_text()
+    assert all(f".SH GOSSIP {name}" in manual for name in ("DOCTOR", "INSPECT", "RUN"))
     for missing in ("sklearn", "matplotlib", "h11"):
         assert "ModuleNotFoundError" in plain.run("python", "-c", f"import {missing}").stderr
     demo = plain.run("gossip", "demo")

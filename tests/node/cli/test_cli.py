@@ -50,6 +50,14 @@ def test_the_version_is_the_distribution_s():
     assert gossip("--version").stdout == version("gossip-trainer") + "\n"
 
 
+def test_the_shell_completes_commands_and_options(monkeypatch):
+    monkeypatch.setenv("_GOSSIP_COMPLETE", "complete_bash")
+    for typed, offered in (("gossip st", ["status"]), ("gossip fetch --ev", ["--every"])):
+        monkeypatch.setenv("COMP_WORDS", typed)
+        monkeypatch.setenv("COMP_CWORD", str(typed.count(" ")))
+        assert gossip().stdout.split() == offered
+
+
 @pytest.mark.parametrize(("mask", "said"), [(0o077, "Only you may read that file"), (0o022, "umask 077")])
 def test_how_to_keep_a_secret_is_said_to_those_who_have_not(mask, said, tmp_path):
     with (tmp_path / "swarm.secret").open("wb") as file:
