@@ -7,6 +7,7 @@ from torch.utils.data import DataLoader
 
 from gossip.config import Config
 from node import Node
+from node.model.optimizers import Optimizers
 
 accelerate = pytest.importorskip("accelerate", reason="make test-frameworks")
 from accelerate.data_loader import prepare_data_loader  # noqa: E402
@@ -68,3 +69,12 @@ def test_a_prepared_loader_of_several_processes_leaves_out_what_other_ranks_draw
         ]
         assert [sum(len(batch) for batch in part) for part in parts] == [32, 32]
         assert sum(len(batch) for batch in loader) == 64
+
+
+def test_an_optimizer_that_frameworks_wrap_is_seen_for_what_it_is():
+    lightning = pytest.importorskip("lightning.pytorch.core.optimizer")
+    optimizer = torch.optim.SGD(nn.Linear(2, 2).parameters(), lr=0.1)
+    accelerated = accelerate.Accelerator(cpu=True).prepare(optimizer)
+    for wrapped in (accelerated, lightning.LightningOptimizer(optimizer), lightning.LightningOptimizer(accelerated)):
+        assert wrapped is not optimizer
+        assert Optimizers([wrapped]).all == (optimizer,)
