@@ -77,12 +77,14 @@ class Settling:
         # The name of the next settlement: the mark of the weights on which the last one ended, and how many in a row
         # ended on them. A member that is still in the last one has told those weights, and another name.
         self.meeting: tuple[float, int] = (0.0, 0)
-        self.agreed: tuple[bytes, list[int]] | None = None  # The weights of the last agreement: digest and versions.
+        self.agreed: bytes | None = None  # The digest of the weights of the last agreement.
 
     def on_step(self) -> None:
         """Withdraw the announcement that this loop settles, and mix again, if it has taken a step since."""
         if self.settled_at is not None and self.run.steps > self.settled_at:
             self.settled_at = None
+            if not self.live.outer.is_plain:
+                self.live.reset_outer()  # What the program changed since, as pruning does, is no movement of training.
             self.announce(SETTLING, None)
             self.network.report_to_peer(lambda peer, now: peer.settle(False, now))
 
@@ -248,7 +250,7 @@ class Settling:
         self.agreed = None
         if standing.is_agreed and digest == standing.digest:
             distance, tensor = 0.0, ""
-            self.agreed = digest, self.live.state.versions()
+            self.agreed = digest
             sentence = f"Settled in {took_s:.1f} s: all nodes have the same weights ({digest.hex()})."
         elif standing.others == 0 and distance is None:
             sentence = f"This node settled alone ({digest.hex()})."
@@ -267,9 +269,9 @@ class Settling:
 
     def tell_of_changes(self) -> None:
         """Tell the user of weights that have changed since all nodes agreed on them: other nodes do not have these."""
-        if self.agreed is None or self.settled_at != self.run.steps or self.live.state.versions() == self.agreed[1]:
+        if self.agreed is None or self.settled_at != self.run.steps:
             return
-        if (digest := self.read_digest()) != self.agreed[0]:
+        if (digest := self.read_digest()) != self.agreed:  # Torch does not count changes through ``.data``.
             text = f"The weights have changed ({digest.hex()}) since all nodes agreed on them"
             self.network.notify("apart", f"{text}: {CHANGED_ADVICE}")
             self.announce_settled(f"{text}.", None, "", digest)

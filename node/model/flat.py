@@ -7,7 +7,7 @@ from operator import attrgetter
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch._utils import _unflatten_dense_tensors
 
 from gossip import kernel
@@ -147,8 +147,11 @@ def add(live: list[Tensor], flat: Tensor, weight: float = 1.0) -> None:
 
 
 def add_scaled(live: list[Tensor], flat: Tensor, factor: float) -> None:
-    """Add ``factor * flat`` to the tensors. ``flat`` stays unchanged."""
-    torch._foreach_add_(live, views_like(flat, live), alpha=factor)
+    """Add ``factor * flat`` to the tensors, frozen parameters excepted. ``flat`` stays unchanged."""
+    pairs = zip(live, views_like(flat, live), strict=True)
+    trained = [pair for pair in pairs if pair[0].requires_grad or not isinstance(pair[0], nn.Parameter)]
+    if trained:
+        torch._foreach_add_(*map(list, zip(*trained, strict=True)), alpha=factor)
 
 
 def merge(live: list[Tensor], flat: Tensor, weight: float) -> None:

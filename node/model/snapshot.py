@@ -129,10 +129,6 @@ class ModelState(TorchState):
         """Return how often the largest tensor was written in place. Torch does not count writes through ``.data``."""
         return 0 if self._largest.is_inference() else self._largest._version
 
-    def versions(self) -> list[int]:
-        """Return how often each of the :meth:`exchanged_tensors` was written in place, as far as torch counts it."""
-        return [0 if tensor.is_inference() else tensor._version for tensor in self.exchanged_tensors()]
-
     def addresses(self) -> dict[int, str]:
         """Return the names of these tensors by their addresses in memory; empty ones have none."""
         named = self.live_tensors.named("parameter", "buffer")

@@ -59,10 +59,6 @@ class VectorState(ABC):
     copy_s: float = 0.0
     """Seconds that the last full read took from the loop, of whose time copies made in advance may take 1 %."""
 
-    def versions(self) -> list[int]:
-        """Return numbers of which one differs once the program has written into the weights; empty if unknown."""
-        return []
-
     @abstractmethod
     def read(self, out: Floats) -> None:
         """Set ``out[:] = weights[:out.size]``, complete when this returns."""

@@ -14,6 +14,7 @@ from gossip import Config
 from gossip.effects import MemberState
 from node.loop.settling import Standing, apart_sentence
 from node.observe.reduced import AGREED, SETTLING, mark_in
+from tests.harness.configs import tuned
 from tests.harness.marks import slow
 from tests.node.trainees import filled, linear, mixed, towards
 
@@ -348,3 +349,16 @@ def test_a_node_without_other_members_settles_at_once(train):
     began = time.monotonic()
     assert alone.do(lambda node: node.settle(20.0, wait_s=20.0)) is None
     assert time.monotonic() - began < 10.0
+
+
+def test_what_a_program_changes_after_settling_is_no_movement_of_training(train):
+    node = train(linear(), config=tuned(outer_momentum=0.5, outer_rate=0.7))
+
+    def prune(made):
+        made.settle(1.0)
+        filled(node.model, 9.0)
+        while node.side.settling.settled_at is not None:  # Until it mixes again.
+            made.step(samples=1)
+        return node.side.live.outer._phi.copy()
+
+    assert set(node.do(prune)) == {9.0}

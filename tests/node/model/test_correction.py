@@ -112,6 +112,17 @@ def test_what_is_added_again_and_again_is_not_changed(dtype):
     np.testing.assert_allclose(vector_of(state), before + 0.5 * given, atol=0.02 if dtype == torch.bfloat16 else 1e-6)
 
 
+def test_a_parameter_that_is_frozen_meanwhile_takes_no_correction():
+    model = nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 1))
+    state = ModelState(model)
+    model[0].requires_grad_(False)
+    before, values = vector_of(state), np.ones(13, np.float32)
+    state.add_scaled(values, 0.5, version=1)
+    np.testing.assert_allclose(vector_of(state) - before, [0.0] * 9 + [0.5] * 4, atol=1e-6)
+    model.requires_grad_(False)
+    state.add_scaled(values, 0.5, version=1)
+
+
 def test_the_learning_rate_is_that_of_all_groups_and_optimizers():
     one, other = nn.Linear(2, 2), nn.Linear(2, 2)
     sgd = torch.optim.SGD([{"params": one.weight, "lr": 0.25}, {"params": one.bias, "lr": 0.5}], lr=0.1)
