@@ -11,6 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from node.model.tensors import local_part
+
 MAX_VALUES = 256  # Values of a tensor that count.
 # Machines may compute the same constants with differences in the last bits. Other draws differ by more.
 TOLERANCE = 1e-3
@@ -76,7 +78,7 @@ def some_values(value: Any) -> np.ndarray[Any, Any]:
     if isinstance(value, np.ndarray):  # torch takes no array of negative strides or of the other byte order.
         spaced = value.reshape(-1)[:: max(1, -(-value.size // MAX_VALUES))]
         return spaced.astype(np.float64 if value.dtype.kind == "f" else np.int64)
-    flat = torch.as_tensor(value).detach().reshape(-1)
+    flat = local_part(torch.as_tensor(value)).detach().reshape(-1)  # A DTensor has no numpy().
     flat = flat[:: max(1, -(-flat.numel() // MAX_VALUES))].cpu()
     flat = torch.view_as_real(flat).reshape(-1) if flat.is_complex() else flat
     values: np.ndarray[Any, Any] = (flat.double() if flat.is_floating_point() else flat.long()).numpy()

@@ -21,7 +21,7 @@ from node.model.inventory.items import Choices
 from node.model.optimizer.moments import LiveMoments, mix_values
 from node.model.optimizer.optimizer_state import OptimizerState
 from node.model.optimizers import Optimizers
-from node.model.tensors import LiveTensors, is_sharded, local_part, plain_name
+from node.model.tensors import LiveTensors, buffers_of, is_sharded, local_part, plain_name
 from node.ranks.ranks import Ranks
 from node.ranks.sharded.memory import NO_BYTES, MappedVectors, MemoryName, SharedVectors
 from node.ranks.sharded.operation import Operation, Portion, portions_of
@@ -211,10 +211,13 @@ class ShardWork:
                 tensor.copy_(host)
 
     def named(self) -> list[tuple[str, Tensor]]:
-        """Return the tensors of a checkpoint by name."""
+        """Return the tensors of a checkpoint by name: the live ones, since hooks of ``state_dict`` may make others."""
         model = self.model
-        values = model.state_dict(keep_vars=True) if isinstance(model, nn.Module) else {**model, **self.tensors.shared}
-        return [(plain_name(name), torch.as_tensor(value)) for name, value in values.items()]
+        if not isinstance(model, nn.Module):
+            return [(name, torch.as_tensor(value)) for name, value in {**model, **self.tensors.shared}.items()]
+        reshard(self._fsdp)
+        parameters = [(plain_name(name), tensor) for name, tensor in model.named_parameters(remove_duplicate=False)]
+        return [*parameters, *((name, owner[key]) for name, owner, key, role in buffers_of(model) if role == "buffer")]
 
     def starts(self) -> dict[int, int]:
         """Return the index of each tensor's first element in the vector, by the tensor's id."""

@@ -11,6 +11,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from safetensors.torch import load_file
+from torch.distributed.tensor import Replicate, distribute_tensor
 
 from gossip.averaging.vectors import Moments, Vector
 from gossip.config import Config
@@ -281,6 +282,22 @@ def test_a_sharded_model_that_no_step_changes_is_told_so(world):
             node.step(samples=5)
         told = [event.kind for event in node.history()]
     assert (told.count("unchanged"), told.count("inventory")) == (1, 1)
+
+
+def test_a_hook_that_divides_a_tensor_in_the_state_dict_and_a_buffer_of_the_mesh_do_not_matter(world, tmp_path):
+    """torchtitan's fused projections have such a hook, and under tensor parallelism its tables are DTensors."""
+    model = sharded(net())
+    table = distribute_tensor(torch.arange(6.0), model[0].weight.device_mesh, [Replicate()])
+    model[0].register_buffer("table", table, persistent=False)
+    model.register_state_dict_post_hook(lambda _, state, *args: state.update(half=state.pop("0.weight") / 2))
+    with Node(model, torch.optim.SGD(model.parameters(), lr=0.1), group=world) as node:
+        node.step(samples=5)
+        node.save(tmp_path / "run")
+    saved = model[0].weight.full_tensor().clone()
+    model[0].weight.data.zero_()
+    with Node(model, torch.optim.SGD(model.parameters(), lr=0.1), group=world) as node:
+        node.load(tmp_path / "run")
+    assert torch.equal(model[0].weight.full_tensor(), saved)
 
 
 def test_a_node_of_a_sharded_model_trains_saves_and_loads(world, tmp_path):
