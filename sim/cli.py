@@ -51,8 +51,7 @@ def run(
     """
     from sim.jobs import Assignment
 
-    # Runs are numbered like their files.
-    done: dict[int, Result] = {}  # The results of finished runs, by number.
+    done: dict[int, Result] = {}  # The results of finished runs, by number: that of their file.
     partial: dict[int, Result] = {}  # The results of interrupted runs, by number.
     saved: list[int] = []  # Numbers of runs whose results are being written to their folders, or have been.
     folders: list[Path | None] = []  # By number; None if nothing is written.
