@@ -83,7 +83,7 @@ class Settling:
         """Withdraw the announcement that this loop settles, and mix again, if it has taken a step since."""
         if self.settled_at is not None and self.run.steps > self.settled_at:
             self.settled_at = None
-            if not self.live.outer.is_plain:
+            if self.live.state.is_standing and not self.live.outer.is_plain:
                 self.live.reset_outer()  # What the program changed since, as pruning does, is no movement of training.
             self.announce(SETTLING, None)
             self.network.report_to_peer(lambda peer, now: peer.settle(False, now))
@@ -269,7 +269,7 @@ class Settling:
 
     def tell_of_changes(self) -> None:
         """Tell the user of weights that have changed since all nodes agreed on them: other nodes do not have these."""
-        if self.agreed is None or self.settled_at != self.run.steps:
+        if self.agreed is None or self.settled_at != self.run.steps or not self.live.state.is_standing:
             return
         if (digest := self.read_digest()) != self.agreed:  # Torch does not count changes through ``.data``.
             text = f"The weights have changed ({digest.hex()}) since all nodes agreed on them"

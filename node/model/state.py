@@ -58,6 +58,8 @@ class VectorState(ABC):
     """A number that differs once the program has written into the weights; constant if that is unknown."""
     copy_s: float = 0.0
     """Seconds that the last full read took from the loop, of whose time copies made in advance may take 1 %."""
+    is_standing: bool = True
+    """True if the training thread may read the weights now: those of several ranks while all stand at a boundary."""
 
     @abstractmethod
     def read(self, out: Floats) -> None:

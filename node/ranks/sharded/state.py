@@ -53,6 +53,10 @@ class ShardedState(TorchState):
 
     # -- operations ------------------------------------------------------------------------------------------------
     @property
+    def is_standing(self) -> bool:  # type: ignore[override]
+        return self.work.ranks.is_standing
+
+    @property
     def _memory(self) -> SharedVectors:
         memory = self.work.memory
         assert isinstance(memory, SharedVectors), "rank 0 alone makes vectors and announces operations"
