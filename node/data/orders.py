@@ -1,5 +1,7 @@
 """The order in which a user's DataLoader takes the samples of its dataset, and this node's part of it."""
 
+from __future__ import annotations
+
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import islice
@@ -36,6 +38,12 @@ class Order:
     places: I64 | None = None  # The indices of a subset; None: all.
     draw: Callable[[], I64] | None = None  # Draws the indices of a pass; None: each sample comes once.
 
+    def divides_like(self, other: Order) -> bool:
+        """Return True if both are orders of as many samples, and of the same ones."""
+        is_alike = (self.length, self.samples, self.shuffle) == (other.length, other.samples, other.shuffle)
+        mine, theirs = (order.places if order.places is not None else () for order in (self, other))
+        return is_alike and np.array_equal(mine, theirs)
+
     def share(self, samplers: Samplers) -> ShareSampler:
         """Return a sampler of this node's share of that order."""
         if self.draw is not None:
@@ -67,7 +75,7 @@ def order_of(loader: DataLoader[Any]) -> Order:
             "share: give node.loader a plain DataLoader; with persistent_workers=True that one keeps its workers too."
         )
     if isinstance(sampler, SubsetRandomSampler) and type(sampler).__iter__ is SubsetRandomSampler.__iter__:
-        places = np.asarray(sampler.indices, dtype=np.int64)
+        places = np.array(sampler.indices, dtype=np.int64)  # A copy, since the program may change them.
         if not len(places):
             raise DataError("The DataLoader's SubsetRandomSampler is empty; give it at least one sample.")
         return Order(len(places), Subset(data, sampler.indices), samples, True, places)
