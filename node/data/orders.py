@@ -16,6 +16,7 @@ from torch.utils.data import (
     SequentialSampler,
     Subset,
     SubsetRandomSampler,
+    WeightedRandomSampler,
 )  # fmt: skip
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
@@ -24,6 +25,7 @@ from node.data.division import I64
 from node.data.opened import length_of_items
 from node.data.sampler import DrawSampler, Samplers, ShareBatchSampler, ShareSampler
 
+SINGLE = (RandomSampler, SequentialSampler, SubsetRandomSampler, WeightedRandomSampler, DistributedSampler)
 MAX_DRAWN = 1 << 30  # Samplers without an end may state 2 ** 31 as their length.
 
 
@@ -37,6 +39,7 @@ class Order:
     shuffle: bool = False
     places: I64 | None = None  # The indices of a subset; None: all.
     draw: Callable[[], I64] | None = None  # Draws the indices of a pass; None: each sample comes once.
+    block: int = 1  # The indices of a draw that stay together.
 
     def divides_like(self, other: Order) -> bool:
         """Return True if both are orders of as many samples, and of the same ones."""
@@ -47,7 +50,7 @@ class Order:
     def share(self, samplers: Samplers) -> ShareSampler:
         """Return a sampler of this node's share of that order."""
         if self.draw is not None:
-            sampler: ShareSampler = DrawSampler(self.draw, self.length, self.samples, samplers.sharers)
+            sampler: ShareSampler = DrawSampler(self.draw, self.length, self.samples, samplers.sharers, self.block)
         else:
             sampler = ShareSampler(self.length, self.shuffle, 0, samplers.sharers, self.places)
             samplers.remember(sampler)
@@ -102,4 +105,5 @@ def order_of(loader: DataLoader[Any]) -> Order:
             raise DataError(f"The sampler {kind} gives indices outside the dataset's {samples:,} samples.")
         return indices
 
-    return Order(length, data, samples, draw=draw)
+    # Samplers of the program's own arrange batches, as of so many samples of each class. Those of torch do not.
+    return Order(length, data, samples, draw=draw, block=1 if isinstance(sampler, SINGLE) else loader.batch_size or 1)

@@ -3,6 +3,7 @@
 import copy
 import gc
 import itertools
+import random
 import weakref
 from collections import Counter
 
@@ -255,6 +256,35 @@ def test_a_sampler_of_the_users_own_keeps_its_order(sampler):
     parts = [drawn(share(Swarm(*IDS[:2]), me).loader(DataLoader(Numbers(), 8, sampler=sampler))) for me in IDS[:2]]
     assert Counter(parts[0] + parts[1]) == Counter(sampler)
     assert all(part == [index for index in sampler if index in part] for part in parts)
+
+
+class Pairs(Sampler):
+    """A sampler that arranges each batch of four as two pairs of one class, which is index // 2."""
+
+    def __len__(self):
+        return 101
+
+    def __iter__(self):
+        pairs = [[2 * number, 2 * number + 1] for number in range(50)]
+        random.shuffle(pairs)
+        return (index for pair in [*pairs, [100]] for index in pair)
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_batches_that_a_sampler_of_the_users_own_arranges_stay_whole(ranks):
+    swarm, batches, rests = Swarm(*IDS[:3]), [], []
+    for me, rank in itertools.product(IDS[:3], range(ranks)):
+        loader = share(swarm, me, rank, ranks).loader(DataLoader(Numbers(101), 4, sampler=Pairs()))
+        running = iter(loader)
+        mine = [next(running)[0].tolist()]
+        mine += [batch.tolist() for batch, _ in running]
+        assert len(mine) == len(loader)
+        rests += [mine.pop()] if ranks > 1 or 100 in mine[-1] else []  # Ranks share the last batch of their node.
+        batches += mine
+    assert all({index ^ 1 for index in batch} == {*batch} for batch in batches)
+    seen = Counter(index for batch in [*batches, *rests] for index in batch)
+    assert {*seen} == set(range(101))
+    assert sum(seen.values()) <= 101 + 2 * ranks * len(IDS[:3]), "but what fills up the last batches, once"
 
 
 def refused_at_once(**options):
