@@ -105,6 +105,8 @@ class DrawCount:
     def passes(self, batches: Iterable[T], length: int | None, data: object) -> Iterator[T]:
         """Yield the batches of a pass, up to the end of the run; in the last epoch pass after pass until that end.
 
+        Next to another pass of training it is one pass in the last epoch too, so that the two keep pace.
+
         Args:
             batches: Gives a pass at each ``iter``.
             length: The samples of the data, those of other members included; None for a stream.
@@ -125,6 +127,8 @@ class DrawCount:
                     if self.is_over(source):
                         return
                     goes_on = self.is_of_epochs(source) and self.epochs is not None and self.epochs.is_last
+                    # Passes side by side end together, and the epoch's number comes again.
+                    goes_on = goes_on and sum(other.has_gradients for other in self.open) == 1
                 unstepped = 0 if self.steps > steps_before else unstepped + 1
                 if goes_on:
                     self.check_steps(unstepped, "passes")
