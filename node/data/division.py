@@ -89,6 +89,8 @@ class Pass:
         before: The indices that an earlier life of this loop was given in the same pass.
     """
 
+    block = 1  # The indices that one member owns together; above 1 each batch is such a block.
+
     def __init__(
         self, length: int, number: int, seed: int | None, sharers: Sharers, before: Iterable[Part] = ()
     ) -> None:
@@ -120,7 +122,7 @@ class Pass:
         batches = -(-per_rank // size)
         if whole:
             count = count if left >= count else 0
-        elif 0 < batches <= SPREAD_BATCHES:
+        elif 0 < batches <= SPREAD_BATCHES and self.block == 1:
             count = ranks * -(-per_rank // batches)
         taken = self.pending[self.position : self.position + count]
         self.position, self.is_ended = self.position + len(taken), not len(taken)
@@ -190,23 +192,25 @@ class DrawnPass(Pass):
     """A pass over what another sampler has drawn, as with weights: a dataset's index may come often or never.
 
     Places in the draw take the part of indices. A node owns the places whose sample it owns, in the drawn order. So the
-    weights go with the share.
+    weights go with the share. Where a draw arranges batches, a node owns whole blocks of places instead.
 
     Args:
         drawn: The drawn indices of the dataset, in order.
         samples: The dataset's length.
         number: As in :class:`Pass`.
         sharers: As in :class:`Pass`.
+        block: The places of a block; 1: samples are owned singly.
     """
 
-    def __init__(self, drawn: I64, samples: int, number: int, sharers: Sharers) -> None:
+    def __init__(self, drawn: I64, samples: int, number: int, sharers: Sharers, block: int = 1) -> None:
         super().__init__(len(drawn), number, None, sharers)
-        self.drawn, self.samples = drawn, samples
+        self.drawn, self.samples, self.block = drawn, samples, block
 
     def owned(self, rivals: Sequence[PeerId]) -> I64:
-        is_ours = np.zeros(self.samples, dtype=np.bool_)
-        is_ours[share_of(self.samples, self.me, rivals, self.number)] = True
-        return np.flatnonzero(is_ours[self.drawn])
+        owned = self.drawn if self.block == 1 else np.arange(len(self.drawn)) // self.block
+        is_ours = np.zeros(self.samples if self.block == 1 else -(-len(owned) // self.block), dtype=np.bool_)
+        is_ours[share_of(len(is_ours), self.me, rivals, self.number)] = True
+        return np.flatnonzero(is_ours[owned])
 
 
 def rank_share(taken: I64, rank: int, ranks: int) -> I64:

@@ -86,6 +86,7 @@ class DrawCount:
         self.undivided_steps = 0  # Steps in the epochs of a dataset of which nothing was drawn.
         self.epochs: Epochs | None = None  # Those of the loop, while it is inside ``node.epochs``.
         self.epochs_source: BatchSource | None = None  # Of the data of these epochs; None before the first batch.
+        self.epochs_length: Callable[[], int | None] = int  # Returns the present samples of that data.
         self.counts_steps = True  # A step without samples may count as one in these epochs.
         self.last_total: int | None = None  # The samples of its last run of epochs.
         self.last_length = 0  # The samples of an epoch of that run; 0 before the first.
@@ -103,6 +104,8 @@ class DrawCount:
 
     def passes(self, batches: Iterable[T], length: int | None, data: object) -> Iterator[T]:
         """Yield the batches of a pass, up to the end of the run; in the last epoch pass after pass until that end.
+
+        Next to another pass of training it is one pass in the last epoch too, so that the two keep pace.
 
         Args:
             batches: Gives a pass at each ``iter``.
@@ -124,6 +127,8 @@ class DrawCount:
                     if self.is_over(source):
                         return
                     goes_on = self.is_of_epochs(source) and self.epochs is not None and self.epochs.is_last
+                    # Passes side by side end together, and the epoch's number comes again.
+                    goes_on = goes_on and sum(other.has_gradients for other in self.open) == 1
                 unstepped = 0 if self.steps > steps_before else unstepped + 1
                 if goes_on:
                     self.check_steps(unstepped, "passes")
@@ -147,7 +152,7 @@ class DrawCount:
         """Return True if a pass is one of the running epochs, and ends with their run."""
         if self.epochs is None or not source.has_gradients:
             return False
-        if self.epochs_source is None or self.epochs_source == (source.length, True, 0, 0):
+        if self.epochs_source is None or (self.epochs_source.data == 0 and source.length == self.epochs_length()):
             self.epochs_source = source
         return source[:3] == self.epochs_source[:3]
 
@@ -156,25 +161,25 @@ class DrawCount:
         return self.is_of_epochs(source) and self.epochs is not None and self.epochs.is_over
 
     # -- epochs ----------------------------------------------------------------------------------------------------
-    def numbers(self, epochs: Epochs, length: int | None, counts_steps: bool) -> Iterator[int]:
+    def numbers(self, epochs: Epochs, length: Callable[[], int | None], counts_steps: bool) -> Iterator[int]:
         """Yield the numbers of these epochs.
 
         Args:
             epochs: The epochs.
-            length: The samples of their data, if these are divided.
+            length: Returns the present samples of their data, if these are divided.
             counts_steps: A step without samples may count as one.
         """
         begun = min(epochs.sharers.swarm_samples() // epochs.length, epochs.count)
         if begun >= (epochs.count if self.last_length in (0, epochs.length) else 1) and not epochs.sharers.finished():
             self.tell_once(BEGUN.format(epochs.count, begun), BEGUN)
         self.epochs, self.last_total, self.counts_steps = epochs, epochs.total, counts_steps
-        self.last_length = epochs.length
+        self.last_length, self.epochs_length = epochs.length, length
         try:
             unstepped = 0  # Epochs in a row that drew batches and took no step.
             for number in epochs.numbers():
                 steps_before, singles_before = self.steps, self.single_steps
                 # Its first pass over so many samples shows which data they are: each epoch may make them anew.
-                self.epochs_source = None if length is None else BatchSource(length, True)
+                self.epochs_source = None if length() is None else BatchSource(length(), True)
                 yield number
                 singles = self.single_steps - singles_before
                 if 0 < singles * FEW * len(self.samplers.sharers.members()) < epochs.length:

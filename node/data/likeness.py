@@ -33,7 +33,8 @@ TOLERANCE = 0.05  # Machines may compute the same data with differences in the l
 class Likeness:
     """The length of a dataset, and a sum over some of its items in which each place has its weight; 0: unknown.
 
-    Only what lies in memory counts: tensors, arrays, lists, and attributes of that kind with an entry for each sample.
+    Only what lies in memory counts: tensors, arrays, lists, and attributes of that kind with an entry for each sample;
+    of a subset without them its indices.
     Items that a program would compute or read from files are not fetched for it, because that may be slow or random,
     and because workers could not share a file that this process has opened. The numberings of texts count too, as a
     vocabulary, of the dataset and of the script: items are often encoded by them once they are drawn.
@@ -66,10 +67,12 @@ def likeness_of(data: Any, length: int) -> Likeness:
 def checksum_of(data: Any, length: int) -> float:
     """Return a sum over the values of some items and over numberings; 0 if there are none in memory."""
     places = (np.arange(ITEMS) * length // ITEMS + length // (2 * ITEMS)).astype(np.int64)
+    is_subset = isinstance(data, Subset)
     while isinstance(data, Subset):
         places, data = np.asarray(data.indices, dtype=np.int64)[places], data.dataset
     total, count = numbering_in(data), 0
-    for column in columns_in(data):
+    # Nodes that split data on disk unlike each other differ in the indices, where nothing else is in memory.
+    for column in columns_in(data) or [range(len(data))] * is_subset:
         rows = [values_of(item)[:MAX_VALUES] for item in rows_of(column, places)]
         for number, (values, beside) in enumerate(zip(rows, spread_of(rows), strict=True)):
             if len(values):

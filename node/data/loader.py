@@ -2,6 +2,7 @@
 
 import copy
 import math
+import weakref
 from collections import deque
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -11,7 +12,7 @@ from torch.utils.data import DataLoader, IterableDataset, Sampler, default_colla
 
 from node.data.draws import DrawCount
 from node.data.orders import Order, order_of
-from node.data.sampler import Samplers, ShareBatchSampler, ShareSampler
+from node.data.sampler import ShareBatchSampler, ShareSampler
 
 UNREAD_BATCHES = 8  # Batches of a stream after which its dataset has surely taken a file; a buffer may come first.
 
@@ -20,6 +21,7 @@ class ShareLoader:
     """A DataLoader like the user's that gives this node's share of its samples, a pass for each ``iter``.
 
     It is a copy of the user's, so that its workers, collation, pinning and all else are kept. Only the sampler differs.
+    Each pass follows what has changed in the user's: its attributes, and the samples of its dataset and sampler.
     It has the attributes of a DataLoader. ``len`` is the number of batches in this node's pass, which stays the same
     while a pass runs, and changes with the members between passes.
 
@@ -27,7 +29,6 @@ class ShareLoader:
 
     Args:
         loader: The user's loader.
-        samplers: The samplers of the node.
         draws: The count of what the loop draws.
         passes_begun: The passes over this node's files that have begun, shape (1,), if it has divided any.
 
@@ -35,25 +36,32 @@ class ShareLoader:
         DataError: The loader cannot be divided.
     """
 
-    def __init__(
-        self, loader: DataLoader[Any], samplers: Samplers, draws: DrawCount, passes_begun: Tensor | None = None
-    ) -> None:
+    def __init__(self, loader: DataLoader[Any], draws: DrawCount, passes_begun: Tensor | None = None) -> None:
         # A copy, since the node finds this object by the user's loader, and frees it with that.
-        self.draws, self.inner, self.passes_begun = draws, copy.copy(loader), passes_begun
-        vars(self.inner)["_iterator"] = None
+        self.draws, self.plain, self.passes_begun = draws, copy.copy(loader), passes_begun
+        vars(self.plain)["_iterator"] = None
+        self.inner, self.user, self.followed = copy.copy(self.plain), weakref.ref(loader), followed_in(loader)
         self.order: Order | None = None
         self.given: SizedSampler | None = None
         self.unread = 0  # Batches of a stream so far.
-        if not isinstance(loader.dataset, IterableDataset):
-            self.order = order_of(loader)
-            share = self.order.share(samplers)
-            changes: dict[str, Any] = {"sampler": share}
-            if loader.batch_size is None:  # The dataset gives whole batches, which are its samples.
-                changes["sampler"] = self.given = SizedSampler(share)
-            else:
-                batches = ShareBatchSampler(share, loader.batch_size, loader.drop_last)
-                changes["batch_sampler"] = self.given = SizedSampler(batches)
-            vars(self.inner).update(changes)  # A DataLoader refuses to have its sampler assigned.
+        self.follow()
+
+    def follow(self) -> None:
+        """Take over what has changed since the last pass: in the user's loader, or by assignment to this object."""
+        user = self.user()
+        loader = self.plain if user is None else user
+        before, self.followed = self.followed, followed_in(loader)
+        changes = {name: value for name, value in self.followed.items() if before.get(name, self) is not value}
+        changes |= {name: value for name, value in vars(self).items() if name in self.followed}
+        order = None if isinstance(loader.dataset, IterableDataset) else order_of(loader)
+        if order is not None and not (self.order and self.order.divides_like(order)):
+            self.order, share, size = order, order.share(self.draws.samplers), loader.batch_size
+            batches = share if size is None else ShareBatchSampler(share, size, loader.drop_last)
+            self.given = SizedSampler(batches) if self.given is None else self.given
+            self.given.batches = batches  # Workers that persist keep the first sampler.
+            # Without a batch size the dataset gives whole batches, which are its samples.
+            changes |= {"sampler": self.given} if size is None else {"sampler": share, "batch_sampler": self.given}
+        vars(self.inner).update(changes)  # A DataLoader refuses to have its sampler assigned.
 
     @property
     def epoch_samples(self) -> int | None:
@@ -70,6 +78,7 @@ class ShareLoader:
         return None if self.order is None else self.order.length
 
     def __iter__(self) -> Iterator[Any]:
+        self.follow()
         waiting: deque[int] = deque()  # The sizes in this pass, since other passes may begin inside it.
         for batch in self.draws.passes(self.inner, self.length, self.inner.dataset):
             if self.order is None:
@@ -121,6 +130,12 @@ class SizedSampler(Sampler[Any]):
 
     def __len__(self) -> int:
         return len(self.batches)
+
+
+def followed_in(loader: DataLoader[Any]) -> dict[str, Any]:
+    """Return the attributes of a user's loader but its samplers and its iterator."""
+    own = ("sampler", "batch_sampler", "_iterator")
+    return {name: value for name, value in vars(loader).items() if name not in own}
 
 
 def samples_in(batch: Any, loader: DataLoader[Any]) -> int:

@@ -1,5 +1,7 @@
 """The order in which a user's DataLoader takes the samples of its dataset, and this node's part of it."""
 
+from __future__ import annotations
+
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import islice
@@ -14,6 +16,7 @@ from torch.utils.data import (
     SequentialSampler,
     Subset,
     SubsetRandomSampler,
+    WeightedRandomSampler,
 )  # fmt: skip
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
@@ -22,6 +25,7 @@ from node.data.division import I64
 from node.data.opened import length_of_items
 from node.data.sampler import DrawSampler, Samplers, ShareBatchSampler, ShareSampler
 
+SINGLE = (RandomSampler, SequentialSampler, SubsetRandomSampler, WeightedRandomSampler, DistributedSampler)
 MAX_DRAWN = 1 << 30  # Samplers without an end may state 2 ** 31 as their length.
 
 
@@ -35,11 +39,18 @@ class Order:
     shuffle: bool = False
     places: I64 | None = None  # The indices of a subset; None: all.
     draw: Callable[[], I64] | None = None  # Draws the indices of a pass; None: each sample comes once.
+    block: int = 1  # The indices of a draw that stay together.
+
+    def divides_like(self, other: Order) -> bool:
+        """Return True if both are orders of as many samples, and of the same ones."""
+        is_alike = (self.length, self.samples, self.shuffle) == (other.length, other.samples, other.shuffle)
+        mine, theirs = (order.places if order.places is not None else () for order in (self, other))
+        return is_alike and np.array_equal(mine, theirs)
 
     def share(self, samplers: Samplers) -> ShareSampler:
         """Return a sampler of this node's share of that order."""
         if self.draw is not None:
-            sampler: ShareSampler = DrawSampler(self.draw, self.length, self.samples, samplers.sharers)
+            sampler: ShareSampler = DrawSampler(self.draw, self.length, self.samples, samplers.sharers, self.block)
         else:
             sampler = ShareSampler(self.length, self.shuffle, 0, samplers.sharers, self.places)
             samplers.remember(sampler)
@@ -67,7 +78,7 @@ def order_of(loader: DataLoader[Any]) -> Order:
             "share: give node.loader a plain DataLoader; with persistent_workers=True that one keeps its workers too."
         )
     if isinstance(sampler, SubsetRandomSampler) and type(sampler).__iter__ is SubsetRandomSampler.__iter__:
-        places = np.asarray(sampler.indices, dtype=np.int64)
+        places = np.array(sampler.indices, dtype=np.int64)  # A copy, since the program may change them.
         if not len(places):
             raise DataError("The DataLoader's SubsetRandomSampler is empty; give it at least one sample.")
         return Order(len(places), Subset(data, sampler.indices), samples, True, places)
@@ -94,4 +105,5 @@ def order_of(loader: DataLoader[Any]) -> Order:
             raise DataError(f"The sampler {kind} gives indices outside the dataset's {samples:,} samples.")
         return indices
 
-    return Order(length, data, samples, draw=draw)
+    # Samplers of the program's own arrange batches, as of so many samples of each class. Those of torch do not.
+    return Order(length, data, samples, draw=draw, block=1 if isinstance(sampler, SINGLE) else loader.batch_size or 1)

@@ -6,6 +6,7 @@ names the parts that were trained on, so that a resumed pass leaves them out.
 """
 
 import math
+import random
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
@@ -40,6 +41,8 @@ class ShareSampler(Sampler[int]):
         sharers: The members that share the data.
         places: The dataset's index of each sample, for a subset; None: the samples themselves.
     """
+
+    block = 1  # The samples that one member owns together.
 
     def __init__(self, length: int, shuffle: bool, seed: int, sharers: Sharers, places: I64 | None = None) -> None:
         self.length, self.sharers, self.places = length, sharers, places
@@ -76,7 +79,8 @@ class ShareSampler(Sampler[int]):
         changes = sharers.changes()
         is_running = bool(self.recent_passes) and not self.recent_passes[-1][0].is_ended
         if self.cached_size[:2] != (number, changes) and not (is_running and self.cached_size[0] == number):
-            self.cached_size = number, changes, share_size(self.length, sharers.me(), sharers.members(), number)
+            size = self.block * share_size(-(-self.length // self.block), sharers.me(), sharers.members(), number)
+            self.cached_size = number, changes, size
         return self.cached_size[2]
 
     @property
@@ -206,32 +210,44 @@ class DrawSampler(ShareSampler):
         length: The number of indices that it draws.
         samples: The dataset's length.
         sharers: The members that share the data.
+        block: The indices of a batch that stay together (:class:`DrawnPass`), or 1.
     """
 
-    def __init__(self, draw: Callable[[], I64], length: int, samples: int, sharers: Sharers) -> None:
+    def __init__(self, draw: Callable[[], I64], length: int, samples: int, sharers: Sharers, block: int = 1) -> None:
         super().__init__(length, False, 0, sharers)
-        self.draw, self.samples = draw, samples
+        self.draw, self.samples, self.block = draw, samples, block
 
     def begin(self, least: int = 1) -> Pass:
         """Begin the next pass, with a new draw."""
         number = max(self.next_number, self.sharers.swarm_samples() // self.length)
         self.next_number = number + 1
-        next_pass = DrawnPass(self.drawn(number), self.samples, number, self.sharers)
+        next_pass = DrawnPass(self.drawn(number), self.samples, number, self.sharers, self.block)
         self.recent_passes = [(next_pass, self.sharers.own_samples())]
         self.on_pass(False)
         return next_pass
 
     def drawn(self, number: int) -> I64:
-        """Return the draw of a pass, for which all ranks of a node seed torch's generator alike."""
-        if self.sharers.ranks == 1:
+        """Return the draw of a pass, for which ranks of a node and members that divide blocks seed generators alike."""
+        if self.sharers.ranks == self.block == 1:
             return self.draw()
-        with torch.random.fork_rng(devices=()):
-            torch.default_generator.manual_seed(number)  # torch.manual_seed would seed the devices too.
-            return self.draw()
+        states = random.getstate(), np.random.get_state()
+        try:
+            with torch.random.fork_rng(devices=()):
+                torch.default_generator.manual_seed(number)  # torch.manual_seed would seed the devices too.
+                random.seed(number)
+                np.random.seed(number % 2**32)
+                return self.draw()
+        finally:
+            random.setstate(states[0])
+            np.random.set_state(states[1])
 
     def indices(self, current_pass: Pass, taken: I64) -> I64:
         assert isinstance(current_pass, DrawnPass)
-        return rank_share(current_pass.drawn[taken], self.sharers.rank, self.sharers.ranks)
+        drawn, rank, ranks = current_pass.drawn[taken], self.sharers.rank, self.sharers.ranks
+        if self.block == 1:
+            return rank_share(drawn, rank, ranks)
+        size = -(-len(drawn) // ranks)
+        return np.resize(drawn, size * ranks)[rank * size :][:size]
 
 
 class Samplers:

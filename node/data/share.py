@@ -64,6 +64,7 @@ class Share:
     def loader(self, loader: Any) -> ShareLoader:
         """Return the share of a user's loader, always the same object for one loader, so that its workers live on."""
         if isinstance(loader, ShareLoader):
+            loader.follow()
             return loader
         if not isinstance(loader, DataLoader):
             raise ConfigError(
@@ -75,7 +76,9 @@ class Share:
                 "node.shards, or use its DataLoader without node.loader if each node has data of its own."
             )
         if loader not in self.loaders:
-            self.loaders[loader] = ShareLoader(loader, self.samplers, self.draws, self.passes_begun)
+            self.loaders[loader] = ShareLoader(loader, self.draws, self.passes_begun)
+        else:
+            self.loaders[loader].follow()
         return self.loaders[loader]
 
     def sampler(self, *arguments: Any) -> ShareSampler | ShareBatchSampler:
@@ -102,12 +105,13 @@ class Share:
 
     def epochs(self, count: int, data: Any) -> Iterator[int]:
         """Yield the numbers of the swarm's epochs over ``data`` (:class:`node.data.epochs.Epochs`)."""
-        epochs = Epochs(count, self.epoch_samples(data), self.samplers.sharers)
-        if isinstance(data, DataLoader | ShareLoader):
-            length = self.loader(data).length
-        else:
-            length = None if isinstance(data, int) else epochs.length
-        return self.draws.numbers(epochs, length, isinstance(data, int))
+        epochs, is_number = Epochs(count, self.epoch_samples(data), self.samplers.sharers), isinstance(data, int)
+        loader = self.loader(data) if isinstance(data, DataLoader | ShareLoader) else None
+
+        def length() -> int | None:  # It may change between passes.
+            return loader.length if loader is not None else None if is_number else self.epoch_samples(data)
+
+        return self.draws.numbers(epochs, length, is_number)
 
     def epoch_samples(self, data: Any) -> int:
         """Return the samples that one process would train in an epoch over a loader, a dataset or a number of them."""

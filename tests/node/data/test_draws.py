@@ -256,6 +256,21 @@ def test_of_two_loaders_side_by_side_the_one_of_the_epochs_counts(node, data, si
     assert node.swarm_samples == 3 * 96
 
 
+def test_two_loaders_side_by_side_keep_pace_in_the_last_epoch():
+    """Half of the trained samples are taken away again, so that the last epoch takes several passes."""
+    swarm, data = Swarm(IDS[0]), [TensorDataset(torch.arange(96)) for _ in range(2)]
+    ours, (first, second) = share(swarm), map(loader, data)
+    numbers, pairs = [], []
+    for number in ours.epochs(2, first):
+        numbers.append(number)
+        for (one,), (other,) in zip(ours.loader(first), ours.loader(second), strict=False):
+            pairs.append(torch.equal(one, other))
+            swarm.trained += ours.draws.take(None)
+            swarm.behind -= 8
+    assert all(pairs)
+    assert (len(pairs), numbers) == (4 * 6, [0, 1, 1, 1]), "the swarm's count is rounded"
+
+
 def test_an_evaluation_of_as_many_samples_counts_nothing_though_it_begins_with_gradients(node):
     train, held_out = loader(), loader(TensorDataset(torch.randn(96, 4)))
     for _ in node.epochs(3, train):

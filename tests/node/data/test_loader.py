@@ -3,6 +3,7 @@
 import copy
 import gc
 import itertools
+import random
 import weakref
 from collections import Counter
 
@@ -98,9 +99,15 @@ def test_a_loader_of_another_class_stays_of_that_class():
 @pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")  # Python 3.12 warns at a fork.
 def test_workers_that_persist_serve_every_pass_and_epoch():
     whole = share(Swarm(IDS[0]))
-    loader = DataLoader(Numbers(40), 8, shuffle=True, num_workers=2, persistent_workers=True)
-    seeds = {int(seed) for _ in range(3) for _, seeds in whole.loader(loader) for seed in seeds}
-    assert len(seeds) == 2, "of two workers, each started once"
+    places = SubsetRandomSampler(range(20))
+    loader = DataLoader(Numbers(40), 8, sampler=places, num_workers=2, persistent_workers=True)
+    passes = []
+    for places.indices in (range(20), range(20), range(40)):
+        passes += [
+            [pair for batch in whole.loader(loader) for pair in zip(*map(torch.Tensor.tolist, batch), strict=True)]
+        ]
+    assert [len(dict(items)) for items in passes] == [20, 20, 40], "the workers serve what the program adds"
+    assert len({seed for items in passes for _, seed in items}) == 2, "of two workers, each started once"
     assert whole.loader(loader) is whole.loader(loader)
 
 
@@ -115,6 +122,38 @@ def test_its_length_stays_while_a_pass_runs():
     for _ in running:
         assert len(loader) == before
     assert len(loader) == 30, "after it, that of the next"
+
+
+@pytest.mark.parametrize("way", ["kept", "dropped", "again"])
+@pytest.mark.parametrize("change", ["indices", "data", "draws"])
+def test_each_pass_follows_what_the_program_has_changed(change, way):
+    data, places = Numbers(20), list(range(20))
+    sampler = {"indices": SubsetRandomSampler(places), "data": RandomSampler(data), "draws": Listed(*places)}[change]
+    swarm, parts = Swarm(*IDS[:2]), []
+    shares = [share(swarm, me) for me in IDS[:2]]
+    plain = [DataLoader(data if change == "data" else Numbers(40), 4, sampler=sampler) for _ in shares]
+    ours = [one.loader(loader) for one, loader in zip(shares, plain, strict=True)]
+    before = [index for loader in ours for index in drawn(loader)]
+    data.length, places[:], sampler.given = 40, range(40), range(40)
+    for one, loader, user in zip(shares, ours, plain, strict=True):
+        user.collate_fn = loader.collate_fn = lambda items: (torch.tensor(tagged(items)), "another")
+        if way == "dropped":
+            plain = user = None
+        loader = one.loader(user) if way == "again" else loader
+        parts += drawn(loader)
+        assert next(iter(loader))[1] == "another"
+    assert (sorted(before), sorted(parts)) == (list(range(20)), list(range(40)))
+
+
+def test_epochs_are_as_long_as_at_their_call_while_their_data_grow(node):
+    data = [torch.zeros(4)] * 96
+    loader, sizes = DataLoader(data, 16, shuffle=True), []
+    for _ in node.epochs(4, loader):
+        data += [torch.zeros(4)] * 32
+        for rows in node.loader(loader):
+            node.step()
+            sizes.append(len(rows))
+    assert node.swarm_samples == sum(sizes) == 4 * 96, "the last pass ends with the run"
 
 
 def test_a_dataset_of_whole_batches_is_divided_by_batch():
@@ -217,6 +256,35 @@ def test_a_sampler_of_the_users_own_keeps_its_order(sampler):
     parts = [drawn(share(Swarm(*IDS[:2]), me).loader(DataLoader(Numbers(), 8, sampler=sampler))) for me in IDS[:2]]
     assert Counter(parts[0] + parts[1]) == Counter(sampler)
     assert all(part == [index for index in sampler if index in part] for part in parts)
+
+
+class Pairs(Sampler):
+    """A sampler that arranges each batch of four as two pairs of one class, which is index // 2."""
+
+    def __len__(self):
+        return 101
+
+    def __iter__(self):
+        pairs = [[2 * number, 2 * number + 1] for number in range(50)]
+        random.shuffle(pairs)
+        return (index for pair in [*pairs, [100]] for index in pair)
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_batches_that_a_sampler_of_the_users_own_arranges_stay_whole(ranks):
+    swarm, batches, rests = Swarm(*IDS[:3]), [], []
+    for me, rank in itertools.product(IDS[:3], range(ranks)):
+        loader = share(swarm, me, rank, ranks).loader(DataLoader(Numbers(101), 4, sampler=Pairs()))
+        running = iter(loader)
+        mine = [next(running)[0].tolist()]
+        mine += [batch.tolist() for batch, _ in running]
+        assert len(mine) == len(loader)
+        rests += [mine.pop()] if ranks > 1 or 100 in mine[-1] else []  # Ranks share the last batch of their node.
+        batches += mine
+    assert all({index ^ 1 for index in batch} == {*batch} for batch in batches)
+    seen = Counter(index for batch in [*batches, *rests] for index in batch)
+    assert {*seen} == set(range(101))
+    assert sum(seen.values()) <= 101 + 2 * ranks * len(IDS[:3]), "but what fills up the last batches, once"
 
 
 def refused_at_once(**options):

@@ -79,6 +79,7 @@ SAME = {
     "items that are computed": (Unread(), Unread()), "texts": (["a", "b"] * 50, ["a", "b"] * 50),
     "mappings": ([{"x": row, "y": 1} for row in X], [{"x": row.clone(), "y": 1} for row in X]),
     "subsets": (Subset(TensorDataset(X), range(50, 90)), Subset(TensorDataset(X), list(range(50, 90)))),
+    "subsets of items that are computed": (Subset(Unread(), range(9)), Subset(Unread(), torch.arange(9).tolist())),
     "nothing known": ([object()] * 9, [None] * 9), "sparse": (Augmented(X.to_sparse()), Augmented(X.to_sparse())),
     "not finite": (X / 0, X / 0), "large numbers of a small spread, rounded": (LARGE, LARGE * (1 + 1e-7)),
     "rounding where others are zero": (X * 0, X * 1e-9), "a vocabulary": (encoded(WORDS), encoded(WORDS)),
@@ -99,6 +100,7 @@ OTHER = {
     "texts": (names("a"), names("a", ORDER.tolist())),
     "mappings": ([{"x": row} for row in X], [{"x": row} for row in X[ORDER]]),
     "subsets": (Subset(TensorDataset(X), range(50, 90)), Subset(TensorDataset(X), range(51, 91))),
+    "subsets of items that are computed": (Subset(Unread(), range(9)), Subset(Unread(), ORDER[:9].tolist())),
 }
 
 
