@@ -9,7 +9,7 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 from gossip.errors import ConfigError, LocalError
-from node.data.draws import COMPARED_ONES, EMPTY, EMPTY_STEPS, STEPS_AS_SAMPLES, UNDIVIDED
+from node.data.draws import COMPARED_ONES, EMPTY, EMPTY_STEPS, SKIPPED_EPOCHS, STEPS_AS_SAMPLES, UNDIVIDED
 from node.data.loader import UNREAD_BATCHES
 from tests.node.data.shares import share
 from tests.node.sharers import IDS, Swarm
@@ -282,6 +282,28 @@ def test_a_last_epoch_without_a_step_ends_in_a_sentence(size, passes):
     batches_of_all_epochs = (batch for _ in ours.epochs(1, batches) for batch in ours.loader(batches))
     with pytest.raises(LocalError, match=f"{passes} passes have drawn batches without node"):
         list(batches_of_all_epochs)
+
+
+@pytest.mark.parametrize(
+    ("data", "does"), [(loader(), "skip"), (loader(), "wait"), (loader(), "sample"), (loader(), "follow"), (96, "skip")]
+)
+def test_epochs_that_a_program_skips_for_ever_end_in_a_sentence(monkeypatch, data, does):
+    monkeypatch.setattr("node.data.epochs.IDLE_S", 0.0)
+    monkeypatch.setattr("node.data.draws.SKIPPED_S", 0.0 if does == "wait" else 60.0)
+    swarm = Swarm(IDS[0])
+    ours, numbers = share(swarm), itertools.count()
+
+    def loop():
+        for _ in itertools.islice(ours.epochs(3, data), 2 * SKIPPED_EPOCHS):
+            swarm.behind += does == "follow" and next(numbers) % 50 == 49
+            if does == "sample":  # The share may be empty, or smaller than a batch.
+                next(iter(ours.sampler(TRAIN)))
+
+    if does == "skip" and data != 96:
+        with pytest.raises(LocalError, match=f"{SKIPPED_EPOCHS} epochs in a row have drawn nothing from"):
+            loop()
+    else:
+        loop()
 
 
 @pytest.mark.parametrize("epochs", [1, 3])
