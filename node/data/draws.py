@@ -100,6 +100,8 @@ class DrawCount:
         self.last_total: int | None = None  # The samples of its last run of epochs.
         self.last_length = 0  # The samples of an epoch of that run; 0 before the first.
         self.is_evaluating: Callable[[], bool] = bool  # Whether the model is in the mode of evaluations.
+        # Changes as the model accumulates gradients, or updates its buffers.
+        self.training_marks: Callable[[], list[int]] = list
         self.part: tuple[int, int] | None = None  # The samples of the last evaluation, and of its data.
 
     # -- drawing ---------------------------------------------------------------------------------------------------
@@ -124,6 +126,7 @@ class DrawCount:
             source = source._replace(place=source.place + 1)
         self.open.add(source)
         self.passes_begun += 1
+        before = self.steps, self.training_marks()
         unstepped, given_before = 0, self.pending.get(source, 0)  # Passes in a row without a step.
         try:
             goes_on = not self.is_over(source)
@@ -138,7 +141,9 @@ class DrawCount:
                 unstepped = 0 if self.steps > steps_before else unstepped + 1
                 if goes_on:
                     self.check_steps(unstepped, "passes")
-            if not source.has_gradients and length is not None and self.is_evaluating():
+            signs = self.is_evaluating() + (not source.has_gradients)  # Of an evaluation.
+            is_idle = before == (self.steps, self.training_marks()) and self.is_apart(source)
+            if length is not None and signs + is_idle >= 2:
                 self.part = self.pending.get(source, 0) - given_before, length
         finally:
             self.open.discard(source)
@@ -148,6 +153,12 @@ class DrawCount:
         if self.part and self.part[0] < self.part[1] and len(self.samplers.sharers.members()) > 1:
             self.tell_once(PART.format(*self.part), PART)
         self.part = None
+
+    def is_apart(self, source: BatchSource) -> bool:
+        """Return True if a pass is over other data than the epochs that run, or after the last ones."""
+        if self.epochs is None or self.epochs_source is None:
+            return self.epochs is None and self.samplers.has_ended
+        return source.length != self.epochs_source.length or self.epochs_source.data not in (0, source.data)
 
     def tell_once(self, sentence: str, kind: str = "") -> None:
         if kind not in self.told:
