@@ -1,11 +1,13 @@
 """The samples that a loop draws from its share, which `node.step` counts, and the end of a run inside a pass."""
 
+import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple, TypeVar
 
 import torch
 
 from gossip.errors import ConfigError, LocalError
+from node.data.division import share_size
 from node.data.epochs import Epochs
 from node.data.sampler import Samplers
 
@@ -23,6 +25,8 @@ class BatchSource(NamedTuple):
 
 UNSTEPPED_PASSES = 3  # One pass may accumulate gradients all along.
 UNSTEPPED_BATCHES = 256  # And many passes over a share of few batches may.
+SKIPPED_EPOCHS = 100  # Epochs in a row that are skipped at once, while no member trains.
+SKIPPED_S = 0.05  # A body of the loop that takes longer may wait for something.
 COMPARED_STEPS = 8  # Steps before the samples that a loop states are compared with those drawn.
 COMPARED_ONES = 64  # The same for a loop of its own over a sampler, whose workers draw ahead.
 EMPTY_STEPS = 256  # Steps in a row without a sample before a loop is told.
@@ -53,6 +57,11 @@ BEGUN = (
     "node.epochs counts the samples of the whole run, also those of earlier calls and of a checkpoint: of these {} "
     "epochs {} are over already. Give the number of all epochs in one call, or train each phase in a new Node."
 )
+SKIPPED = (
+    f"{SKIPPED_EPOCHS} epochs in a row have drawn nothing from this node's share, so this loop would never end: "
+    "node.epochs counts the samples of the swarm, so resume by node.load, and leave out a `continue` over epochs that "
+    "an earlier process has trained."
+)
 UNDIVIDED = (
     "node.epochs was given data of which this loop has drawn nothing by node.loader or node.shard: if its batches come "
     "from that data, every node trains on all of it. Loop over node.loader(loader), or, if the program divides the "
@@ -77,6 +86,7 @@ class DrawCount:
         self.giving: BatchSource = BatchSource(None, True)  # That of the last batch.
         self.source: BatchSource | None = None  # That of the last batch for training; None before the first.
         self.unstepped_batches = 0  # Batches for training since the last step.
+        self.passes_begun = 0
         self.open: set[BatchSource] = set()  # The passes that the loop is inside of.
         self.steps = self.empty_steps = 0
         self.single_steps = 0  # Steps that count as one sample because nothing else is known.
@@ -91,6 +101,8 @@ class DrawCount:
         self.last_total: int | None = None  # The samples of its last run of epochs.
         self.last_length = 0  # The samples of an epoch of that run; 0 before the first.
         self.is_evaluating: Callable[[], bool] = bool  # Whether the model is in the mode of evaluations.
+        # Changes as the model accumulates gradients, or updates its buffers.
+        self.training_marks: Callable[[], list[int]] = list
         self.part: tuple[int, int] | None = None  # The samples of the last evaluation, and of its data.
 
     # -- drawing ---------------------------------------------------------------------------------------------------
@@ -116,6 +128,8 @@ class DrawCount:
         while source in self.open:
             source = source._replace(place=source.place + 1)
         self.open.add(source)
+        self.passes_begun += 1
+        before = self.steps, self.training_marks()
         unstepped, given_before = 0, self.pending.get(source, 0)  # Passes in a row without a step.
         try:
             goes_on = not self.is_over(source)
@@ -132,7 +146,9 @@ class DrawCount:
                 unstepped = 0 if self.steps > steps_before else unstepped + 1
                 if goes_on:
                     self.check_steps(unstepped, "passes")
-            if not source.has_gradients and length is not None and self.is_evaluating():
+            signs = self.is_evaluating() + (not source.has_gradients)  # Of an evaluation.
+            is_idle = before == (self.steps, self.training_marks()) and self.is_apart(source)
+            if length is not None and signs + is_idle >= 2:
                 self.part = self.pending.get(source, 0) - given_before, length
         finally:
             self.open.discard(source)
@@ -142,6 +158,12 @@ class DrawCount:
         if self.part and self.part[0] < self.part[1] and len(self.samplers.sharers.members()) > 1:
             self.tell_once(PART.format(*self.part), PART)
         self.part = None
+
+    def is_apart(self, source: BatchSource) -> bool:
+        """Return True if a pass is over other data than the epochs that run, or after the last ones."""
+        if self.epochs is None or self.epochs_source is None:
+            return self.epochs is None and self.samplers.has_ended
+        return source.length != self.epochs_source.length or self.epochs_source.data not in (0, source.data)
 
     def tell_once(self, sentence: str, kind: str = "") -> None:
         if kind not in self.told:
@@ -175,8 +197,9 @@ class DrawCount:
         self.epochs, self.last_total, self.counts_steps = epochs, epochs.total, counts_steps
         self.last_length, self.epochs_length = epochs.length, length
         try:
-            unstepped = 0  # Epochs in a row that drew batches and took no step.
+            unstepped = skipped = 0  # Epochs in a row that drew batches and took no step, and that drew none.
             for number in epochs.numbers():
+                began, activity = time.monotonic(), self.activity()
                 steps_before, singles_before = self.steps, self.single_steps
                 # Its first pass over so many samples shows which data they are: each epoch may make them anew.
                 self.epochs_source = None if length() is None else BatchSource(length(), True)
@@ -186,10 +209,20 @@ class DrawCount:
                     self.tell_once(STEPS_AS_SAMPLES)
                 unstepped = unstepped + 1 if self.pending and self.steps == steps_before else 0
                 self.check_steps(unstepped, "epochs")
+                is_skipped = self.activity() == activity and time.monotonic() - began < SKIPPED_S
+                skipped = skipped + 1 if is_skipped and length is not None else 0
+                sharers = epochs.sharers
+                if skipped >= SKIPPED_EPOCHS and share_size(epochs.length, sharers.me(), sharers.members(), number):
+                    raise LocalError(SKIPPED)
         finally:
             self.samplers.has_ended = epochs.is_over
             self.epochs = self.epochs_source = None
             self.counts_steps = True
+
+    def activity(self) -> tuple[int, ...]:
+        """Return the counts of the swarm's samples, and of this loop's steps and passes."""
+        numbers = [sampler.next_number for sampler in self.samplers.last.values()]
+        return self.samplers.sharers.swarm_samples(), self.steps, self.passes_begun, *numbers
 
     def total(self, samples: Any) -> Any:
         """Return the samples of the whole run, by default those of the last epochs; None if they are unknown.

@@ -4,6 +4,7 @@ import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+from torch import nn
 from torch.utils.data import DataLoader, Subset
 
 from gossip.errors import ConfigError
@@ -34,6 +35,7 @@ class DataCalls:
     def _prepare_data(self, model: object, samplers: Samplers, optimizers: Optimizers) -> None:
         self._share = Share(samplers)
         self._share.draws.is_evaluating = lambda: getattr(model, "training", None) is False
+        self._share.draws.training_marks = lambda: training_marks(model)
         self._agreed_at = -1  # The steps of this loop at its last settle, if all nodes then agreed.
         self._is_unsettled = False  # The loop is in epochs, or has left its last ones before their end.
         me = weakref.proxy(self)  # A cycle would keep a node whose program has let go of it.
@@ -192,6 +194,14 @@ class DataCalls:
         """
         self._schedules.add(schedule, total, steps)
         self._schedules.advance(must_know=self._share.draws.last_total is not None)
+
+
+def training_marks(model: object) -> list[int]:
+    """Return the counts of writes to a module's buffers and gradients, which a pass changes that trains the module."""
+    if not isinstance(model, nn.Module):
+        return []
+    gradients = [weight.grad for weight in model.parameters() if weight.grad is not None]
+    return [0 if tensor.is_inference() else tensor._version for tensor in (*model.buffers(), *gradients)]
 
 
 def checked_times(times: Any) -> tuple[float, float]:

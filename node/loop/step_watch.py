@@ -49,7 +49,8 @@ class StepWatch:
     """The watch over one node's loop until its first step.
 
     It counts the steps of all optimizers over the model's weights. torch also counts writes to a tensor, which reveals
-    loops without its optimizers; fused optimizers write without raising that count.
+    loops without its optimizers; fused optimizers write without raising that count. Nor do writes through ``.data`` or
+    by another process, so that at the end some elements of the weights are compared too.
 
     Args:
         live: The model, of which only tensors of torch are watched, and its optimizers.
@@ -63,6 +64,8 @@ class StepWatch:
         self.weights = weights[:: -(-len(weights) // MAX_WEIGHTS) or 1]
         self.run, self.notify = run, notify
         self.versions: list[int] = []  # When this node itself last changed the weights; empty before it has started.
+        self.bits: list[Tensor] = []  # Some elements of the weights, then.
+        self.has_changed = False  # These have changed since, and torch counted no write.
         self.taken: list[Tensor] | None = None  # Some of the weights that others have trained, until the first step.
         self.rewritten: HostCopy | None = None  # Whether the program has overwritten them, on its way from the device.
         self.optimizer_steps = 0
@@ -72,6 +75,7 @@ class StepWatch:
         """Watch from here on: the node itself has made the weights what they are."""
         if not self.run.steps:
             self.versions = [weight._version for weight in self.weights]
+            self.bits = self.sampled_bits()
             if self.ids:
                 self.taken = self.sample() if self.run.swarm_samples else None
                 _watches.add(self)
@@ -90,6 +94,9 @@ class StepWatch:
     def sample(self) -> list[Tensor]:
         return [sampled(weight).float() for weight in self.weights]
 
+    def sampled_bits(self) -> list[Tensor]:
+        return [sampled(weight).cpu().view(torch.uint8) for weight in self.weights]
+
     def on_optimizer_step(self, optimizer: Optimizer) -> None:
         """Handle the step of any optimizer of the program."""
         if self.run.steps:
@@ -102,8 +109,10 @@ class StepWatch:
     def paused(self) -> Iterator[None]:
         """Leave what the node itself writes in this block out of the watch."""
         self.check()
+        self.compare()
         yield
-        self.begin()
+        if self.versions:
+            self.begin()
 
     def on_draw(self) -> None:
         """Handle a batch that the loop draws."""
@@ -111,18 +120,29 @@ class StepWatch:
 
     def check(self, least: int = ENDED_UPDATES) -> None:
         """Tell once if the loop has made at least so many updates and forgets its steps."""
-        if self.is_told or self.run.steps:
-            return
-        writes = [weight._version - before for weight, before in zip(self.weights, self.versions, strict=False)]
-        if (self.optimizer_steps or max(writes, default=0)) >= least:  # One step of LBFGS writes many times.
+        if not (self.is_told or self.run.steps) and self.updates >= least:
             self.is_told = True
             self.notify("unstepped", FORGOTTEN)
 
-    def close(self) -> None:
-        """Note for the exit code of `gossip run` that the loop ends without a step."""
+    @property
+    def updates(self) -> int:
+        writes = [weight._version - before for weight, before in zip(self.weights, self.versions, strict=False)]
+        return self.optimizer_steps or max(writes, default=0)  # One step of LBFGS writes many times.
+
+    def compare(self) -> None:
+        """Note if the weights have changed although torch counted no write."""
+        if not (self.run.steps or self.updates or self.has_changed):
+            with contextlib.suppress(RuntimeError):  # The program may have moved the model to the meta device.
+                pairs = zip(self.bits, self.sampled_bits(), strict=False)  # None before the node has started.
+                self.has_changed = any(old.shape == new.shape and not torch.equal(old, new) for old, new in pairs)
+
+    def close(self, could_step: bool = True) -> None:
+        """Note for the exit code of `gossip run` that the loop ends without a step that it could take."""
         if self.is_closed:  # The program may close a node again, and train the model elsewhere meanwhile.
             return
-        self.check()
+        if could_step:
+            self.compare()
+        self.check(0 if could_step and self.has_changed else ENDED_UPDATES)
         _watches.discard(self)
         self.is_closed = True
         if self.is_told and not self.run.steps:

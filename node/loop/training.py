@@ -141,7 +141,8 @@ class TrainingSide:
                 self.run.continue_run(self.run.early_state, LOADED_STATE, lambda: None)
             self.startup.wait_for_others(began)
             self.startup.tell_of_trained(self.model)
-            self.step_watch.begin()
+            if not self.finished:  # Its final weights are evaluated, and maybe replaced by an average.
+                self.step_watch.begin()
             self.optimizer_watch.begin()
             if self.timeline is not None:
                 self.timeline.record_time("join", time.monotonic() - began)
@@ -183,7 +184,8 @@ class TrainingSide:
 
     def end(self, error: BaseException | None) -> None:
         """Announce LEFT, and end the threads, within about a second."""
-        self.step_watch.close()
+        # An error may come before the first step, and a run may end before it.
+        self.step_watch.close(could_step=error is None and not self.samplers.has_ended)
         self.optimizer_watch.close()
         if self.service.runtime is not None and not self.service.state_dir.is_closing:  # At the first close alone.
             is_over, is_left = self.samplers.has_ended or self.finished, error is None and self.run.steps > 0

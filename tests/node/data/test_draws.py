@@ -6,10 +6,12 @@ from dataclasses import replace
 
 import pytest
 import torch
+from torch import nn
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 from gossip.errors import ConfigError, LocalError
-from node.data.draws import COMPARED_ONES, EMPTY, EMPTY_STEPS, STEPS_AS_SAMPLES, UNDIVIDED
+from node import Node
+from node.data.draws import COMPARED_ONES, EMPTY, EMPTY_STEPS, SKIPPED_EPOCHS, STEPS_AS_SAMPLES, UNDIVIDED
 from node.data.loader import UNREAD_BATCHES
 from tests.node.data.shares import share
 from tests.node.sharers import IDS, Swarm
@@ -167,6 +169,67 @@ def test_an_evaluation_of_a_share_is_told_once_unless_it_is_reduced(node, member
     assert [f"has seen {seen} of 40 samples" in text for text in told(node)] == [True] * is_told
 
 
+def evaluate_a_copy(node, model, rows):
+    with torch.no_grad():
+        sum(len(batch) for (batch,) in rows)
+
+
+def evaluate_with_gradients(node, model, rows):
+    model.eval()
+    for (batch,) in rows:
+        torch.autograd.grad(model(batch.requires_grad_()).sum(), batch)
+    model.train()
+
+
+def leave_a_pass(node, model, rows):
+    with torch.no_grad():
+        next(iter(rows))
+
+
+def reestimate_statistics(node, model, rows):
+    with torch.no_grad():
+        for (batch,) in rows:
+            model.seen += len(batch)
+
+
+def accumulate(node, model, rows):
+    model.eval()  # Its statistics are frozen.
+    for (batch,) in rows:
+        model(batch).sum().backward()
+    node.step()
+    model.zero_grad()
+    model.train()
+
+
+@pytest.mark.parametrize("data", [TRAIN, HELD_OUT], ids=["same data", "other data"])
+@pytest.mark.parametrize("is_after", [False, True])
+@pytest.mark.parametrize(
+    ("work", "is_evaluation"),
+    [
+        (evaluate_a_copy, True), (evaluate_with_gradients, True), (leave_a_pass, False),
+        (reestimate_statistics, False), (accumulate, False),
+    ],
+)  # fmt: skip
+def test_a_pass_without_a_step_is_an_evaluation_over_other_data_or_after_the_epochs(
+    quick, data, is_after, work, is_evaluation
+):
+    model = nn.Linear(4, 2)
+    model.register_buffer("seen", torch.zeros(()))
+    with Node(model, config=quick) as node:
+        samplers, batches = node._share.samplers, loader()
+        ids, others = [samplers.sharers.me(), IDS[1]], DataLoader(data, 8)
+        samplers.sharers = replace(samplers.sharers, members=lambda: ids)
+        for _ in node.epochs(2, batches, settle=None):
+            for _ in node.loader(batches):
+                node.step()
+            if not is_after:
+                work(node, model, node.loader(others))
+        if is_after:
+            work(node, model, node.loader(others))
+    is_told = is_evaluation and (is_after or data is HELD_OUT)
+    assert ["An evaluation over node.loader" in text for text in told(node)] == [True] * is_told
+
+
 def test_steps_on_a_batch_of_a_pass_that_was_left_are_told(node):
     left = iter(node.loader(loader()))
     next(left)
@@ -297,6 +360,28 @@ def test_a_last_epoch_without_a_step_ends_in_a_sentence(size, passes):
     batches_of_all_epochs = (batch for _ in ours.epochs(1, batches) for batch in ours.loader(batches))
     with pytest.raises(LocalError, match=f"{passes} passes have drawn batches without node"):
         list(batches_of_all_epochs)
+
+
+@pytest.mark.parametrize(
+    ("data", "does"), [(loader(), "skip"), (loader(), "wait"), (loader(), "sample"), (loader(), "follow"), (96, "skip")]
+)
+def test_epochs_that_a_program_skips_for_ever_end_in_a_sentence(monkeypatch, data, does):
+    monkeypatch.setattr("node.data.epochs.IDLE_S", 0.0)
+    monkeypatch.setattr("node.data.draws.SKIPPED_S", 0.0 if does == "wait" else 60.0)
+    swarm = Swarm(IDS[0])
+    ours, numbers = share(swarm), itertools.count()
+
+    def loop():
+        for _ in itertools.islice(ours.epochs(3, data), 2 * SKIPPED_EPOCHS):
+            swarm.behind += does == "follow" and next(numbers) % 50 == 49
+            if does == "sample":  # The share may be empty, or smaller than a batch.
+                next(iter(ours.sampler(TRAIN)))
+
+    if does == "skip" and data != 96:
+        with pytest.raises(LocalError, match=f"{SKIPPED_EPOCHS} epochs in a row have drawn nothing from"):
+            loop()
+    else:
+        loop()
 
 
 @pytest.mark.parametrize("epochs", [1, 3])

@@ -1,5 +1,7 @@
 """Programs that forget `node.step`, or train with another optimizer than that of their Node, are told so."""
 
+import contextlib
+
 import pytest
 import torch
 from torch import nn
@@ -9,6 +11,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from gossip.errors import LocalError
 from node import Node, running
 from node.loop.step_watch import ENDED_UPDATES, FORGOTTEN, REPLACED_STEPS, RUNNING_UPDATES, _watches
+from tests.node.conftest import until
 
 DATA = TensorDataset(torch.randn(64, 4))
 REPLACED = "has taken no step"
@@ -84,6 +87,49 @@ def test_a_short_loop_with_a_loader_of_its_own_is_told_at_its_end(quick, model):
     assert running.is_unstepped()
 
 
+def write_through_data(model):
+    for weight in model.parameters():
+        weight.data.sub_(0.1)
+
+
+def write_from_elsewhere(model):
+    model.weight.detach().numpy()[:] -= 0.1
+
+
+@pytest.mark.parametrize("write", [write_through_data, write_from_elsewhere])
+@pytest.mark.parametrize("settles", [False, True])
+def test_weights_that_change_where_torch_counts_no_writes_are_told_at_the_end(quick, model, optimizer, write, settles):
+    with Node(model, optimizer, config=quick) as node:
+        write(model)
+        if settles:
+            node.settle(0.1)
+    assert len(told(node)) == 1
+    assert running.is_unstepped()
+
+
+@pytest.mark.parametrize("is_finished", [True, False])
+def test_an_average_that_replaces_the_weights_of_a_run_that_is_over_is_no_forgotten_step(
+    train, quick, model, is_finished
+):
+    other = train(nn.Linear(4, 2))
+    until(lambda: other.node.swarm_samples > 64)
+    if is_finished:
+        other.do(lambda node: node.finish(0))
+    with Node(model, seeds=[other.node.address], config=quick) as node:
+        assert not list(node.epochs(1, DATA, settle=None))
+        write_through_data(model)
+    assert not told(node)
+    assert not running.is_unstepped()
+
+
+def test_an_error_before_the_first_step_is_no_forgotten_step(quick, model):
+    node = Node(model, config=quick)
+    with contextlib.suppress(ValueError), node:
+        write_through_data(model)
+        raise ValueError
+    assert not told(node)
+
+
 def test_epochs_without_a_step_end_in_a_sentence_and_not_never(quick, model):
     loader = DataLoader(DATA, 8)
     with Node(model, config=quick) as node:
@@ -116,6 +162,21 @@ def evaluate_over_the_share(node, model, optimizer):
     node.settle(0.1)
 
 
+def evaluate_other_weights(node, model, optimizer):
+    """The weights are not finite, and those of a copy stand in their places for an evaluation."""
+    model.weight.data.fill_(float("nan"))
+    node._training.step_watch.begin()
+    kept = model.weight.detach().clone()
+    model.weight.data.copy_(torch.ones(2, 4))
+    model.weight.data.copy_(kept)
+
+
+def initialise_and_settle(node, model, optimizer):
+    write_through_data(model)
+    node.settle(0.1)
+    train_steps(node, model, optimizer, 1)
+
+
 def accumulate_gradients(node, model, optimizer):
     for _ in range(8):
         for (rows,) in node.shard(DATA, 8):
@@ -133,7 +194,14 @@ def train_after_the_node_has_ended(node, model, optimizer):
 
 @pytest.mark.parametrize(
     "loop",
-    [train_another_model_first, evaluate_over_the_share, accumulate_gradients, train_after_the_node_has_ended],
+    [
+        train_another_model_first,
+        evaluate_over_the_share,
+        evaluate_other_weights,
+        initialise_and_settle,
+        accumulate_gradients,
+        train_after_the_node_has_ended,
+    ],
     ids=lambda loop: loop.__name__,
 )
 def test_a_loop_that_forgets_no_step_is_told_nothing(quick, model, optimizer, loop):
