@@ -210,7 +210,7 @@ class DrawCount:
                 unstepped = unstepped + 1 if self.pending and self.steps == steps_before else 0
                 self.check_steps(unstepped, "epochs")
                 is_skipped = self.activity() == activity and time.monotonic() - began < SKIPPED_S
-                skipped = skipped + 1 if is_skipped and length is not None else 0
+                skipped = skipped + 1 if is_skipped and length() is not None else 0
                 sharers = epochs.sharers
                 if skipped >= SKIPPED_EPOCHS and share_size(epochs.length, sharers.me(), sharers.members(), number):
                     raise LocalError(SKIPPED)
