@@ -1,12 +1,12 @@
 """The training thread's checks of its model, which tell the user in one sentence that a program defeats mixing."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import Tensor
 
 from gossip.errors import LayoutError
-from node.model.scalars import HostCopy, beside, largest
+from node.model.scalars import HostCopy, beside
 from node.model.snapshot import TorchState
 from node.model.state import State
 from node.model.tensors import local_part
@@ -30,6 +30,8 @@ class ModelWatch:
     def __init__(self, state: State, notify: Callable[[str, str], None], on_changed: Callable[[], None]) -> None:
         self.state = state if isinstance(state, TorchState) else None
         self.notify, self.on_changed = notify, on_changed
+        self.is_mapping = self.state is not None and isinstance(self.state.live_tensors.model, Mapping)
+        self.averaged_elements = KEPT_ELEMENTS if self.is_mapping else SAMPLED_ELEMENTS
         self.told: set[str] = set()  # Sentences that the user has seen.
         self.frozen_sample: list[Tensor] | None = None  # The sampled elements of each frozen tensor, at the last look.
         # The sampled elements of each averaged tensor as the last call of `step` left them; None once a step has
@@ -37,7 +39,8 @@ class ModelWatch:
         self.averaged_sample: list[Tensor] | None = None
         self.unchanged_steps = 0
         self.is_training = False  # The last step had a loss or samples.
-        self.change: HostCopy | None = None  # Whether a step has changed any, on its way from the device.
+        self.change: HostCopy | None = None  # Which ones a step has changed, on its way from the device.
+        self.changed: Tensor | None = None  # Which ones any step has changed.
         self.normalised: list[str] = []  # Averaged buffers whose rows or columns were of one length at the begin.
         self.kept_sample: list[Tensor] | None = None  # The same of what has no mean, as the run began here.
 
@@ -55,7 +58,7 @@ class ModelWatch:
         """Look whether this step has changed the weights, and whether it has undone a mix. Every step calls it."""
         state, self.is_training = self.state, is_training
         if self.averaged_sample and state is not None and is_training:
-            self.look_at_changes(list(map(sampled, state.exchanged_tensors())), self.averaged_sample)
+            self.look_at_changes(self.sample_averaged(state), self.averaged_sample)
         if state is not None and state.probe.is_waiting and state.probe.on_step():
             names = " or ".join(dict.fromkeys(type(optimizer).__name__ for optimizer in state.optimizers.all))
             self.notify_once(
@@ -65,19 +68,30 @@ class ModelWatch:
                 "undone",
             )
 
+    def sample_averaged(self, state: TorchState) -> list[Tensor]:
+        """Return samples of the averaged tensors, of a mapping the small ones whole."""
+        return [sampled(tensor, self.averaged_elements) for tensor in state.exchanged_tensors()]
+
     def look_at_changes(self, now: list[Tensor], last: list[Tensor]) -> None:
-        """Notice that steps change no weight, without waiting for a device: its word comes at a later step."""
+        """Notice that steps change no weight, without waiting for a device: its word comes at a later step.
+
+        A program may rebind a tensor of a mapping (``mean = 0.9 * mean + ...``), so there each is watched by itself.
+        """
         if self.change is None:
             differ = [(new != old).any() for new, old in zip(now, beside(last, now), strict=True)]
-            self.change = HostCopy(largest(differ))
+            self.change = HostCopy(torch.stack([changed.to(differ[0].device) for changed in differ]))
         if not self.change.done():
             return
-        has_changed, self.change = bool(self.change.values > 0), None
-        if has_changed:
+        changed, self.change = self.change.values, None
+        self.changed = changed if self.changed is None else self.changed | changed
+        if self.changed.any() and (not self.is_mapping or self.changed.all()):
             self.averaged_sample = None
             return
         self.unchanged_steps += 1
         if self.unchanged_steps == UNCHANGED_STEPS:
+            if self.changed.any():
+                self.tell_of_rebound(self.changed.tolist())
+                return
             self.notify_once(
                 f"No weight of this Node has changed in {UNCHANGED_STEPS} steps, so that nothing trained is mixed: "
                 "does the loop train a copy of the model, or other tensors than those given to Node? Make the Node "
@@ -85,11 +99,30 @@ class ModelWatch:
                 "unchanged",
             )
 
+    def tell_of_rebound(self, changed: list[bool]) -> None:
+        """Tell of statistics of a mapping that stay as they began while others change.
+
+        These are small tensors of one value, as zeros, without a gradient. Others that stay may be frozen or constants.
+        """
+        assert self.state is not None
+        named = self.state.live_tensors.named("parameter", "buffer")
+        if names := [
+            name for (name, tensor), has_changed in zip(named, changed, strict=True)
+            if not has_changed and not tensor.requires_grad and 1 < tensor.numel() <= KEPT_ELEMENTS
+            and len(set(sampled(tensor, KEPT_ELEMENTS).tolist())) == 1
+        ]:  # fmt: skip
+            self.notify_once(
+                f"Tensor {and_more(names)} of the mapping has not changed in {UNCHANGED_STEPS} steps, while others "
+                "have: if the program computes it anew, write into it (tensor.copy_(...)), since the Node mixes and "
+                "saves the tensor that it was given. A constant may be named in copy=.",
+                "unchanged",
+            )
+
     def on_stepped(self) -> None:
         """Handle the end of a call of ``step``, which may have mixed. Without a loss and samples it costs nothing."""
         is_watched = self.averaged_sample is not None and self.unchanged_steps < UNCHANGED_STEPS
         if self.is_training and is_watched and self.state is not None:
-            self.averaged_sample = list(map(sampled, self.state.exchanged_tensors()))
+            self.averaged_sample = self.sample_averaged(self.state)
 
     def on_adopted(self) -> None:
         """Say why a newcomer's weights came without the optimizer's state, if they did."""

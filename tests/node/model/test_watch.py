@@ -111,6 +111,34 @@ def test_a_loop_that_trains_a_copy_of_the_model_is_told_so(train, has_loss):
     until(lambda: told(trainee, "No weight of this Node has changed in 32 steps"))
 
 
+@pytest.mark.parametrize(
+    ("begin", "way", "is_told"),
+    [
+        (torch.zeros(2), "rebind", True), (np.zeros(2), "rebind", True), (torch.zeros(2), "write", False),
+        (torch.zeros(2), "copy", False), (torch.zeros(2), "unused", False), (torch.zeros(90, 90), "rebind", False),
+        (torch.arange(2.0), "constant", False),
+    ],
+)  # fmt: skip
+def test_a_tensor_that_a_program_computes_anew_beside_its_mapping_is_named(train, begin, way, is_told):
+    weights = torch.ones(4, requires_grad=True)
+    state = {"weights": weights, "mean": begin.clone() if isinstance(begin, torch.Tensor) else begin.copy()}
+    mean = state["mean"].requires_grad_() if way == "unused" else state["mean"]
+
+    def work():
+        nonlocal mean
+        with torch.no_grad():
+            weights.mul_(0.9)
+            if way == "rebind":
+                mean = 0.9 * mean + 0.1
+            elif way == "write":
+                mean.add_(0.1)
+        return weights.detach().sum()
+
+    trainee = train(state, None, work, copy=["mean"] if way == "copy" else ())
+    until(lambda: trainee.node.metrics().steps > 64)
+    assert told(trainee, "Tensor 'mean' of the mapping has not changed in 32 steps") == is_told
+
+
 def test_a_loop_whose_rate_begins_at_zero_is_not_told_that_nothing_changes(train):
     model, rates = linear(), iter([0.0] * 20 + [0.1] * 10**6)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
