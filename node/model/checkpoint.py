@@ -306,7 +306,7 @@ def _is_foreign(path: Path) -> bool:
         described = json.loads(path.read_text())
     except (OSError, ValueError):
         return False
-    return not isinstance(described, dict) or "checkpoint" not in described
+    return isinstance(described, dict) and "checkpoint" not in described
 
 
 def _described(target: Path) -> dict[str, Any]:
