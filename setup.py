@@ -38,7 +38,7 @@ if __name__ == "__main__":
     url = os.environ.get("GOSSIP_URL", "").rstrip("/")
     project = tomllib.loads((HERE / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     beneath = {"Source": "", "Changelog": f"/blob/v{project['version']}/CHANGELOG.md", "Issues": "/issues"}
-    manual = Path("build/man/gossip.1")  # Made from docs/cli.md by make dist.
+    manual = Path("man/gossip.1")  # Made from docs/cli.md by make dist.
     setup(
         data_files=[("share/man/man1", [str(manual)])] if (HERE / manual).exists() else [],
         long_description=long_description((HERE / "README.md").read_text(encoding="utf-8"), url, project["version"]),

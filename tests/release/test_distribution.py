@@ -78,7 +78,7 @@ def test_the_wheel_is_for_every_machine_and_holds_the_packages_and_nothing_else(
 def test_the_sdist_holds_everything_tests_pages_and_examples_too(tracked):
     with tarfile.open(built("*.tar.gz")) as archive:
         names = {member.name.partition("/")[2] for member in archive.getmembers() if member.isfile()}
-    made = {"PKG-INFO", "setup.cfg", "build/man/gossip.1"} | {name for name in names if ".egg-info/" in name}
+    made = {"PKG-INFO", "setup.cfg", "man/gossip.1"} | {name for name in names if ".egg-info/" in name}
     assert names - made == tracked - NOT_SHIPPED
 
 
