@@ -369,7 +369,7 @@ def split_at_commas(values: str) -> list[str]:
 def print_sweep(table: Sweep) -> None:
     """Print one row of means over the seeds for each combination of values, and the conclusion."""
     heads, rows = table.table(brief=True)
-    levels = [fidelity.sentence for fidelity in table.levels]
+    levels = [fidelity.sentence for fidelity in table.played.values()]
     sentences = [*filter(None, [table.conclusion]), *levels, *table.without_exchange()]
     print_table(f"{table.name}, {table.seeds_text}", heads, rows, sentences)
 

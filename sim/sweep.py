@@ -73,7 +73,8 @@ class Sweep:
     grid: Mapping[str, Sequence[str]]  # By swept key, its values as texts.
     seeds: int
     points: list[Point]
-    levels: list[Fidelity] = field(default_factory=list)  # The levels at which the points are simulated.
+    levels: list[Fidelity] = field(default_factory=list)  # The levels at which the points are to be simulated.
+    played: dict[str, Fidelity] = field(default_factory=dict)  # By name, the levels at which finished runs were.
     rows: list[dict[str, Any]] = field(default_factory=list)  # Swept keys, "seed" and COLUMNS.
 
     @classmethod
@@ -116,8 +117,8 @@ class Sweep:
             f"{name}_{key}": value for name in ("accuracy", "metric") for key, value in summary[name].items()
         }
         row: dict[str, Any] = dict(point.values) | {"seed": point.scenario.seed}
-        if result.fidelity not in self.levels:  # The fast level may have found that it cannot play this point.
-            self.levels.append(result.fidelity)
+        level = result.fidelity.level  # Another one if the fast level has found that it cannot play this point.
+        self.played.setdefault(level, next((one for one in self.levels if one.level == level), result.fidelity))
         self.rows.append(row | {key: flat[key] for key in (*COLUMNS, "no_exchange")})
 
     def in_order(self) -> list[dict[str, Any]]:
@@ -218,7 +219,7 @@ class Sweep:
         panels, labels = self.panels(), self.labels()
         charts.save(charts.draw(panels, "once" if len(labels) > 1 else ""), folder / "sweep.png")
         heads, rows = self.table()
-        description = describe.in_words(self.points[0].scenario, next(iter(self.levels), None))
+        description = describe.in_words(self.points[0].scenario, next(iter(self.played.values()), None))
         text = pages.page(
             panels, "", title=self.name, kind=f"Sweep of {', '.join(map(short_key, self.grid))}, {self.seeds_text}",
             lead=[self.conclusion], notes=[f"With the first of the values: {description}"], names=labels,
@@ -300,8 +301,7 @@ def at_one_level(points: Sequence[Point]) -> tuple[list[Point], list[Fidelity]]:
     if common_level is not None:
         for number in auto_points:
             levels[number] = common_level
-            scenario = replace(points[number].scenario, fidelity="whole")
-            changed[number] = replace(points[number], scenario=scenario)
+            changed[number] = replace(points[number], scenario=replace(points[number].scenario, fidelity="whole"))
     return changed, list(dict.fromkeys(levels))
 
 
